@@ -1,0 +1,57 @@
+# `make demo` and `make test` are the two commands: each prepares what it needs, in .venv, on the first run.
+
+PYTHON ?= python3
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+# Stamps: they exist when the environment matches pyproject.toml and constraints.txt.
+RUNTIME := $(VENV)/.runtime-ready
+TOOLS   := $(VENV)/.tools-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint clean
+
+help:
+	@echo "make setup      prepare .venv with everything that the tests and checks need"
+	@echo "make demo       prepare what mural needs to run, then run: mural demo"
+	@echo "make test       lint, then the tests that are not slow, with fixed random cases"
+	@echo "make test-all   lint, then all tests, with fresh random cases"
+	@echo "make lint       ruff, pyright and the import contracts"
+	@echo "make clean      remove caches, build results and demo-out (.venv stays)"
+
+setup: $(TOOLS)
+
+demo: $(RUNTIME)
+	$(BIN)/mural demo
+
+test: export HYPOTHESIS_PROFILE = fixed
+test: lint
+	$(BIN)/python -m pytest --doctest-modules -m "not slow" src tests
+
+test-all: export HYPOTHESIS_PROFILE = fresh
+test-all: lint
+	$(BIN)/python -m pytest --doctest-modules src tests
+
+lint: $(TOOLS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf build dist demo-out src/mural.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mural needs Python 3.11 or newer, but $(PYTHON) is %d.%d: run make PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable .
+	@touch $@
+
+$(TOOLS): $(RUNTIME)
+	$(INSTALL) --editable ".[test,dev]"
+	@touch $@

@@ -1,0 +1,1 @@
+"""mural trains vision models on images too large for one device, exactly as one device would."""

@@ -1,0 +1,203 @@
+"""Exchanges with gradients: each one's backward is its true adjoint, so autograd runs on plain local tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mural.comm.transport import Transfer, Transport
+from mural.geometry import Box, Interval, Move, Needs, boxes, place
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One rank's part of an exchange: slices of the piece it has and of the piece it needs.
+
+    `inside` says that every rank's need is one box within what it has, so that nobody communicates.
+    """
+
+    needed: tuple[int, ...]
+    keeps: tuple[tuple[Slices, Slices], ...]
+    sends: tuple[tuple[int, tuple[Slices, ...]], ...]
+    receives: tuple[tuple[int, tuple[Slices, ...]], ...]
+    inside: bool
+
+    @classmethod
+    def of(cls, rank: int, found: Sequence[Move], have: Mapping[int, Box], need: Mapping[int, Needs]) -> Route:
+        """The part of `rank` in the moves from `have` to `need`."""
+        mine, wants = have[rank], need[rank]
+
+        def held(box: Box) -> Slices:
+            return tuple(place((h,), b) for h, b in zip(mine, box, strict=True))
+
+        def wanted(box: Box) -> Slices:
+            return tuple(place(w, b) for w, b in zip(wants, box, strict=True))
+
+        sends: dict[int, list[Slices]] = {}
+        receives: dict[int, list[Slices]] = {}
+        keeps: list[tuple[Slices, Slices]] = []
+        for move in found:
+            if move.source == move.destination == rank:
+                keeps.append((held(move.box), wanted(move.box)))
+            elif move.source == rank:
+                sends.setdefault(move.destination, []).append(held(move.box))
+            elif move.destination == rank:
+                receives.setdefault(move.source, []).append(wanted(move.box))
+        inside = all(
+            len(parts := boxes(need[r])) == 1
+            and all(h.contains(p) for h, p in zip(have[r], parts[0], strict=True))
+            for r in have
+        )
+        return cls(
+            needed=tuple(sum(i.size for i in w) for w in wants),
+            keeps=tuple(keeps),
+            sends=tuple((p, tuple(s)) for p, s in sorted(sends.items())),
+            receives=tuple((p, tuple(s)) for p, s in sorted(receives.items())),
+            inside=inside,
+        )
+
+
+def extents(shape: Sequence[int], slices: Slices) -> tuple[int, ...]:
+    """The shape of those slices of a tensor of that shape."""
+    return tuple(len(range(*s.indices(n))) for s, n in zip(slices, shape, strict=True))
+
+
+def pack(tensor: Tensor, parts: Sequence[Slices]) -> Tensor:
+    """Parts of a tensor one after the other in one flat buffer."""
+    pieces = [tensor[part].reshape(-1) for part in parts]
+    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
+
+
+def unpack(buffer: Tensor, tensor: Tensor, parts: Sequence[Slices], *, add: bool = False) -> None:
+    """Write (or add) a flat buffer into parts of a tensor."""
+    offset = 0
+    for part in parts:
+        target = tensor[part]
+        values = buffer[offset : offset + target.numel()].view(target.shape)
+        offset += target.numel()
+        if add:
+            target.add_(values)
+        else:
+            target.copy_(values)
+
+
+def post(
+    transport: Transport,
+    name: str,
+    source: Tensor,
+    sends: Sequence[tuple[int, tuple[Slices, ...]]],
+    receives: Sequence[tuple[int, tuple[Slices, ...]]],
+    shape: Sequence[int],
+) -> Transfer:
+    """Start sending parts of `source`, and receiving parts of a tensor of that shape."""
+    buffers = {peer: pack(source, parts) for peer, parts in sends}
+    sizes = {peer: sum(prod(extents(shape, part)) for part in parts) for peer, parts in receives}
+    return Transfer(transport, name, buffers, sizes, source)
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, route: Route, transport: Transport, name: str) -> Tensor:
+        ctx.route, ctx.transport, ctx.name, ctx.shape = route, transport, name, local.shape
+        transfer = post(transport, name, local, route.sends, route.receives, route.needed)
+        piece = empty_like(local, route.needed)
+        for held, wanted in route.keeps:
+            piece[wanted] = local[held]
+        arrived = transfer.wait()
+        for peer, parts in route.receives:
+            unpack(arrived[peer], piece, parts)
+        return piece
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        route: Route = ctx.route
+        transfer = post(ctx.transport, f"{ctx.name} backward", grad, route.receives, route.sends, ctx.shape)
+        local = empty_like(grad, ctx.shape).zero_()
+        for held, wanted in route.keeps:
+            local[held] += grad[wanted]
+        arrived = transfer.wait()
+        for peer, parts in route.sends:
+            unpack(arrived[peer], local, parts, add=True)
+        return local, None, None, None
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:
+        ctx.peers, ctx.rank, ctx.transport, ctx.name = peers, rank, transport, name
+        flat = local.contiguous().view(-1)
+        others = [p for p in peers if p != rank]
+        sends = dict.fromkeys(others, flat)
+        arrived = Transfer(transport, name, sends, dict.fromkeys(others, flat.numel()), flat).wait()
+        rows = [flat if p == rank else arrived[p] for p in peers]
+        return torch.stack(rows).view(len(peers), *local.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        rows = {p: grad[i].contiguous().view(-1) for i, p in enumerate(ctx.peers)}
+        own = rows.pop(ctx.rank)
+        sizes = {p: own.numel() for p in rows}
+        arrived = Transfer(ctx.transport, f"{ctx.name} backward", rows, sizes, own).wait()
+        # One order of addition for all ranks.
+        total = sum((own if p == ctx.rank else arrived[p] for p in ctx.peers), torch.zeros_like(own))
+        return total.view(grad.shape[1:]), None, None, None, None
+
+
+def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """An uninitialised tensor of another shape in the same memory format."""
+    new = tensor.new_empty(tuple(shape))
+    for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.ndim == ndim and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order):
+            return new.contiguous(memory_format=order)
+    return new
+
+
+def mark() -> None:
+    """Leave a saved tensor behind an exchange.
+
+    Non-reentrant checkpoint stops its recompute at the last saved tensor of a region. With a mark behind
+    every exchange, that stop lies behind the same exchange on every rank, so nobody waits for a peer that
+    stopped early.
+    """
+    if torch.is_grad_enabled():
+        token = torch.empty(0, requires_grad=True)
+        _ = token * token
+
+
+def fetch(local: Tensor, route: Route, transport: Transport, name: str) -> Tensor:
+    """The piece that the route says this rank needs, from what it and its peers have."""
+    if route.inside:
+        ((held, _),) = route.keeps or ((empty_slices(route), ()),)
+        return local[held] if extents(local.shape, held) != tuple(local.shape) else local
+    piece: Tensor = _Fetch.apply(local, route, transport, name)
+    mark()
+    return piece
+
+
+def empty_slices(route: Route) -> Slices:
+    """Slices of the needed extents from the start: what is kept of a need without positions."""
+    return tuple(slice(0, n) for n in route.needed)
+
+
+def stack(local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:
+    """The tensors of all peers, the same on each of them, in one new leading dim."""
+    if len(peers) == 1:
+        return local.unsqueeze(0)
+    rows: Tensor = _Stack.apply(local, peers, rank, transport, name)
+    mark()
+    return rows
+
+
+def box_of(intervals: Sequence[tuple[int, int]]) -> Box:
+    """A box from pairs of numbers."""
+    return tuple(Interval(int(a), int(b)) for a, b in intervals)

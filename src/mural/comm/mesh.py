@@ -1,0 +1,154 @@
+"""The mesh: ranks arranged along named axes, and the choice of a grid for an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from mural.comm.launch import join
+from mural.comm.transport import Transport
+from mural.errors import PlanError
+
+SPATIAL = ("spatial0", "spatial1", "spatial2")
+AXES = ("data", "stage", "domain", "channel", *SPATIAL)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All ranks of a run, arranged along the axes of `AXES`; every axis exists, most of size 1.
+
+    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other.
+    """
+
+    sizes: tuple[int, ...]
+    rank: int
+    spatial_dims: int
+    transport: Transport = field(repr=False)
+
+    def size(self, axis: str) -> int:
+        """The number of ranks along an axis."""
+        return self.sizes[AXES.index(axis)]
+
+    @property
+    def world(self) -> int:
+        """The number of all ranks."""
+        return prod(self.sizes)
+
+    @cached_property
+    def coordinates(self) -> dict[str, int]:
+        """Where this rank stands along each axis."""
+        return self.coordinates_of(self.rank)
+
+    def coordinates_of(self, rank: int) -> dict[str, int]:
+        """Where a rank stands along each axis."""
+        found: dict[str, int] = {}
+        for axis, size in reversed(list(zip(AXES, self.sizes, strict=True))):
+            rank, found[axis] = divmod(rank, size)
+        return found
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The grid over the spatial dims."""
+        return tuple(self.size(axis) for axis in SPATIAL[: self.spatial_dims])
+
+    def rank_at(self, **moved: int) -> int:
+        """The rank at this rank's coordinates, with some of them replaced."""
+        at, rank = self.coordinates | moved, 0
+        for axis, size in zip(AXES, self.sizes, strict=True):
+            rank = rank * size + at[axis]
+        return rank
+
+    def peers(self, axes: Iterable[str]) -> tuple[int, ...]:
+        """The ranks that differ from this one along those axes alone, itself included, in one order for all."""
+        names = [axis for axis in AXES if axis in set(axes)]
+        ranges = (range(self.size(axis)) for axis in names)
+        return tuple(self.rank_at(**dict(zip(names, at, strict=True))) for at in product(*ranges))
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks compute the same loss: data × spatial, over which gradients are averaged."""
+        return self.size("data") * prod(self.spatial)
+
+    def __str__(self) -> str:
+        used = ", ".join(f"{a}={s}" for a, s in zip(AXES, self.sizes, strict=True) if s > 1) or "one rank"
+        return f"Mesh({used}; rank {self.rank} of {self.world}; {self.transport.describe()})"
+
+
+def choose_grid(image: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """The grid of that many ranks whose cuts through the image are smallest in total: least halo traffic.
+
+    >>> choose_grid((4096, 4096), 4), choose_grid((4096, 512), 4), choose_grid((64, 64, 64), 8)
+    ((2, 2), (4, 1), (2, 2, 2))
+    """
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    grids = [g for g in product(divisors, repeat=len(image)) if prod(g) == ranks]
+    fitting = [g for g in grids if all(n <= extent for n, extent in zip(g, image, strict=True))]
+    if not fitting:
+        raise PlanError(f"an image of {tuple(image)} has too few positions for {ranks} ranks: use fewer ranks")
+
+    def cut_surface(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        area = prod(image)
+        return sum((n - 1) * area / extent for n, extent in zip(grid, image, strict=True)), tuple(-n for n in grid)
+
+    return min(fitting, key=cut_surface)
+
+
+def init(
+    spatial: Sequence[int] | int | None = None,
+    data: int = 1,
+    stage: int = 1,
+    channel: int = 1,
+    domain: int = 1,
+    *,
+    image: Sequence[int] | None = None,
+    backend: str | None = None,
+    timeout: float = 600.0,
+) -> Mesh:
+    """The mesh over the process group it finds: torchrun's, one made before, or a single process.
+
+    `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural
+    choose the grid with the least traffic for the ranks that `data` leaves. Afterwards torch's default
+    random generator is in the same state on every rank.
+
+    >>> init(image=(64, 64)).spatial
+    (1, 1)
+    """
+    later = {"stage": stage, "channel": channel, "domain": domain}
+    for name, size in later.items():
+        if size != 1:
+            raise PlanError(f"{name}={size}: this version runs the data and spatial axes; leave {name} at 1")
+    if data < 1:
+        raise PlanError(f"data={data}: an axis has at least 1 rank")
+    world, rank, transport = join(backend, timeout)
+    if spatial is None:
+        if image is not None and world % data:
+            raise PlanError(f"data={data} does not divide {world} ranks: choose a divisor of {world}")
+        spatial = choose_grid(image, world // data) if image is not None else ()
+    grid = (spatial,) if isinstance(spatial, int) else tuple(spatial)
+    if len(grid) > len(SPATIAL) or any(n < 1 for n in grid):
+        raise PlanError(f"spatial={grid}: give 1 to 3 sizes, each at least 1")
+    if data * prod(grid) != world:
+        raise PlanError(
+            f"spatial={grid} × data={data} needs {data * prod(grid)} ranks, but {world} run: "
+            f"start {data * prod(grid)} ranks, or let init(image=…) choose the grid"
+        )
+    sizes = (data, stage, domain, channel, *grid, *(1,) * (len(SPATIAL) - len(grid)))
+    mesh = Mesh(sizes, rank, len(grid), transport)
+    align_generators(mesh)
+    return mesh
+
+
+def align_generators(mesh: Mesh) -> None:
+    """Put torch's default generators into the state that rank 0 has, on every rank."""
+    if mesh.world > 1:
+        state = torch.get_rng_state()
+        dist.broadcast(state, src=0, group=mesh.transport.group)
+        torch.set_rng_state(state)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(torch.initial_seed())

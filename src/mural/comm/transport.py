@@ -1,0 +1,203 @@
+"""The transport: messages between ranks, counted, traced, and ended by an error when a peer fails."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mural.errors import PeerError
+
+POLL_SECONDS = 0.25
+
+
+@dataclass
+class Record:
+    """What travelled while a `record()` block ran, seen from this rank."""
+
+    messages: int = 0
+    bytes: int = 0
+    events: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+
+    def spans(self, kind: str) -> list[tuple[float, float]]:
+        """Start and end of every event of one kind: "transfer" (posted until arrived) or "interior"."""
+        return [(start, end) for name, start, end in self.events if name == kind]
+
+
+class Transfer:
+    """Messages under way: one buffer to and from each peer."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        sends: Mapping[int, torch.Tensor],
+        sizes: Mapping[int, int],
+        like: torch.Tensor,
+    ):
+        self.transport, self.name, self.posted = transport, name, time.perf_counter()
+        self.serial = transport.next_serial()
+        self.device = like.device
+        self.outgoing = {peer: transport.outbound(buffer) for peer, buffer in sends.items()}
+        self.incoming = {peer: transport.inbound(count, like) for peer, count in sizes.items()}
+        self.works: list[tuple[int, Any]] = transport.post(self.outgoing, self.incoming)
+
+    def wait(self) -> dict[int, torch.Tensor]:
+        """The buffers that arrived, by peer."""
+        self.transport.wait(self)
+        arrived = {peer: buffer.to(self.device, non_blocking=True) for peer, buffer in self.incoming.items()}
+        for record in self.transport.records:
+            record.events.append(("transfer", self.posted, time.perf_counter()))
+            record.messages += len(self.outgoing)
+            record.bytes += sum(b.numel() * b.element_size() for b in self.outgoing.values())
+        return arrived
+
+
+class Transport:
+    """Point-to-point messages over one torch.distributed group (None: a world of one process)."""
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout: float):
+        self.group, self.timeout = group, timeout
+        self.records: list[Record] = []
+        self.serial = 0
+        self.staged = group is not None and dist.get_backend(group) == "gloo"
+        self.alarm = Alarm(group, timeout) if group is not None else None
+
+    def describe(self) -> str:
+        """How messages travel, in words."""
+        if self.group is None:
+            return "no messages"
+        how = ", GPU tensors staged through pinned memory" if self.staged and torch.cuda.is_available() else ""
+        return f"messages over {dist.get_backend(self.group)}{how}"
+
+    def next_serial(self) -> int:
+        """The number of this transfer; the same on every rank, as all run the same operations."""
+        self.serial += 1
+        return self.serial
+
+    def outbound(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The buffer in memory that the backend can send from."""
+        return buffer.cpu() if self.staged and buffer.is_cuda else buffer
+
+    def inbound(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        """An empty buffer that the backend can receive into."""
+        if self.staged and like.is_cuda:
+            return torch.empty(count, dtype=like.dtype, pin_memory=True)
+        return torch.empty(count, dtype=like.dtype, device=like.device)
+
+    def post(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> list[tuple[int, Any]]:
+        """Start all messages; the order per pair is the order of transfers, so no tags are needed."""
+        operations = [dist.P2POp(dist.irecv, b, peer, self.group) for peer, b in incoming.items() if b.numel()]
+        operations += [dist.P2POp(dist.isend, b, peer, self.group) for peer, b in outgoing.items() if b.numel()]
+        if not operations:
+            return []
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            raise PeerError(f"a message could not be posted: {error}. A peer has probably ended; see its log") from error
+        peers = [op.peer for op in operations] if len(works) == len(operations) else [-1] * len(works)
+        return list(zip(peers, works, strict=True))
+
+    def wait(self, transfer: Transfer) -> None:
+        """Wait for every message, or raise what kept a peer from sending it."""
+        for peer, work in transfer.works:
+            try:
+                if self.alarm is None:
+                    work.wait()
+                else:
+                    self.alarm.wait(work, transfer.serial)
+            except RuntimeError as error:
+                reason = self.alarm.heard if self.alarm and self.alarm.heard else str(error).split("\n")[0]
+                raise PeerError(f"waiting for rank {peer} in {transfer.name}: {reason}") from error
+
+    def raised(self, error: BaseException) -> None:
+        """Tell the peers that this rank raised after its last transfer."""
+        if self.alarm is not None and not isinstance(error, PeerError):
+            self.alarm.ring(self.serial, error)
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[Record]:
+        """Count messages and bytes sent by this rank, and keep times, inside the block."""
+        record = Record()
+        self.records.append(record)
+        try:
+            yield record
+        finally:
+            self.records.remove(record)
+
+    @contextlib.contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """Mark a stretch of work in the records."""
+        start = time.perf_counter()
+        yield
+        for record in self.records:
+            record.events.append((kind, start, time.perf_counter()))
+
+
+class Alarm:
+    """Ends a wait for a rank that raised alone.
+
+    A rank that raises leaves a note in the group's store: the number of transfers it had begun, and the
+    error. A rank that waits in a later transfer, and did not raise at that same number itself, will never
+    get its message; a watching thread aborts its wait.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float):
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.store = dist.distributed_c10d._get_default_store()
+        self.timeout, self.heard = timeout, ""
+        self.own: set[int] = set()
+        self.waiting: tuple[Any, int] | None = None
+        self.lock = threading.Lock()
+        self.awake = threading.Event()
+        self.key = f"mural/alarm/{group.group_name}"
+        threading.Thread(target=self._watch, daemon=True, name="mural-alarm").start()
+
+    def ring(self, serial: int, error: BaseException) -> None:
+        """Leave the note."""
+        self.own.add(serial)
+        with contextlib.suppress(RuntimeError):
+            number = self.store.add(f"{self.key}/count", 1)
+            text = f"rank {self.rank} raised {type(error).__name__}: {error}"
+            self.store.set(f"{self.key}/{number}", f"{serial} {text}")
+
+    def wait(self, work: Any, serial: int) -> None:
+        """Wait for one message while the watcher listens."""
+        with self.lock:
+            self.waiting = (work, serial)
+        self.awake.set()
+        try:
+            work.wait()
+        finally:
+            self.awake.clear()
+            with self.lock:
+                self.waiting = None
+
+    def _watch(self) -> None:
+        """Look at the notes while somebody waits; sleep otherwise."""
+        read = 0
+        while True:
+            self.awake.wait()
+            time.sleep(POLL_SECONDS)
+            if not self.awake.is_set():
+                continue
+            try:
+                while self.store.check([f"{self.key}/{read + 1}"]):
+                    note = self.store.get(f"{self.key}/{read + 1}").decode()
+                    self._hear(int(note.split(" ", 1)[0]), note.split(" ", 1)[1])
+                    read += 1
+            except RuntimeError:
+                return  # the store went away with the process group
+
+    def _hear(self, serial: int, text: str) -> None:
+        with self.lock:
+            if serial in self.own or self.waiting is None or self.waiting[1] <= serial:
+                return
+            self.heard = text
+            self.waiting[0].abort()

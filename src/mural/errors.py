@@ -1,0 +1,21 @@
+"""The errors that mural raises, each with the values, the rule and the smallest fix in its message."""
+
+
+class MuralError(Exception):
+    """Everything that mural raises on purpose."""
+
+
+class PlanError(MuralError, ValueError):
+    """A mesh, grid or plan that does not fit the ranks or the image."""
+
+
+class LayoutError(MuralError, ValueError):
+    """Tensors whose places on the mesh cannot be brought together."""
+
+
+class UnsupportedOp(MuralError, NotImplementedError):
+    """An operation on a sharded tensor for which no exact rule exists."""
+
+
+class PeerError(MuralError, RuntimeError):
+    """Another rank raised, or died, while this one waited for its message."""

@@ -1,0 +1,75 @@
+"""Moves: the messages that bring everyone from what they have to what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import NamedTuple
+
+from mural.geometry.interval import Box, Interval, overlap, volume
+
+Needs = tuple[tuple[Interval, ...], ...]
+"""For each dim, the disjoint ascending intervals that are needed: the box of a piece, gaps left out."""
+
+
+class Move(NamedTuple):
+    """A box of data that goes from one owner to another (or stays, where the two are the same)."""
+
+    source: int
+    destination: int
+    box: Box
+
+
+def boxes(needs: Needs) -> tuple[Box, ...]:
+    """The boxes that a product of interval lists stands for.
+
+    >>> len(boxes(((Interval(0, 2),), (Interval(0, 1), Interval(5, 6)))))
+    2
+    """
+    return tuple(product(*needs))
+
+
+def moves(have: Mapping[int, Box], need: Mapping[int, Needs]) -> tuple[Move, ...]:
+    """All data movements, ordered by source, then destination, then position.
+
+    Halo exchange, gather, re-layout and the box that a reader reads are all this one function. What a
+    destination holds itself comes from itself; the other owners' boxes are disjoint, so each remaining
+    position has one source.
+
+    >>> have = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
+    >>> halo = {0: ((Interval(0, 5),),), 1: ((Interval(3, 8),),)}
+    >>> [m for m in moves(have, halo) if m.source != m.destination]
+    [Move(source=0, destination=1, box=(Interval(start=3, stop=4),)), Move(source=1, destination=0, box=(Interval(start=4, stop=5),))]
+    """
+    found: list[Move] = []
+    for source, owned in have.items():
+        for destination, needs in need.items():
+            for box in boxes(needs):
+                part = overlap(owned, box)
+                if volume(part) and (source == destination or not volume(overlap(have[destination], part))):
+                    found.append(Move(source, destination, part))
+    return tuple(found)
+
+
+def traffic(found: Iterable[Move], width: int = 1) -> dict[tuple[int, int], int]:
+    """The bytes that travel between each pair, `width` bytes a position; what stays counts nothing."""
+    total: dict[tuple[int, int], int] = {}
+    for move in found:
+        if move.source != move.destination:
+            pair = (move.source, move.destination)
+            total[pair] = total.get(pair, 0) + volume(move.box) * width
+    return total
+
+
+def place(intervals: tuple[Interval, ...], part: Interval) -> slice:
+    """Where a global interval lies in a piece that holds `intervals` one after the other.
+
+    >>> place((Interval(0, 2), Interval(7, 9)), Interval(8, 9))
+    slice(3, 4, None)
+    """
+    offset = 0
+    for interval in intervals:
+        if interval.contains(part):
+            return slice(part.start - interval.start + offset, part.stop - interval.start + offset)
+        offset += interval.size
+    raise ValueError(f"{part} is not part of {intervals}")

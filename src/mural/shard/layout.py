@@ -1,0 +1,129 @@
+"""Layouts: the global place of every rank's piece of a tensor, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from mural.comm.exchange import Route
+from mural.comm.mesh import Mesh
+from mural.geometry import Box, Cuts, Interval, Needs, moves
+
+MIN_EXTENT = 2
+"""A windowed operation's output with fewer positions per rank than this becomes replicated along that dim."""
+
+Want = tuple[str | None, tuple[tuple[Interval, ...], ...]]
+"""What is needed of one dim: the intervals for each coordinate of a mesh axis (or for all, axis None)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor of a global shape lies: each dim cut along at most one mesh axis, or replicated.
+
+    `axes` names the mesh axis that a dim belongs to even while it is replicated, and `images` keeps the
+    image's own cuts of that axis, so that a dim that was too small to cut is cut again once it grows.
+    """
+
+    mesh: Mesh
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    cuts: tuple[Cuts | None, ...]
+    images: tuple[tuple[str, Cuts], ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.mesh, self.shape, self.axes, self.cuts, self.images))
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @cached_property
+    def cut_dims(self) -> tuple[int, ...]:
+        """The dims that are cut."""
+        return tuple(d for d, cuts in enumerate(self.cuts) if cuts is not None)
+
+    @cached_property
+    def box(self) -> Box:
+        """The global place of this rank's piece."""
+        return self.box_at(self.mesh.coordinates)
+
+    def box_at(self, coordinates: Mapping[str, int]) -> Box:
+        """The global place of the piece at some coordinates of the mesh."""
+        return tuple(
+            Interval(0, extent) if cuts is None else cuts.interval(coordinates[axis or ""])
+            for extent, cuts, axis in zip(self.shape, self.cuts, self.axes, strict=True)
+        )
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of this rank's piece."""
+        return tuple(interval.size for interval in self.box)
+
+    def axes_of(self, dims: Iterable[int]) -> tuple[str, ...]:
+        """The mesh axes that cut those dims."""
+        return tuple(axis for d in dims if self.cuts[d] is not None and (axis := self.axes[d]) is not None)
+
+    def cut_for(self, dim: int, extent: int) -> Cuts | None:
+        """How a windowed operation's output of that extent is cut: the image's proportions, or not at all."""
+        image = dict(self.images).get(self.axes[dim] or "")
+        if image is None or (image.parts > 1 and extent < MIN_EXTENT * image.parts):
+            return None
+        return image.scaled(extent)
+
+    def resized(self, extents: Mapping[int, int]) -> Layout:
+        """The layout of a windowed operation's output: some dims have other extents and the image's cuts."""
+        shape = tuple(extents.get(d, n) for d, n in enumerate(self.shape))
+        cuts = tuple(self.cut_for(d, extents[d]) if d in extents else c for d, c in enumerate(self.cuts))
+        return replace(self, shape=shape, cuts=cuts)
+
+    def gathered(self, dims: Iterable[int]) -> Layout:
+        """The layout with some dims replicated."""
+        chosen = set(dims)
+        return replace(self, cuts=tuple(None if d in chosen else c for d, c in enumerate(self.cuts)))
+
+    def with_cut(self, dim: int, cuts: Cuts | None, extent: int) -> Layout:
+        """The layout with one dim's extent and cuts replaced."""
+        shape = (*self.shape[:dim], extent, *self.shape[dim + 1 :])
+        return replace(self, shape=shape, cuts=(*self.cuts[:dim], cuts, *self.cuts[dim + 1 :]))
+
+    def uncut_resized(self, shape: Sequence[int]) -> Layout:
+        """The layout of a local result of that local shape: cut dims keep their extent, others take the local one."""
+        extents = (n if c is None else g for n, g, c in zip(shape, self.shape, self.cuts, strict=True))
+        return replace(self, shape=tuple(extents))
+
+    def pick(self, dims: Sequence[int | None], shape: Sequence[int]) -> Layout:
+        """The layout whose dim i is this layout's dim dims[i] (None: a new, uncut dim of extent shape[i])."""
+        return replace(
+            self,
+            shape=tuple(shape),
+            axes=tuple(None if d is None else self.axes[d] for d in dims),
+            cuts=tuple(None if d is None else self.cuts[d] for d in dims),
+        )
+
+    def wants(self) -> tuple[Want, ...]:
+        """This layout as a need."""
+        return tuple(
+            (None, ((Interval(0, extent),),)) if cuts is None else (axis, tuple((i,) for i in cuts.intervals()))
+            for extent, axis, cuts in zip(self.shape, self.axes, self.cuts, strict=True)
+        )
+
+
+@lru_cache(maxsize=16384)
+def route(have: Layout, wants: tuple[Want, ...]) -> Route:
+    """This rank's part of the exchange that brings everyone from a layout to what they want."""
+    mesh = have.mesh
+    # Ranks that differ along the cutting axes alone hold disjoint boxes, and only they exchange.
+    fibre = mesh.peers(have.axes_of(range(have.ndim)))
+    places = {rank: mesh.coordinates_of(rank) for rank in fibre}
+    owned = {rank: have.box_at(at) for rank, at in places.items()}
+    needed: dict[int, Needs] = {
+        rank: tuple(intervals[at[axis] if axis is not None else 0] for axis, intervals in wants)
+        for rank, at in places.items()
+    }
+    return Route.of(mesh.rank, moves(owned, needed), owned, needed)

@@ -1,0 +1,207 @@
+"""The models have the published sizes, take any extents, train every parameter, and refuse the rest."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mural.models as models
+from mural.models.resnet import DEPTHS
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    torch.manual_seed(0)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def check_trains(model: nn.Module, image: Tensor, shape: tuple[int, ...]) -> None:
+    """Scores have the shape, and a random cotangent gives every parameter a finite gradient, not all zero."""
+    scores = model.double()(image.double())
+    assert scores.shape == shape
+    (scores * torch.randn_like(scores)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+# --- every model at odd extents ---------------------------------------------------------------------------
+
+IMAGES = {1: (37,), 2: (19, 34), 3: (9, 8, 11)}
+CNNS = {1: models.CNN1D, 2: models.CNN2D, 3: models.CNN3D}
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_cnn_scores_the_image_or_each_position(dims: int, depth: int) -> None:
+    extents = IMAGES[dims]
+    image = torch.randn(2, 3, *extents)
+    check_trains(CNNS[dims](classes=4, width=3, depth=depth), image, (2, 4))
+    coarse = tuple(extent // 2 ** (depth - 1) for extent in extents)
+    check_trains(CNNS[dims](classes=4, width=3, depth=depth, head="positions"), image, (2, 4, *coarse))
+
+
+@pytest.mark.parametrize("extents", [(1, 1), (33, 47), (64, 31)])
+def test_fcn_restores_any_extents(extents: tuple[int, int]) -> None:
+    check_trains(models.FCN2D(classes=3, width=2, dropout=0.0), torch.randn(1, 3, *extents), (1, 3, *extents))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("norm", "block", "upsample"),
+    list(product(["batch", "instance", "group", None], ["plain", "residual"], ["transposed", "interpolate"])),
+)
+def test_unet_restores_any_extents(dims: int, norm: str | None, block: str, upsample: str) -> None:
+    unet = models.UNet(dims, 1, 3, width=4, depth=2, norm=norm, block=block, upsample=upsample)
+    extents = IMAGES[dims]
+    check_trains(unet, torch.randn(2, 1, *extents), (2, 3, *extents))
+
+
+def test_unet_interpolates_only_where_halving_left_a_remainder() -> None:
+    class Calls(torch.overrides.TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.names.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    unet = models.UNet(width=2, depth=2)
+    counts = {}
+    for extent in (16, 18, 19):
+        with Calls() as calls:
+            unet(torch.zeros(1, 3, extent, extent))
+        counts[extent] = calls.names.count("interpolate")
+    assert counts == {16: 0, 18: 1, 19: 2}  # 18 → 9 → 4; 19 → 9 → 4
+
+
+def test_unet_with_dims_in_its_name() -> None:
+    assert models.UNet2D(width=2, depth=1)(torch.zeros(1, 3, 5, 6)).shape == (1, 2, 5, 6)
+    assert models.UNet3D(in_channels=1, width=2, depth=1)(torch.zeros(1, 1, 5, 6, 7)).shape == (1, 2, 5, 6, 7)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_resnet_scores_the_image(depth: int) -> None:
+    check_trains(models.ResNet(depth, in_channels=1, classes=5, width=4), torch.randn(2, 1, 65, 39), (2, 5))
+
+
+# --- published sizes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (models.UNet, 31_037_698),
+        # The paper's own: one channel in, no norms.
+        (lambda: models.UNet(in_channels=1, norm=None), 31_030_658),
+        # VGG-16's convolutions, fc6 and fc7 as convolutions, and three scores of 21 classes.
+        (models.FCN2D, 14_714_688 + 102_764_544 + 16_781_312 + 21 * (4096 + 512 + 256 + 3)),
+        (models.resnet18, 11_689_512),
+        (models.resnet34, 21_797_672),
+        (models.resnet50, 25_557_032),
+        (models.resnet101, 44_549_160),
+        (models.resnet152, 60_192_808),
+    ],
+)
+def test_the_number_of_parameters_is_the_published_one(build: Callable[[], nn.Module], count: int) -> None:
+    with torch.device("meta"):
+        assert parameters(build()) == count
+
+
+def test_resnet_has_the_state_dict_of_torchvision() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    for depth in DEPTHS:
+        with torch.device("meta"):
+            ours = models.ResNet(depth).state_dict()
+            theirs = getattr(torchvision.models, f"resnet{depth}")().state_dict()
+        assert {name: value.shape for name, value in ours.items()} == {k: v.shape for k, v in theirs.items()}
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_resnet_computes_what_torchvision_computes(depth: int) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=5).double()
+    ours = models.ResNet(depth, classes=5).double()
+    ours.load_state_dict(theirs.state_dict())
+    image = torch.randn(2, 3, 45, 38, dtype=torch.float64)
+    torch.testing.assert_close(ours(image), theirs(image), rtol=1e-12, atol=1e-12)
+    ours(image).sum().backward()
+    theirs(image).sum().backward()
+    wanted = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-10, atol=1e-10)
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: models.CNN2D(depth=0),
+            r"CNN2D got depth=0, but depth is an integer of at least 1: set depth=1",
+        ),
+        (lambda: models.CNN1D(head="pixel"), r"CNN1D got head='pixel'.*'image', 'positions'"),
+        (lambda: models.FCN2D(width=2.5), r"FCN2D got width=2\.5"),
+        (lambda: models.FCN2D(width=1, dropout=1), r"FCN2D got dropout=1, but dropout is in \[0, 1\)"),
+        (lambda: models.UNet(dims=4), r"UNet got dims=4, but dims is one of 1, 2, 3: set dims=1"),
+        (lambda: models.UNet(norm="layer"), r"UNet got norm='layer'.*'batch', 'instance', 'group', None"),
+        (lambda: models.UNet(block="dense"), r"UNet got block='dense'"),
+        (lambda: models.UNet(upsample="nearest"), r"UNet got upsample='nearest'"),
+        (lambda: models.ResNet(20), r"ResNet got depth=20, but depth is one of 18, 34, 50, 101, 152"),
+        (lambda: models.resnet18(classes=-1), r"ResNet got classes=-1"),
+    ],
+)
+def test_bad_arguments_raise(build: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((3, 32, 32), r"takes batch, channels and 2 dims: add 1"),
+        ((1, 3, 8, 8, 8), r"drop 1"),
+        ((1, 1, 32, 32), r"1 channels.*build it with in_channels=1"),
+        ((1, 3, 32, 3), r"extents \(32, 3\), but each is at least 4: pad to \(32, 4\)"),
+    ],
+)
+def test_bad_images_raise(shape: tuple[int, ...], message: str) -> None:
+    for model in (models.UNet(width=2, depth=2), models.CNN2D(width=2, depth=3)):
+        with pytest.raises(ValueError, match=message):
+            model(torch.zeros(shape))
+
+
+# --- the folder -------------------------------------------------------------------------------------------
+
+
+def test_models_import_only_torch_and_the_standard_library() -> None:
+    for file in Path(models.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                root = name.split(".")[0]
+                assert (
+                    root in sys.stdlib_module_names or root == "torch" or name.startswith("mural.models")
+                ), name
+                assert not name.startswith("torch.distributed"), name
+
+
+def test_examples_in_docstrings() -> None:
+    for found in pkgutil.iter_modules(models.__path__, "mural.models."):
+        assert doctest.testmod(importlib.import_module(found.name)).failed == 0
