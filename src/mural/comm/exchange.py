@@ -31,7 +31,9 @@ class Route:
     inside: bool
 
     @classmethod
-    def of(cls, rank: int, found: Sequence[Move], have: Mapping[int, Box], need: Mapping[int, Needs]) -> Route:
+    def of(
+        cls, rank: int, found: Sequence[Move], have: Mapping[int, Box], need: Mapping[int, Needs]
+    ) -> Route:
         """The part of `rank` in the moves from `have` to `need`."""
         mine, wants = have[rank], need[rank]
 
@@ -132,7 +134,9 @@ class _Fetch(torch.autograd.Function):
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:
+    def forward(
+        ctx: Any, local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str
+    ) -> Tensor:
         ctx.peers, ctx.rank, ctx.transport, ctx.name = peers, rank, transport, name
         flat = local.contiguous().view(-1)
         others = [p for p in peers if p != rank]

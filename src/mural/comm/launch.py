@@ -35,7 +35,9 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         else:
             return 1, 0, Transport(None, timeout)
     elif backend is not None and backend != dist.get_backend():
-        raise PlanError(f"backend={backend!r}, but the process group found uses {dist.get_backend()!r}: drop backend")
+        raise PlanError(
+            f"backend={backend!r}, but the process group found uses {dist.get_backend()!r}: drop backend"
+        )
     world_group = dist.group.WORLD
     key = id(world_group)
     if key not in _transports:
@@ -66,7 +68,12 @@ def run_local(function: Callable[..., None], ranks: int, *args: Any, threads: in
 
 
 def _local_rank(
-    rank: int, function: Callable[..., None], ranks: int, store: str, threads: int | None, args: tuple[Any, ...]
+    rank: int,
+    function: Callable[..., None],
+    ranks: int,
+    store: str,
+    threads: int | None,
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // ranks))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

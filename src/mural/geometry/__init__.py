@@ -6,6 +6,22 @@ from mural.geometry.moves import Move, Needs, boxes, moves, place, traffic
 from mural.geometry.window import Reads, Remap, Segment, Window
 
 __all__ = [
-    "Box", "Cuts", "Interval", "Move", "Needs", "Reads", "Remap", "Segment", "Window",
-    "boxes", "check_bounds", "moves", "overlap", "place", "subtract", "traffic", "volume", "whole",
+    "Box",
+    "Cuts",
+    "Interval",
+    "Move",
+    "Needs",
+    "Reads",
+    "Remap",
+    "Segment",
+    "Window",
+    "boxes",
+    "check_bounds",
+    "moves",
+    "overlap",
+    "place",
+    "subtract",
+    "traffic",
+    "volume",
+    "whole",
 ]

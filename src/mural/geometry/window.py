@@ -73,7 +73,13 @@ class Window:
 
     @classmethod
     def conv(
-        cls, extent: int, kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1, out: int | None = None
+        cls,
+        extent: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        out: int | None = None,
     ) -> Window:
         """A convolution or pool; `out` overrides the output's extent (ceil_mode, one-sided padding)."""
         reach = dilation * (kernel - 1) + 1
@@ -83,7 +89,13 @@ class Window:
 
     @classmethod
     def transposed(
-        cls, extent: int, kernel: int, stride: int = 1, padding: int = 0, output_padding: int = 0, dilation: int = 1
+        cls,
+        extent: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        output_padding: int = 0,
+        dilation: int = 1,
     ) -> Window:
         """A transposed convolution: input i writes the outputs i·stride - padding + dilation·t, 0 <= t < kernel."""
         reach = dilation * (kernel - 1)
@@ -161,14 +173,20 @@ class Remap:
         """The identity with one segment before and one after; cut short where those are negative (cropping)."""
         before, after = left.out.size, right.out.size
         middle = Segment(Interval(before, before + extent), 0, 1)
-        return cls(extent, tuple(s for s in (left, middle, right) if s.out.size) or (middle,)) if before + after else cls(extent, (middle,))
+        return (
+            cls(extent, tuple(s for s in (left, middle, right) if s.out.size) or (middle,))
+            if before + after
+            else cls(extent, (middle,))
+        )
 
     @classmethod
     def reflect(cls, extent: int, before: int, after: int) -> Remap:
         """Mirrored without the edge itself."""
         end = before + extent
         return cls.of(
-            extent, Segment(Interval(0, before), before, -1), Segment(Interval(end, end + after), extent - 2, -1)
+            extent,
+            Segment(Interval(0, before), before, -1),
+            Segment(Interval(end, end + after), extent - 2, -1),
         )
 
     @classmethod
@@ -184,7 +202,9 @@ class Remap:
         """The image repeated."""
         end = before + extent
         return cls.of(
-            extent, Segment(Interval(0, before), extent - before, 1), Segment(Interval(end, end + after), 0, 1)
+            extent,
+            Segment(Interval(0, before), extent - before, 1),
+            Segment(Interval(end, end + after), 0, 1),
         )
 
     @classmethod

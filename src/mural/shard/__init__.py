@@ -1,0 +1,11 @@
+"""Sharded tensors: a global tensor cut over a mesh, on which every operation is exact or refused."""
+
+from mural.shard import ops
+from mural.shard.layout import Layout
+from mural.shard.ops.loss import dice_loss
+from mural.shard.place import shard
+from mural.shard.rules import Windowed, tile
+from mural.shard.table import KINDS, TABLE
+from mural.shard.tensor import ShardedTensor
+
+__all__ = ["KINDS", "TABLE", "Layout", "ShardedTensor", "Windowed", "dice_loss", "ops", "shard", "tile"]

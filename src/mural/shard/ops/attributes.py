@@ -1,0 +1,293 @@
+"""What can be asked of a sharded tensor, and its gradients: sizes are global, gradients have the true scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mural.errors import LayoutError, UnsupportedOp
+from mural.shard.layout import Layout
+from mural.shard.ops.pointwise import check_writable, piece_of
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor, local_of, merged, replicated
+
+GLOBAL = ["shape.__get__", "ndim.__get__", "dtype.__get__", "device.__get__", "layout.__get__", "is_cuda.__get__", "is_cpu.__get__", "is_meta.__get__", "is_sparse.__get__", "is_quantized.__get__", "is_nested.__get__", "is_mkldnn.__get__", "is_xla.__get__", "is_mps.__get__", "is_xpu.__get__", "is_sparse_csr.__get__", "is_vulkan.__get__", "is_ipu.__get__", "is_maia.__get__", "is_mtia.__get__", "names.__get__", "itemsize.__get__", "size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "stride", "is_conj", "is_neg", "is_inference", "__len__", "__hash__", "storage_offset"]
+LOCAL = ["is_leaf.__get__", "grad_fn.__get__", "requires_grad.__get__", "retains_grad.__get__", "_version.__get__", "is_contiguous"]
+
+
+@register("attribute", *GLOBAL)
+def of_the_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A property of the global tensor, which the wrapper has itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+@register("attribute", *LOCAL)
+def of_the_piece(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A property that the pieces have, the same on every rank."""
+    return func(args[0].local, *args[1:], **kwargs)
+
+
+@register(
+    "attribute",
+    "item",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__complex__",
+    "tolist",
+    "numpy",
+    "__array__",
+)
+def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A value for Python: of a tensor that is whole on every rank, or of a single position."""
+    x: ShardedTensor = args[0]
+    if x.placement.cut_dims and x.numel() != 1 and any(c and c.parts > 1 for c in x.placement.cuts):
+        raise UnsupportedOp(
+            f"{name_of(func)} of a sharded tensor of shape {tuple(x.shape)}: call .full() first"
+        )
+    return func(x.full(), *args[1:], **kwargs)
+
+
+def replicated_axes(layout: Layout) -> tuple[str, ...]:
+    """The data and spatial axes along which every rank holds the same piece."""
+    used = layout.axes_of(range(layout.ndim))
+    return tuple(
+        axis
+        for axis, size in zip(
+            ("data", "spatial0", "spatial1", "spatial2"),
+            (layout.mesh.size("data"), *layout.mesh.sizes[4:]),
+            strict=True,
+        )
+        if size > 1 and axis not in used
+    )
+
+
+def true_gradient(grad: Tensor, layout: Layout) -> Tensor:
+    """The single-device gradient of a piece.
+
+    Every rank differentiates its own copy of the loss, so a piece's gradient is that of the sum of all
+    copies: the number of ranks times too large, and spread over the ranks that hold the same piece.
+    """
+    return merged(grad, layout.mesh, replicated_axes(layout), "gradient") / layout.mesh.replicas
+
+
+def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
+    """The inverse of `true_gradient`: what a piece's gradient is inside backward."""
+    copies = 1
+    for axis in replicated_axes(layout):
+        copies *= layout.mesh.size(axis)
+    return grad * (layout.mesh.replicas / copies)
+
+
+@register("gradient", "requires_grad_", "requires_grad.__set__")
+def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Turn gradients of a leaf on or off; they arrive with the true scale."""
+    x: ShardedTensor = args[0]
+    wanted = bool((*args[1:], *kwargs.values(), True)[0])
+    placement = x.placement
+    if wanted and not x.local.requires_grad:
+        x.local.requires_grad_()
+        x.local.register_hook(lambda grad: true_gradient(grad, placement))
+    elif not wanted:
+        x.local.requires_grad_(False)
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.requires_grad_(x, wanted)
+    return x
+
+
+@register("gradient", "grad.__get__", "_grad.__get__")
+def gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradient, sharded as the tensor is."""
+    x: ShardedTensor = args[0]
+    if x.local.grad is None:
+        return None
+    if x.local.is_leaf:
+        return ShardedTensor(x.local.grad, x.placement)
+    if replicated_axes(x.placement):
+        raise UnsupportedOp(
+            "the .grad of an intermediate tensor that several ranks hold: use torch.autograd.grad"
+        )
+    return ShardedTensor(true_gradient(x.local.grad, x.placement), x.placement)
+
+
+@register("gradient", "grad.__set__", "grad.__delete__")
+def set_gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace or clear the gradient."""
+    value = args[1] if len(args) > 1 else None
+    args[0].local.grad = None if value is None else piece_of(value, args[0].placement, "grad")
+
+
+@register("gradient", "retain_grad")
+def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keep the gradient of an intermediate tensor."""
+    args[0].local.retain_grad()
+
+
+@register("gradient", "register_hook")
+def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a hook with the sharded gradient; it may return another."""
+    x, hook = args[0], args[1]
+    placement: Layout = x.placement
+    leaf = x.local.is_leaf
+
+    def on_piece(grad: Tensor) -> Tensor | None:
+        true = grad if leaf else true_gradient(grad, placement)
+        changed = hook(ShardedTensor(true, placement))
+        if changed is None:
+            return None
+        piece = piece_of(changed, placement, "hook")
+        return piece if leaf else raw_gradient(piece, placement)
+
+    return x.local.register_hook(on_piece)
+
+
+@register("gradient", "register_post_accumulate_grad_hook")
+def register_accumulated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a hook with the tensor once its gradient is there."""
+    x, hook = args
+    return x.local.register_post_accumulate_grad_hook(lambda _: hook(x))
+
+
+@register("gradient", "backward")
+def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Differentiate from a sharded result, with a gradient of its shape."""
+    x: ShardedTensor = args[0]
+    given = dict(zip(("gradient", "retain_graph", "create_graph", "inputs"), args[1:], strict=False)) | kwargs
+    grad = given.pop("gradient", None)
+    if grad is None:
+        if x.numel() != 1:
+            raise LayoutError(
+                f"backward of a sharded tensor of shape {tuple(x.shape)} needs a gradient of its shape"
+            )
+        grad = torch.ones(x.shape, dtype=x.dtype, device=x.device)
+    inputs = given.pop("inputs", None)
+    if inputs is not None:
+        given["inputs"] = pytree.tree_map(local_of, inputs)
+    x.local.backward(raw_gradient(piece_of(grad, x.placement, "backward"), x.placement), **given)
+
+
+def grad_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.autograd.grad: gradients of sharded inputs are sharded, with the true scale."""
+    names = (
+        "outputs",
+        "inputs",
+        "grad_outputs",
+        "retain_graph",
+        "create_graph",
+        "only_inputs",
+        "allow_unused",
+    )
+    given = dict(zip(names, args, strict=False)) | kwargs
+    outputs = given.pop("outputs")
+    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    inputs = given.pop("inputs")
+    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    seeds = given.pop("grad_outputs", None)
+    seeds = (seeds,) if isinstance(seeds, Tensor) else seeds or (None,) * len(outputs)
+    if given.get("create_graph"):
+        raise UnsupportedOp(
+            "autograd.grad(create_graph=True): second derivatives of sharded tensors are not supported"
+        )
+    raw = [
+        seed
+        if seed is None or not isinstance(out, ShardedTensor)
+        else raw_gradient(piece_of(seed, out.placement, "grad"), out.placement)
+        for out, seed in zip(outputs, seeds, strict=True)
+    ]
+    found = func([local_of(o) for o in outputs], [local_of(i) for i in inputs], raw, **given)
+    return tuple(
+        ShardedTensor(g if i.local.is_leaf else true_gradient(g, i.placement), i.placement)
+        if isinstance(i, ShardedTensor) and g is not None
+        else g
+        for i, g in zip(inputs, found, strict=True)
+    )
+
+
+def register_functions() -> None:
+    """Enter what is not an attribute of torch's namespaces."""
+    from mural.shard.table import TABLE  # noqa: PLC0415
+
+    TABLE[torch.autograd.grad] = ("autograd.grad", grad_of)
+
+
+register_functions()
+
+
+@register("attribute", "detach", "data.__get__")
+def detach(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """The same piece without its history."""
+    return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased)
+
+
+@register("attribute", "detach_")
+def detach_inplace(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Drop the history of this very tensor."""
+    check_writable(args[0], "detach_")
+    args[0].local.detach_()
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.requires_grad_(args[0], False)
+    return args[0]
+
+
+@register("attribute", "__deepcopy__")
+def copy_deep(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A copy of a leaf with its gradient."""
+    x, memo = args
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x.local.is_leaf:
+        raise RuntimeError("deepcopy works for sharded tensors made by the user (leaves): .detach() it first")
+    copy = ShardedTensor(x.local.detach().clone(), x.placement)
+    if x.local.requires_grad:
+        copy.requires_grad_()
+    if x.local.grad is not None:
+        copy.local.grad = deepcopy(x.local.grad)
+    memo[id(x)] = copy
+    return copy
+
+
+@register("attribute", "to", "cpu", "cuda", "type_as", "contiguous", "clone", "pin_memory")
+def converted(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The tensor with another type, device or memory format."""
+    plain = pytree.tree_map(local_of, (args[1:], kwargs))
+    x = args[0]
+    if not isinstance(x, ShardedTensor):
+        return func(x, *plain[0], **plain[1])
+    local = func(x.local, *plain[0], **plain[1])
+    return x if local is x.local else ShardedTensor(local, x.placement)
+
+
+@register("creation", "zeros_like", "ones_like", "empty_like", "full_like")
+def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A new tensor in the same layout."""
+    return ShardedTensor(func(args[0].local, *args[1:], **kwargs), args[0].placement)
+
+
+@register("creation", "new_empty", "new_zeros", "new_ones", "new_full")
+def new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A new tensor of a global shape: cut where an extent is that of a cut dim, else replicated."""
+    x, *rest = args
+    size = kwargs.pop("size", None)
+    if size is None:
+        size, *rest = (rest[0], *rest[1:]) if rest and not isinstance(rest[0], int) else (tuple(rest),)
+    layout = x.placement
+    shape = tuple(int(n) for n in size)
+    if len(shape) != layout.ndim:
+        value = func(x.local, shape, *rest, **kwargs)
+        return replicated(value, layout)
+    cuts = tuple(c if n == g else None for c, n, g in zip(layout.cuts, shape, layout.shape, strict=True))
+    placed = Layout(layout.mesh, shape, layout.axes, cuts, layout.images)
+    return ShardedTensor(func(x.local, placed.local_shape, *rest, **kwargs), placed)
+
+
+@register("creation", "new_tensor")
+def new_tensor(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A new plain tensor from data, of the same type and device."""
+    return func(args[0].local, *args[1:], **kwargs)

@@ -1,0 +1,159 @@
+"""Convolution and transposed convolution with every argument of their signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mural.geometry import Window
+from mural.shard.ops.views import bound
+from mural.shard.rules import Place, Windowed, output_layout, windowed
+from mural.shard.strips import ConvArguments, strip_conv, strips
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor
+
+CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED_CONVS: dict[int, Callable[..., Tensor]] = {
+    1: F.conv_transpose1d,
+    2: F.conv_transpose2d,
+    3: F.conv_transpose3d,
+}
+
+
+def each(value: Any, dims: int) -> tuple[int, ...]:
+    """One number per spatial dim.
+
+    >>> each(2, 3), each((1, 2), 2), each([4], 2)
+    ((2, 2, 2), (1, 2), (4, 4))
+    """
+    if isinstance(value, int):
+        return (value,) * dims
+    values = tuple(int(v) for v in value)
+    return values * dims if len(values) == 1 else values
+
+
+def conv_rule(
+    extents: tuple[int, ...],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Windowed:
+    """The rule of a convolution of an image with these extents: windows, and the valid run."""
+    n = len(extents)
+    strides, dilations, kernel = each(stride, n), each(dilation, n), tuple(weight.shape[2:])
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise ValueError(f"padding={padding!r}: use a number, 'same' or 'valid'")
+        if padding == "same" and any(s != 1 for s in strides):
+            raise RuntimeError(f"padding='same' needs stride 1, not {strides}")
+        reach = tuple(d * (k - 1) for d, k in zip(dilations, kernel, strict=True))
+        pads = tuple(r // 2 if padding == "same" else 0 for r in reach)
+        outs: tuple[int | None, ...] = extents if padding == "same" else (None,) * n
+    else:
+        pads, outs = each(padding, n), (None,) * n
+    windows = tuple(
+        Window.conv(e, k, s, p, d, out)
+        for e, k, s, p, d, out in zip(extents, kernel, strides, pads, dilations, outs, strict=True)
+    )
+    for window, e, k in zip(windows, extents, kernel, strict=True):
+        if window.out_extent < 1:
+            raise RuntimeError(
+                f"a convolution with kernel {k} has no output on an image of extent {e} {extents}"
+            )
+
+    def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        borders = [place.border for place in places]
+        both = tuple(min(border) for border in borders)
+        extra = [
+            m
+            for border, b in zip(borders[::-1], both[::-1], strict=True)
+            for m in (border[0] - b, border[1] - b)
+        ]
+        if any(extra):
+            piece = F.pad(piece, extra)
+        return CONVS[n](piece, weight, bias, strides, both, dilations, groups)
+
+    return Windowed(f"conv{n}d", windows, run)
+
+
+@register("windowed", "conv1d", "conv2d", "conv3d")
+def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A convolution: by halo strips where they apply, else on the attached window."""
+    x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
+    n = weight.ndim - 2
+    rule = conv_rule(tuple(x.shape[x.ndim - n :]), weight, bias, stride, padding, dilation, groups)
+    if x.ndim == weight.ndim:
+        target = output_layout(x.placement, rule)
+        plan = strips(x.placement, target, tuple(w for w in rule.dims if isinstance(w, Window)))
+        if plan is not None:
+            return strip_conv(
+                x, weight, bias, plan, target, ConvArguments(each(stride, n), each(dilation, n), groups)
+            )
+    return windowed(x, rule)
+
+
+def transposed_rule(
+    extents: tuple[int, ...],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Windowed:
+    """The rule of a transposed convolution of an image with these extents."""
+    n = len(extents)
+    strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
+    kernel, more = tuple(weight.shape[2:]), each(output_padding, n)
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
+        raise RuntimeError(
+            f"output_padding {more} must be smaller than stride {strides} or dilation {dilations}"
+        )
+    windows = tuple(
+        Window.transposed(e, k, s, p, o, d)
+        for e, k, s, p, o, d in zip(extents, kernel, strides, pads, more, dilations, strict=True)
+    )
+
+    def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        if any(sum(i.size for i in place.have) == 0 for place in places):
+            lead = piece.ndim - n
+            shape = [1 if d >= lead and size == 0 else size for d, size in enumerate(piece.shape)]
+            piece = piece.new_zeros(shape) + piece.sum() * 0  # outputs that no input reaches
+        y = TRANSPOSED_CONVS[n](piece, weight, None, strides, 0, 0, groups, dilations)
+        amounts: list[int] = []
+        for place, s, p, k, d in zip(places, strides, pads, kernel, dilations, strict=True):
+            first = place.have[0].start * s - p
+            last = (max(place.have[0].stop, place.have[0].start + 1) - 1) * s - p + d * (k - 1) + 1
+            amounts = [first - place.out.start, place.out.stop - last, *amounts]
+        y = crop_or_pad(y, amounts)
+        return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * n)
+
+    return Windowed(f"conv_transpose{n}d", windows, run)
+
+
+def crop_or_pad(y: Tensor, amounts: list[int]) -> Tensor:
+    """`F.pad` with zeros; a crop alone is a view."""
+    if any(a > 0 for a in amounts):
+        return F.pad(y, amounts)
+    for i in range(0, len(amounts), 2):
+        if amounts[i] or amounts[i + 1]:
+            dim = y.ndim - 1 - i // 2
+            y = y.narrow(dim, -amounts[i], y.shape[dim] + amounts[i] + amounts[i + 1])
+    return y
+
+
+@register("windowed", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A transposed convolution."""
+    x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
+    n = int(name_of(func)[-2])
+    return windowed(x, transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest))

@@ -1,0 +1,153 @@
+"""Pointwise operations: each position by itself, between sharded, replicated and broadcast operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mural.errors import LayoutError
+from mural.geometry import Interval
+from mural.shard.layout import Layout, Want
+from mural.shard.table import functions, name_of, register
+from mural.shard.tensor import ShardedTensor, pull, sharded_in
+
+UNARY = ["abs", "absolute", "acos", "acosh", "angle", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clip", "clip_", "conj", "conj_physical", "cos", "cosh", "deg2rad", "digamma", "elu", "erf", "erfc", "erfinv", "exp", "exp2", "expit", "expm1", "fix", "floor", "frac", "frexp", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "i0", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "isreal", "leaky_relu", "lgamma", "log", "log10", "log1p", "log2", "log_sigmoid", "logical_not", "logit", "logsigmoid", "mish", "mul", "nan_to_num", "neg", "negative", "positive", "polygamma", "rad2deg", "real", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sgn", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh", "softplus", "softshrink", "softsign", "sqrt", "square", "tan", "tanh", "tanhshrink", "threshold", "trunc", "fill", "fill_", "zero_", "imag", "__neg__", "__invert__", "__abs__", "__pos__", "bool", "byte", "char", "double", "float", "half", "int", "long", "short", "bfloat16", "cfloat", "type"]
+BINARY = ["add", "addcdiv", "addcmul", "arctan2", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "copysign", "div", "divide", "eq", "float_power", "floor_divide", "fmax", "fmin", "fmod", "ge", "greater", "greater_equal", "gt", "heaviside", "hypot", "isclose", "ldexp", "le", "lerp", "less", "less_equal", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "multiply", "ne", "nextafter", "not_equal", "pow", "remainder", "rsub", "sub", "subtract", "true_divide", "where", "xlogy", "copy_", "igamma", "igammac", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__", "__div__", "__rdiv__", "__idiv__", "__truediv__", "__rtruediv__", "__itruediv__", "__floordiv__", "__rfloordiv__", "__ifloordiv__", "__mod__", "__rmod__", "__imod__", "__pow__", "__rpow__", "__ipow__", "__and__", "__rand__", "__iand__", "__or__", "__ror__", "__ior__", "__xor__", "__rxor__", "__ixor__", "__lshift__", "__rlshift__", "__ilshift__", "__rshift__", "__rrshift__", "__irshift__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"]
+NAMES = [
+    name for base in UNARY + BINARY for name in (base, f"{base}_") if name == base or not base.endswith("_")
+]
+DUNDER_INPLACE = {
+    f"__i{n}__" for n in ["add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
+}
+INPLACE = {f for n in NAMES if n.endswith("_") and not n.endswith("__") for f in functions(n)}
+INPLACE |= {f for n in DUNDER_INPLACE for f in functions(n)}
+
+
+def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:
+    """What an operand of that shape needs so that it broadcasts against pieces of the layout."""
+    wants = layout.wants()[layout.ndim - len(shape) :]
+    ones: Want = (None, ((Interval(0, 1),),))
+    return tuple(ones if extent == 1 else want for extent, want in zip(shape, wants, strict=True))
+
+
+def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
+    """The layout of a pointwise result: per dim, the cuts of the first operand that is cut there.
+
+    Where operands disagree, cuts in the image's own proportions win, since later layers come back to those.
+    """
+    sharded = [t for t in operands if isinstance(t, ShardedTensor)]
+    try:
+        shape = torch.broadcast_shapes(*(tuple(t.shape) for t in operands))
+    except RuntimeError as error:
+        raise LayoutError(
+            f"{name_of(func)}: shapes {[tuple(t.shape) for t in operands]} do not broadcast"
+        ) from error
+    axes: list[str | None] = [None] * len(shape)
+    cuts: list[Any] = [None] * len(shape)
+    for tensor in sharded:
+        lay = tensor.placement
+        for dim, out in enumerate(range(len(shape) - lay.ndim, len(shape))):
+            axis, cut = lay.axes[dim], lay.cuts[dim]
+            if axis is None or lay.shape[dim] != shape[out] or (axis in axes and axes[out] != axis):
+                continue
+            standard = cut is not None and cut == lay.cut_for(dim, shape[out])
+            if axes[out] is None or cuts[out] is None or (standard and axes[out] == axis):
+                axes[out], cuts[out] = axis, cut if cut is not None else cuts[out]
+    return Layout(sharded[0].mesh, tuple(shape), tuple(axes), tuple(cuts), sharded[0].placement.images)
+
+
+def piece_of(operand: Tensor, layout: Layout, name: str) -> Tensor:
+    """An operand's part that meets this rank's piece of the layout."""
+    if isinstance(operand, ShardedTensor):
+        lay = operand.placement
+        if lay.shape == layout.shape and lay.cuts == layout.cuts and lay.axes == layout.axes:
+            return operand.local
+        return pull(operand, operand_want(layout, lay.shape), name)
+    if operand.ndim == 0:
+        return operand
+    offset = layout.ndim - operand.ndim
+    slices = tuple(
+        slice(None)
+        if operand.shape[d] == 1 or layout.cuts[d + offset] is None
+        else slice(layout.box[d + offset].start, layout.box[d + offset].stop)
+        for d in range(operand.ndim)
+    )
+    return operand[slices] if any(s != slice(None) for s in slices) else operand
+
+
+def check_writable(tensor: ShardedTensor, name: str) -> None:
+    """Raise if an in-place write would not reach the tensor that torch would alias."""
+    if tensor.aliased:
+        raise LayoutError(
+            f"{name} writes in place to the result of {tensor.aliased}: torch would write through to the original, "
+            f"but mural had to communicate to make it. Write to a copy (.clone()), or to the original"
+        )
+
+
+def written(tensor: ShardedTensor, local: Tensor) -> ShardedTensor:
+    """The tensor after an in-place operation on its piece."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if local.requires_grad and not tensor.requires_grad:
+            tensor.requires_grad_(True)
+    return tensor
+
+
+@register("pointwise", *NAMES)
+def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Bring the operands to one layout, then run the operation on the pieces."""
+    name = name_of(func)
+    if kwargs.get("out") is not None:
+        raise LayoutError(f"{name}(out=…) is not supported for sharded tensors: use its result")
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    inplace = func in INPLACE or bool(kwargs.get("inplace"))
+    if inplace:
+        target = args[0]
+        if not isinstance(target, ShardedTensor):
+            return write_to_plain(func, args, kwargs)
+        check_writable(target, name)
+        layout = target.placement
+        if torch.broadcast_shapes(*(tuple(t.shape) for t in operands)) != layout.shape:
+            raise LayoutError(
+                f"{name}: the operands {[tuple(t.shape) for t in operands]} do not fit in place"
+            )
+    else:
+        layout = common_layout(func, operands)
+    pieces = [piece_of(leaf, layout, name) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    local_args, local_kwargs = pytree.tree_unflatten(pieces, spec)
+    result = func(*local_args, **local_kwargs)
+    if inplace:
+        if args[0].dtype != result.dtype:
+            raise LayoutError(f"{name} in place changed the type from {args[0].dtype} to {result.dtype}")
+        return written(args[0], result)
+    return wrap(result, layout, args[0] if args else None)
+
+
+def wrap(result: Any, layout: Layout, first: Any) -> Any:
+    """Pieces as sharded tensors; the very operand where torch returned it unchanged (`.float()` of a float)."""
+    if isinstance(result, (tuple, list)):
+        items = [wrap(item, layout, first) for item in result]
+        return type(result)(items)
+    if isinstance(first, ShardedTensor) and result is first.local:
+        return first
+    if result.ndim == 0:
+        return result
+    return ShardedTensor(result, layout)
+
+
+def write_to_plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An in-place write of sharded values to a plain tensor, which stays plain and so takes them whole."""
+    cut = [t for t in sharded_in((args, kwargs)) if t.placement.cut_dims]
+    if cut and any(t.requires_grad for t in cut):
+        raise LayoutError(
+            f"{name_of(func)} writes a sharded tensor in place to a plain one, which every rank holds whole: "
+            f"swap the operands, or call .full() on the sharded one"
+        )
+    local_args, local_kwargs = pytree.tree_map(
+        lambda t: t.full() if isinstance(t, ShardedTensor) else t, (args, kwargs)
+    )
+    return func(*local_args, **local_kwargs)

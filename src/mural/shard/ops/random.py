@@ -1,0 +1,191 @@
+"""Random layers: the same numbers whatever the grid.
+
+Each call draws one 64-bit key from torch's default generator, which is in the same state on every rank and
+which checkpoint restores before a recompute. Values come from a fixed lattice of global blocks, each drawn
+from a generator seeded by (key, block); a rank draws the blocks that its piece touches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.geometry import Box, Interval, overlap
+from mural.shard.layout import Layout
+from mural.shard.ops.pointwise import check_writable, written
+from mural.shard.ops.views import bound
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor
+
+BLOCK = {"cpu": 2**16, "cuda": 2**20}
+"""The largest number of values in a block: small enough to waste little at a cut, large enough for full speed."""
+
+Draw = Callable[[Tensor, torch.Generator], Any]
+
+
+def new_key() -> int:
+    """A fresh 64-bit key, the same on every rank."""
+    return int(torch.randint(-(2**63), 2**63 - 1, ()).item())
+
+
+def lattice(shape: Sequence[int], limit: int) -> tuple[int, ...]:
+    """The edges of a block: the global shape, its longest edge halved until a block has few enough values.
+
+    >>> lattice((1, 64, 1024, 1024), 2**16), lattice((2, 8), 2**16)
+    ((1, 32, 32, 64), (2, 8))
+    """
+    edges = [max(1, n) for n in shape]
+    size = 1
+    for n in edges:
+        size *= n
+    while size > limit:
+        longest = max(range(len(edges)), key=lambda d: edges[d])
+        size = size // edges[longest] * ((edges[longest] + 1) // 2)
+        edges[longest] = (edges[longest] + 1) // 2
+    return tuple(edges)
+
+
+def blocks(box: Box, shape: Sequence[int], edges: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """Number and place of every block that a box touches."""
+    ranges = [
+        range(i.start // e, -(-i.stop // e)) if i.size else range(0) for i, e in zip(box, edges, strict=True)
+    ]
+    for at in product(*ranges):
+        yield (
+            at,
+            tuple(Interval(k * e, min(n, (k + 1) * e)) for k, e, n in zip(at, edges, shape, strict=True)),
+        )
+
+
+def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
+    """Fill a piece with the values that belong to its global place."""
+    key = new_key()
+    edges = lattice(layout.shape, BLOCK.get(out.device.type, 2**20))
+    generator = torch.Generator(out.device)
+    for at, place in blocks(layout.box, layout.shape, edges):
+        digest = hashlib.blake2b(f"{key}:{at}".encode(), digest_size=8).digest()
+        generator.manual_seed(int.from_bytes(digest, "little", signed=True))
+        inside = overlap(layout.box, place)
+        target = out[
+            tuple(slice(i.start - b.start, i.stop - b.start) for i, b in zip(inside, layout.box, strict=True))
+        ]
+        if inside == place and target.is_contiguous():
+            draw(target, generator)
+            continue
+        values = out.new_empty([i.size for i in place])
+        draw(values, generator)
+        target.copy_(
+            values[
+                tuple(slice(i.start - p.start, i.stop - p.start) for i, p in zip(inside, place, strict=True))
+            ]
+        )
+    return out
+
+
+def keep_mask(layout: Layout, keep: float, like: Tensor) -> Tensor:
+    """A mask of a layout's piece that is true with a probability."""
+    mask = torch.empty(layout.local_shape, dtype=torch.bool, device=like.device)
+    return fill(mask, layout, lambda values, generator: values.bernoulli_(keep, generator=generator))
+
+
+def feature_layout(layout: Layout) -> Layout:
+    """One value for each image and channel."""
+    shape = tuple(n if d < 2 else 1 for d, n in enumerate(layout.shape))
+    return replace(layout, shape=shape, cuts=tuple(c if d < 2 else None for d, c in enumerate(layout.cuts)))
+
+
+DROPOUTS = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+    "feature_dropout",
+)
+
+
+@register("random", *DROPOUTS, *(f"{n}_" for n in DROPOUTS))
+def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Dropout of positions or of whole channels, plain or keeping the moments (alpha)."""
+    name = name_of(func)
+    x, p, training, inplace = bound(args, kwargs, ("input", "p", "training", "inplace"), 0.5, True, False)
+    inplace = inplace or name.endswith("_")
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{name}: the probability must be between 0 and 1, not {p}")
+    if inplace:
+        check_writable(x, name)
+    if not training or p == 0.0:
+        return x
+    whole_channels = name.startswith("feature") or name.rstrip("_")[-2:] in ("1d", "2d", "3d")
+    layout = feature_layout(x.placement) if whole_channels else x.placement
+    mask = keep_mask(layout, 1.0 - p, x.local)
+    if "alpha" in name:
+        return alpha(x, mask, p, inplace)
+    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    if inplace:
+        return written(x, x.local.mul_(mask).mul_(scale))
+    return ShardedTensor(x.local * mask * scale, x.placement)
+
+
+def alpha(x: ShardedTensor, mask: Tensor, p: float, inplace: bool) -> ShardedTensor:
+    """Dropped values become SELU's negative limit; an affine map restores mean and variance."""
+    limit = -1.7580993408473766
+    scale = 0.0 if p == 1.0 else ((1.0 - p) * (1.0 + p * limit**2)) ** -0.5
+    shift = -scale * limit * p
+    local = torch.where(mask, x.local, torch.tensor(limit, dtype=x.dtype, device=x.device)) * scale + shift
+    return written(x, x.local.copy_(local)) if inplace else ShardedTensor(local, x.placement)
+
+
+@register("random", "rand_like", "randn_like")
+def random_like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Uniform or normal values in the layout of a tensor."""
+    x = args[0]
+    out = torch.empty_like(x.local, **{k: v for k, v in kwargs.items() if k in ("dtype", "device")})
+    draw: Draw = (
+        (lambda v, g: v.uniform_(generator=g))
+        if name_of(func) == "rand_like"
+        else (lambda v, g: v.normal_(generator=g))
+    )
+    return ShardedTensor(fill(out.detach(), x.placement, draw), x.placement)
+
+
+@register(
+    "random",
+    "bernoulli",
+    "bernoulli_",
+    "uniform_",
+    "normal_",
+    "exponential_",
+    "log_normal_",
+    "cauchy_",
+    "geometric_",
+)
+def random_fill(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Random values in place, and Bernoulli draws with a probability for each position."""
+    name = name_of(func)
+    x, *rest = args
+    if kwargs.pop("generator", None) is not None:
+        raise ValueError(
+            f"{name}: a generator of your own would draw other numbers on each grid: use the default"
+        )
+    if name == "bernoulli" or (
+        name == "bernoulli_" and (rest or kwargs) and isinstance((*rest, *kwargs.values())[0], Tensor)
+    ):
+        chance = x if name == "bernoulli" and not rest else (*rest, *kwargs.values())[0]
+        uniform = torch.rand_like(x, dtype=torch.float32 if x.dtype != torch.float64 else torch.float64)
+        drawn = (uniform < chance).to(x.dtype)
+        if name == "bernoulli":
+            return drawn.detach()  # type: ignore[return-value]
+        return x.copy_(drawn)  # type: ignore[return-value]
+    check_writable(x, name)
+    method = getattr(torch.Tensor, name)
+    with torch.no_grad():
+        fill(x.local, x.placement, lambda values, g: method(values, *rest, generator=g, **kwargs))
+    return x

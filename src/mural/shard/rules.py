@@ -1,0 +1,115 @@
+"""Windowed rules as data: what an operation reads along each dim, and how it runs valid on a piece.
+
+A rule does not communicate. Whoever executes it decides where the input comes from: other ranks (`windowed`),
+or tiles in time on one device (`tile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mural.geometry import Box, Interval, Reads, Window
+from mural.shard.layout import Layout, Want
+from mural.shard.tensor import ShardedTensor, pull
+
+
+@dataclass(frozen=True)
+class Place:
+    """One dim of a piece: the output interval to compute, and the input intervals that the piece holds."""
+
+    reads: Reads
+    out: Interval
+    have: tuple[Interval, ...]
+
+    @property
+    def border(self) -> tuple[int, int]:
+        """How many positions of the window lie before and behind the image: the rule fills them."""
+        if not isinstance(self.reads, Window):
+            return 0, 0
+        span, (have,) = self.reads.span(self.out), self.have
+        if have.size == 0:
+            return span.size, 0
+        return have.start - span.start, span.stop - have.stop
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """A windowed operation on the last dims of a tensor.
+
+    `run(piece, places)` computes exactly the outputs of `places`, from a piece that holds what they read.
+    """
+
+    name: str
+    dims: tuple[Reads, ...]
+    run: Callable[[Tensor, tuple[Place, ...]], Tensor]
+
+
+def is_identity(reads: Reads) -> bool:
+    """Whether every output reads the input at its own position alone."""
+    return reads == Window(reads.extent, reads.extent)
+
+
+def tile(x: Tensor, rule: Windowed, out: Box) -> Tensor:
+    """One output tile of a rule, from the window of a plain tensor that it reads.
+
+    Disjoint tiles together give the operation's result, and their gradients add up to its gradients.
+    """
+    places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, out, strict=True))
+    first = x.ndim - len(places)
+    for dim, place in enumerate(places, first):
+        parts = [x.narrow(dim, i.start, i.size) for i in place.have]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return rule.run(x, places)
+
+
+def output_layout(layout: Layout, rule: Windowed) -> Layout:
+    """The layout of a rule's output; its other dims are those of the input."""
+    first = layout.ndim - len(rule.dims)
+    return layout.resized({first + i: r.out_extent for i, r in enumerate(rule.dims) if not is_identity(r)})
+
+
+def wants_of(layout: Layout, target: Layout, rule_dims: tuple[Reads, ...]) -> tuple[Want, ...]:
+    """What every rank needs of the input to compute its piece of the output."""
+    wants = list(target.wants())
+    first = layout.ndim - len(rule_dims)
+    for dim, reads in enumerate(rule_dims, first):
+        axis, intervals = wants[dim]
+        wants[dim] = (axis, tuple(reads.reads(out) for (out,) in intervals))
+    return tuple(wants)
+
+
+def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
+    """A rule's result on a sharded tensor: exchange what the windows reach, then run valid."""
+    target = output_layout(x.placement, rule)
+    piece = pull(x, wants_of(x.placement, target, rule.dims), rule.name)
+    first = x.ndim - len(rule.dims)
+    outs = target.box[first:]
+    places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, outs, strict=True))
+    local = rule.run(piece, places) if all(o.size for o in outs) else run_empty(piece, rule, outs)
+    return ShardedTensor(local, target.uncut_resized(local.shape))
+
+
+def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
+    """The empty piece of a rank that owns no output.
+
+    torch's kernels refuse empty tensors, but the rank must build the same graph as its peers: it runs the
+    operation for one position of zeros, drops the result, and stays connected to the exchange.
+    """
+    some = tuple(o if o.size else Interval(0, 1) for o in outs)
+    places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, some, strict=True))
+    lead = piece.ndim - len(places)
+    shape = (*piece.shape[:lead], *(sum(i.size for i in p.have) for p in places))
+    dummy = piece.new_zeros(shape) + piece.sum() * 0
+    result = rule.run(dummy, places)
+    return result[(slice(None),) * lead + tuple(slice(0, o.size) for o in outs)]
+
+
+def pad_border(piece: Tensor, places: tuple[Place, ...], value: float) -> Tensor:
+    """The piece with its window's border filled with a constant."""
+    amounts = [n for place in reversed(places) for n in place.border]
+    return F.pad(piece, amounts, value=value) if any(amounts) else piece

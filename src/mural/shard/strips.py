@@ -1,0 +1,260 @@
+"""Convolution with thin halo strips: the large interior is never copied, and computes while strips travel.
+
+Convolution is linear: the exact result is the local convolution with zeros beyond the cut, plus what the
+received strips contribute to the border. Backward is the local backward, plus strips of gradient sent home.
+
+      window of this rank's outputs          slab 0 (top neighbours' strips)
+      +-----------------------+        ->    its own pixels (not copied)
+      |  own pixels           |              slab 1 (bottom neighbours' strips)
+      +-----------------------+
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mural.comm.exchange import Slices, empty_like, extents, mark, pack, unpack
+from mural.comm.transport import Transfer, Transport
+from mural.geometry import Box, Window, moves, overlap, place, subtract, volume
+from mural.shard.layout import Layout
+from mural.shard.tensor import ShardedTensor
+
+
+@dataclass(frozen=True)
+class Slab:
+    """A part of the window that other ranks own, and the outputs that it contributes to."""
+
+    shape: tuple[int, ...]
+    out: Slices
+    pad: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Strips:
+    """One rank's part of a convolution with strips, in local slices of the spatial dims."""
+
+    crop: Slices
+    padding: tuple[int, ...]
+    slabs: tuple[Slab, ...]
+    sends: tuple[tuple[int, tuple[Slices, ...]], ...]
+    receives: tuple[tuple[int, tuple[tuple[int, Slices], ...]], ...]
+
+
+def symmetric(window: Window, own: Any, out: Any) -> bool:
+    """Whether torch's symmetric padding of the own pixels gives exactly these outputs."""
+    span = window.span(out)
+    before, after = max(0, own.start - span.start), max(0, span.stop - own.stop)
+    cropped = min(own.stop, span.stop) - max(own.start, span.start)
+    reach = window.hi - window.lo
+    return cropped > 0 and after <= before and (cropped + 2 * before - reach) // window.num + 1 == out.size
+
+
+@lru_cache(maxsize=4096)
+def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips | None:
+    """This rank's part, or None where nobody exchanges or the outputs of some rank need another way."""
+    mesh, lead = have.mesh, have.ndim - len(windows)
+    fibre = mesh.peers(have.axes_of(range(lead, have.ndim)))
+    at = {rank: mesh.coordinates_of(rank) for rank in fibre}
+    own = {rank: have.box_at(at[rank])[lead:] for rank in fibre}
+    out = {rank: target.box_at(at[rank])[lead:] for rank in fibre}
+    if have.cuts[:lead] != target.cuts[:lead] or not all(volume(out[r]) and volume(own[r]) for r in fibre):
+        return None
+    if not all(symmetric(w, s, o) for r in fibre for w, s, o in zip(windows, own[r], out[r], strict=True)):
+        return None
+    need: dict[int, Box] = {
+        r: tuple(w.reads(o)[0] for w, o in zip(windows, out[r], strict=True)) for r in fibre
+    }
+    found = [m for m in moves(own, {r: tuple((i,) for i in box) for r, box in need.items()}) if m[0] != m[1]]
+    if not found:
+        return None
+    mine, box, outs = own[mesh.rank], need[mesh.rank], out[mesh.rank]
+    inner = overlap(mine, box)
+    parts = subtract(box, inner)
+    sends: dict[int, list[Slices]] = {}
+    receives: dict[int, list[tuple[int, Slices]]] = {}
+    for source, destination, moved in found:
+        if source == mesh.rank:
+            sends.setdefault(destination, []).append(_within(mine, moved))
+        elif destination == mesh.rank:
+            index = next(i for i, p in enumerate(parts) if volume(overlap(p, moved)))
+            receives.setdefault(source, []).append((index, _within(parts[index], moved)))
+    padding = tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True))
+    return Strips(
+        crop=_within(mine, inner),
+        padding=padding,
+        slabs=tuple(_slab(part, windows, outs) for part in parts),
+        sends=tuple((p, tuple(s)) for p, s in sorted(sends.items())),
+        receives=tuple((p, tuple(s)) for p, s in sorted(receives.items())),
+    )
+
+
+def _within(outer: Box, inner: Box) -> Slices:
+    return tuple(place((o,), i) for o, i in zip(outer, inner, strict=True))
+
+
+def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
+    touched = tuple(o & w.touching(p) for w, p, o in zip(windows, part, outs, strict=True))
+    spans = [w.span(t) for w, t in zip(windows, touched, strict=True)]
+    amounts = [
+        n for s, p in zip(spans[::-1], part[::-1], strict=True) for n in (p.start - s.start, s.stop - p.stop)
+    ]
+    return Slab(tuple(i.size for i in part), _within(outs, touched), tuple(amounts))
+
+
+@dataclass(frozen=True)
+class ConvArguments:
+    """Stride, dilation and groups of a convolution."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
+        """The convolution."""
+        zeros = (0,) * len(padding)
+        return torch.convolution(
+            x, weight, bias, self.stride, padding, self.dilation, False, zeros, self.groups
+        )
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        padding: tuple[int, ...],
+        needs: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of input, weight and bias."""
+        zeros = [0] * len(padding)
+        return torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            weight,
+            [weight.shape[0]],
+            self.stride,
+            padding,
+            self.dilation,
+            False,
+            zeros,
+            self.groups,
+            needs,
+        )
+
+
+class _StripConv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        plan: Strips,
+        conv: ConvArguments,
+        transport: Transport,
+    ) -> Tensor:
+        ctx.plan, ctx.conv, ctx.transport, ctx.has_bias = plan, conv, transport, bias is not None
+        lead = x.shape[:2]
+        every = (slice(None), slice(None))
+        sends = {peer: pack(x, [every + part for part in parts]) for peer, parts in plan.sends}
+        counts = {
+            peer: sum(lead[0] * lead[1] * _count(plan.slabs[i].shape, part) for i, part in parts)
+            for peer, parts in plan.receives
+        }
+        transfer = Transfer(transport, "convolution", sends, counts, x)
+        with transport.span("interior"):
+            y = conv.forward(x[every + plan.crop], weight, bias, plan.padding)
+        arrived = transfer.wait()
+        slabs = [empty_like(x, (*lead, *slab.shape)) for slab in plan.slabs]
+        for peer, parts in plan.receives:
+            _unpack_slabs(arrived[peer], slabs, parts)
+        none = (0,) * len(plan.padding)
+        padded = [F.pad(s, slab.pad) for s, slab in zip(slabs, plan.slabs, strict=True)]
+        for strip, slab in zip(padded, plan.slabs, strict=True):
+            y[every + slab.out] += conv.forward(strip, weight, None, none)
+        ctx.save_for_backward(x, weight, *padded)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        plan: Strips = ctx.plan
+        conv: ConvArguments = ctx.conv
+        x, weight, *padded = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        every, none = (slice(None), slice(None)), (0,) * len(plan.padding)
+        homes: list[Tensor] = []
+        weights: list[Tensor] = []
+        for strip, slab in zip(padded, plan.slabs, strict=True):
+            part = grad[every + slab.out].contiguous()
+            home, of_weight, _ = conv.backward(part, strip, weight, none, (need_x, need_weight, False))
+            if home is not None:
+                homes.append(F.pad(home, [-n for n in slab.pad]))
+            if of_weight is not None:
+                weights.append(of_weight)
+        transfer = None
+        if need_x:
+            sends = {
+                peer: torch.cat([homes[i][every + part].reshape(-1) for i, part in parts])
+                for peer, parts in plan.receives
+            }
+            counts = {
+                peer: sum(x.shape[0] * x.shape[1] * _count(x.shape[2:], part) for part in parts)
+                for peer, parts in plan.sends
+            }
+            transfer = Transfer(ctx.transport, "convolution backward", sends, counts, x)
+        inner = x[every + plan.crop]
+        with ctx.transport.span("interior"):
+            gx, gw, gb = conv.backward(
+                grad, inner, weight, plan.padding, (need_x, need_weight, bool(need_bias and ctx.has_bias))
+            )
+        if gw is not None:
+            for of_weight in weights:
+                gw += of_weight
+        if transfer is not None and gx is not None:
+            if inner.shape != x.shape:
+                whole = empty_like(gx, x.shape).zero_()
+                whole[every + plan.crop] = gx
+                gx = whole
+            arrived = transfer.wait()
+            for peer, parts in plan.sends:
+                unpack(arrived[peer], gx, [every + part for part in parts], add=True)
+        return gx, gw, gb if ctx.has_bias else None, None, None, None
+
+
+def _count(shape: tuple[int, ...], part: Slices) -> int:
+    total = 1
+    for n in extents(shape, part):
+        total *= n
+    return total
+
+
+def _unpack_slabs(buffer: Tensor, slabs: list[Tensor], parts: tuple[tuple[int, Slices], ...]) -> None:
+    offset = 0
+    for index, part in parts:
+        target = slabs[index][(slice(None), slice(None), *part)]
+        unpack(buffer[offset : offset + target.numel()], target, [(slice(None),) * target.ndim])
+        offset += target.numel()
+
+
+def strip_conv(
+    x: ShardedTensor, weight: Tensor, bias: Tensor | None, plan: Strips, target: Layout, conv: ConvArguments
+) -> ShardedTensor:
+    """A convolution by strips, with autocast's types."""
+    kind = x.device.type
+    operands = [x.local, weight, bias]
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        operands = [t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in operands]
+    with torch.autocast(kind, enabled=False):
+        local: Tensor = _StripConv.apply(*operands, plan, conv, x.mesh.transport)
+    mark()
+    return ShardedTensor(local, target.uncut_resized(local.shape))

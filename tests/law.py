@@ -1,0 +1,183 @@
+"""The one law: sharded equals plain, forward and backward, in float64 to 1e-10."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mural
+from ranks import run_on
+
+TOLERANCE = 1e-10
+_meshes: dict[Any, mural.Mesh] = {}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the ranks are arranged and the image is cut."""
+
+    spatial: tuple[int, ...] = ()
+    data: int = 1
+    cuts: Any = None
+    dims: tuple[int, ...] | None = None
+    align: int = 1
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        total = self.data
+        for n in self.spatial:
+            total *= n
+        return total
+
+    def mesh(self) -> mural.Mesh:
+        """The mesh, on a rank."""
+        key = (self.spatial, self.data)
+        if key not in _meshes:
+            _meshes[key] = mural.init(spatial=self.spatial, data=self.data)
+        return _meshes[key]
+
+    def shard(self, x: Tensor, **more: Any) -> mural.ShardedTensor:
+        """A tensor cut this way."""
+        return mural.shard(
+            x, self.mesh(), **({"cuts": self.cuts, "dims": self.dims, "align": self.align} | more)
+        )
+
+
+class Calls(nn.Module):
+    """A function as a module, so that one harness serves both."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """The tensors in a result, in order."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, Mapping):
+        return [t for v in result.values() for t in tensors_of(v)]
+    return [t for v in result for t in tensors_of(v)] if isinstance(result, (tuple, list)) else []
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A whole tensor, gathered if it is sharded."""
+    return tensor.full() if isinstance(tensor, mural.ShardedTensor) else tensor
+
+
+def loss_of(result: Any, seed: int = 0) -> Tensor:
+    """A random projection of all floating results, so that every output's gradient matters."""
+    total: Tensor | None = None
+    for tensor in tensors_of(result):
+        if not tensor.is_floating_point():
+            continue
+        generator = torch.Generator().manual_seed(seed)
+        weights = torch.randn(tuple(tensor.shape), generator=generator, dtype=torch.float64).to(tensor.dtype)
+        term = (tensor * weights).sum()
+        total = term if total is None else total + term
+    if total is None:
+        raise ValueError("no floating result")
+    return total
+
+
+def difference(a: Tensor | None, b: Tensor | None) -> float:
+    """The largest difference relative to the largest entry."""
+    if a is None or b is None:
+        return 0.0 if a is b else float("inf")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    a, b = a.detach().double(), b.detach().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, torch.zeros_like(a), (a - b).abs()).max()
+    scale = b[b.isfinite()].abs().max() if bool(b.isfinite().any()) else torch.ones(())
+    return float(gap / scale.clamp(min=1e-3))
+
+
+def compare(
+    module: nn.Module, inputs: Sequence[Tensor], grid: Grid, needs_grad: bool = True
+) -> dict[str, float]:
+    """Run plain and sharded on this rank; the relative differences of everything by name."""
+    plain, sharded = deepcopy(module), deepcopy(module)
+    xs = [x.clone().requires_grad_(needs_grad and x.is_floating_point()) for x in inputs]
+    torch.manual_seed(1)
+    expected = plain(*xs)
+    ys = [grid.shard(x) for x in inputs]
+    for y in ys:
+        if needs_grad and y.is_floating_point():
+            y.requires_grad_()
+    torch.manual_seed(1)
+    got = sharded(*ys)
+    found: dict[str, float] = {}
+    pairs = list(zip(tensors_of(expected), tensors_of(got), strict=True))
+    for i, (a, b) in enumerate(pairs):
+        found[f"output {i}"] = difference(full(b), a)
+    if any(t.is_floating_point() and t.requires_grad for t in tensors_of(expected)):
+        loss = loss_of(got)
+        assert type(loss) is Tensor, "a loss is a plain tensor"
+        reference = loss_of(expected)
+        found["loss"] = difference(loss, reference)
+        reference.backward()
+        loss.backward()
+        mural.reduce_gradients(sharded, grid.mesh())
+        for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            if x.requires_grad:
+                found[f"input gradient {i}"] = difference(None if y.grad is None else y.grad.full(), x.grad)
+        for (name, p), q in zip(plain.named_parameters(), sharded.parameters(), strict=True):
+            found[f"gradient of {name}"] = difference(q.grad, p.grad)
+    for (name, p), q in zip(plain.named_buffers(), sharded.buffers(), strict=True):
+        found[f"buffer {name}"] = difference(q, p)
+    return found
+
+
+def holds(
+    module: nn.Module | Callable[..., Any],
+    inputs: Tensor | Sequence[Tensor],
+    grid: Grid,
+    tolerance: float = TOLERANCE,
+    needs_grad: bool = True,
+) -> None:
+    """Check the law for one module (or picklable function), on the ranks of the grid."""
+    if not isinstance(module, nn.Module):
+        module = Calls(module)
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    for rank, found in enumerate(run_on(grid.world, compare, module, inputs, grid, needs_grad)):
+        wrong = {name: value for name, value in found.items() if not value <= tolerance}
+        assert not wrong, f"rank {rank} of {grid}: {wrong}"
+
+
+def image(*shape: int, seed: int = 0) -> Tensor:
+    """A random image in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def raises(
+    message: str, kind: type[Exception], function: Callable[..., Any], *args: Any, world: int = 2
+) -> None:
+    """Check that a function raises the same kind of error with this text on every rank."""
+    for text in run_on(world, partial(_caught, kind, function), *args):
+        assert text is not None and message in text, (
+            f"expected {kind.__name__} with {message!r}, got {text!r}"
+        )
+
+
+def _caught(kind: type[Exception], function: Callable[..., Any], *args: Any) -> str | None:
+    try:
+        function(*args)
+    except kind as error:
+        return str(error)
+    return None
+
+
+__all__ = ["Grid", "field", "holds", "image", "raises"]
