@@ -45,9 +45,7 @@ class Grid:
 
     def shard(self, x: Tensor, **more: Any) -> mural.ShardedTensor:
         """A tensor cut this way."""
-        return mural.shard(
-            x, self.mesh(), **({"cuts": self.cuts, "dims": self.dims, "align": self.align} | more)
-        )
+        return mural.shard(x, self.mesh(), **({"cuts": self.cuts, "dims": self.dims, "align": self.align} | more))
 
 
 class Calls(nn.Module):
@@ -105,9 +103,7 @@ def difference(a: Tensor | None, b: Tensor | None) -> float:
     return float(gap / scale.clamp(min=1e-3))
 
 
-def compare(
-    module: nn.Module, inputs: Sequence[Tensor], grid: Grid, needs_grad: bool = True
-) -> dict[str, float]:
+def compare(module: nn.Module, inputs: Sequence[Tensor], grid: Grid, needs_grad: bool = True) -> dict[str, float]:
     """Run plain and sharded on this rank; the relative differences of everything by name."""
     plain, sharded = deepcopy(module), deepcopy(module)
     xs = [x.clone().requires_grad_(needs_grad and x.is_floating_point()) for x in inputs]
@@ -162,14 +158,10 @@ def image(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def raises(
-    message: str, kind: type[Exception], function: Callable[..., Any], *args: Any, world: int = 2
-) -> None:
+def raises(message: str, kind: type[Exception], function: Callable[..., Any], *args: Any, world: int = 2) -> None:
     """Check that a function raises the same kind of error with this text on every rank."""
     for text in run_on(world, partial(_caught, kind, function), *args):
-        assert text is not None and message in text, (
-            f"expected {kind.__name__} with {message!r}, got {text!r}"
-        )
+        assert text is not None and message in text, f"expected {kind.__name__} with {message!r}, got {text!r}"
 
 
 def _caught(kind: type[Exception], function: Callable[..., Any], *args: Any) -> str | None:

@@ -61,9 +61,7 @@ class Pool:
         """The results of `function(*args)` on every rank, in order of ranks."""
         for pipe in self.pipes:
             pipe.send((function, args))
-        answers = [
-            pipe.recv() if pipe.poll(TIMEOUT) else (False, f"no answer in {TIMEOUT} s") for pipe in self.pipes
-        ]
+        answers = [pipe.recv() if pipe.poll(TIMEOUT) else (False, f"no answer in {TIMEOUT} s") for pipe in self.pipes]
         failed = {rank: text for rank, (good, text) in enumerate(answers) if not good}
         if failed:
             raise RankError("\n".join(f"--- rank {rank}\n{text}" for rank, text in failed.items()))

@@ -53,9 +53,7 @@ def present_somewhere(parameters: list[Tensor], mesh: Mesh) -> list[Tensor]:
     """The parameters that have a gradient on some rank."""
     if not parameters:
         return []
-    flags = torch.tensor(
-        [p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device
-    )
+    flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=mesh.transport.group)
     return [p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag]
 
@@ -66,9 +64,7 @@ def buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     size = 0
     for p in parameters:
         width = p.numel() * p.element_size()
-        if current and (
-            size + width > BUCKET_BYTES or p.dtype != current[0].dtype or p.device != current[0].device
-        ):
+        if current and (size + width > BUCKET_BYTES or p.dtype != current[0].dtype or p.device != current[0].device):
             yield current
             current, size = [], 0
         current.append(p)

@@ -196,9 +196,7 @@ def test_models_import_only_torch_and_the_standard_library() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 root = name.split(".")[0]
-                assert (
-                    root in sys.stdlib_module_names or root == "torch" or name.startswith("mural.models")
-                ), name
+                assert root in sys.stdlib_module_names or root == "torch" or name.startswith("mural.models"), name
                 assert not name.startswith("torch.distributed"), name
 
 

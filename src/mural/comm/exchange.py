@@ -31,9 +31,7 @@ class Route:
     inside: bool
 
     @classmethod
-    def of(
-        cls, rank: int, found: Sequence[Move], have: Mapping[int, Box], need: Mapping[int, Needs]
-    ) -> Route:
+    def of(cls, rank: int, found: Sequence[Move], have: Mapping[int, Box], need: Mapping[int, Needs]) -> Route:
         """The part of `rank` in the moves from `have` to `need`."""
         mine, wants = have[rank], need[rank]
 
@@ -54,8 +52,7 @@ class Route:
             elif move.destination == rank:
                 receives.setdefault(move.source, []).append(wanted(move.box))
         inside = all(
-            len(parts := boxes(need[r])) == 1
-            and all(h.contains(p) for h, p in zip(have[r], parts[0], strict=True))
+            len(parts := boxes(need[r])) == 1 and all(h.contains(p) for h, p in zip(have[r], parts[0], strict=True))
             for r in have
         )
         return cls(
@@ -134,9 +131,7 @@ class _Fetch(torch.autograd.Function):
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str
-    ) -> Tensor:
+    def forward(ctx: Any, local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:
         ctx.peers, ctx.rank, ctx.transport, ctx.name = peers, rank, transport, name
         flat = local.contiguous().view(-1)
         others = [p for p in peers if p != rank]

@@ -35,9 +35,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         else:
             return 1, 0, Transport(None, timeout)
     elif backend is not None and backend != dist.get_backend():
-        raise PlanError(
-            f"backend={backend!r}, but the process group found uses {dist.get_backend()!r}: drop backend"
-        )
+        raise PlanError(f"backend={backend!r}, but the process group found uses {dist.get_backend()!r}: drop backend")
     world_group = dist.group.WORLD
     key = id(world_group)
     if key not in _transports:

@@ -90,15 +90,11 @@ def choose_grid(image: Sequence[int], ranks: int) -> tuple[int, ...]:
     grids = [g for g in product(divisors, repeat=len(image)) if prod(g) == ranks]
     fitting = [g for g in grids if all(n <= extent for n, extent in zip(g, image, strict=True))]
     if not fitting:
-        raise PlanError(
-            f"an image of {tuple(image)} has too few positions for {ranks} ranks: use fewer ranks"
-        )
+        raise PlanError(f"an image of {tuple(image)} has too few positions for {ranks} ranks: use fewer ranks")
 
     def cut_surface(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
         area = prod(image)
-        return sum((n - 1) * area / extent for n, extent in zip(grid, image, strict=True)), tuple(
-            -n for n in grid
-        )
+        return sum((n - 1) * area / extent for n, extent in zip(grid, image, strict=True)), tuple(-n for n in grid)
 
     return min(fitting, key=cut_surface)
 

@@ -73,9 +73,7 @@ class Transport:
         """How messages travel, in words."""
         if self.group is None:
             return "no messages"
-        how = (
-            ", GPU tensors staged through pinned memory" if self.staged and torch.cuda.is_available() else ""
-        )
+        how = ", GPU tensors staged through pinned memory" if self.staged and torch.cuda.is_available() else ""
         return f"messages over {dist.get_backend(self.group)}{how}"
 
     def next_serial(self) -> int:
@@ -93,16 +91,10 @@ class Transport:
             return torch.empty(count, dtype=like.dtype, pin_memory=True)
         return torch.empty(count, dtype=like.dtype, device=like.device)
 
-    def post(
-        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]
-    ) -> list[tuple[int, Any]]:
+    def post(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> list[tuple[int, Any]]:
         """Start all messages; the order per pair is the order of transfers, so no tags are needed."""
-        operations = [
-            dist.P2POp(dist.irecv, b, peer, self.group) for peer, b in incoming.items() if b.numel()
-        ]
-        operations += [
-            dist.P2POp(dist.isend, b, peer, self.group) for peer, b in outgoing.items() if b.numel()
-        ]
+        operations = [dist.P2POp(dist.irecv, b, peer, self.group) for peer, b in incoming.items() if b.numel()]
+        operations += [dist.P2POp(dist.isend, b, peer, self.group) for peer, b in outgoing.items() if b.numel()]
         if not operations:
             return []
         try:

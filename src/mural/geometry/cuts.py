@@ -88,9 +88,7 @@ class Cuts:
         """
         total = sum(weights)
         if total <= 0 or min(weights) < 0:
-            raise LayoutError(
-                f"weights {tuple(weights)} of a cut must not be negative, and one must be above 0"
-            )
+            raise LayoutError(f"weights {tuple(weights)} of a cut must not be negative, and one must be above 0")
         ends = (extent * w / total / align for w in accumulate(weights))
         inner = [min(extent, align * int(end + 0.5 - 1e-9)) for end in ends]
         return cls.of((0, *inner[:-1], extent))

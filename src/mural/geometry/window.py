@@ -193,9 +193,7 @@ class Remap:
     def replicate(cls, extent: int, before: int, after: int) -> Remap:
         """The edge repeated."""
         end = before + extent
-        return cls.of(
-            extent, Segment(Interval(0, before), 0, 0), Segment(Interval(end, end + after), extent - 1, 0)
-        )
+        return cls.of(extent, Segment(Interval(0, before), 0, 0), Segment(Interval(end, end + after), extent - 1, 0))
 
     @classmethod
     def circular(cls, extent: int, before: int, after: int) -> Remap:

@@ -14,9 +14,7 @@ def check_positive(model: str, **values: int) -> None:
     for name, value in values.items():
         # Without a type checker anything arrives here: 2.5 would fail far away, True would pass for 1.
         if type(value) is not int or value < 1:
-            raise ValueError(
-                f"{model} got {name}={value!r}, but {name} is an integer of at least 1: set {name}=1"
-            )
+            raise ValueError(f"{model} got {name}={value!r}, but {name} is an integer of at least 1: set {name}=1")
 
 
 def check_choice(model: str, name: str, value: object, choices: Collection[object]) -> None:

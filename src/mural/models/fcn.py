@@ -48,9 +48,7 @@ class FCN2D(nn.Module):
     torch.Size([1, 5, 45, 67])
     """
 
-    def __init__(
-        self, in_channels: int = 3, classes: int = 21, width: int = 64, dropout: float = 0.5
-    ) -> None:
+    def __init__(self, in_channels: int = 3, classes: int = 21, width: int = 64, dropout: float = 0.5) -> None:
         """Builds VGG-16 with its channels scaled to `width`, and with `dropout` in its classifier."""
         super().__init__()
         check_positive("FCN2D", in_channels=in_channels, classes=classes, width=width)
@@ -60,9 +58,7 @@ class FCN2D(nn.Module):
         self.in_channels = in_channels
         self.stages = nn.ModuleList(
             stage(inputs, outputs, convolutions)
-            for inputs, outputs, convolutions in zip(
-                [in_channels, *channels[:-1]], channels, CONVOLUTIONS, strict=True
-            )
+            for inputs, outputs, convolutions in zip([in_channels, *channels[:-1]], channels, CONVOLUTIONS, strict=True)
         )
         hidden = width * CLASSIFIER
         self.classifier = nn.Sequential(

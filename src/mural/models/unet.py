@@ -43,9 +43,7 @@ class Residual(nn.Module):
         super().__init__()
         self.branch = nn.Sequential(*pair(layers, norm, inputs, outputs))
         # An empty Sequential is the identity.
-        self.shortcut = nn.Sequential(
-            *(() if inputs == outputs else conv_norm(layers, norm, inputs, outputs, 1))
-        )
+        self.shortcut = nn.Sequential(*(() if inputs == outputs else conv_norm(layers, norm, inputs, outputs, 1)))
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -121,9 +119,7 @@ class UNet(nn.Module):
         self.in_channels = in_channels
         self.smallest = 2**depth
         self.stem = build(in_channels, width)
-        self.down = nn.ModuleList(
-            nn.Sequential(layers.max_pool(2), build(upper, lower)) for upper, lower in steps
-        )
+        self.down = nn.ModuleList(nn.Sequential(layers.max_pool(2), build(upper, lower)) for upper, lower in steps)
         self.up = nn.ModuleList(
             Up(layers, enlarge(lower, upper), build(2 * upper, upper)) for upper, lower in reversed(steps)
         )

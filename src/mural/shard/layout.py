@@ -109,9 +109,7 @@ class Layout:
     def wants(self) -> tuple[Want, ...]:
         """This layout as a need."""
         return tuple(
-            (None, ((Interval(0, extent),),))
-            if cuts is None
-            else (axis, tuple((i,) for i in cuts.intervals()))
+            (None, ((Interval(0, extent),),)) if cuts is None else (axis, tuple((i,) for i in cuts.intervals()))
             for extent, axis, cuts in zip(self.shape, self.axes, self.cuts, strict=True)
         )
 

@@ -35,17 +35,13 @@ def shard(
     With `box`, `tensor` is this rank's piece alone and the box its global place. Collective.
     """
     if isinstance(tensor, ShardedTensor):
-        raise LayoutError(
-            "shard got a tensor that is sharded already: pass the plain tensor, or use it as it is"
-        )
+        raise LayoutError("shard got a tensor that is sharded already: pass the plain tensor, or use it as it is")
     chosen = spatial_dims(tensor.ndim, mesh, dims)
     axes: dict[int, str] = {d: axis for d, axis in zip(chosen, SPATIAL, strict=False)}
     if 0 not in axes:
         axes[0] = "data"
     elif mesh.size("data") > 1:
-        raise LayoutError(
-            f"dims={tuple(chosen)} cut dim 0, which the data axis of {mesh.size('data')} ranks needs"
-        )
+        raise LayoutError(f"dims={tuple(chosen)} cut dim 0, which the data axis of {mesh.size('data')} ranks needs")
     agree(tensor, mesh, box)
     if box is None:
         found = cuts_of(tensor.shape, mesh, axes, named(cuts, chosen, tensor.ndim), align)
@@ -54,9 +50,7 @@ def shard(
         return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
     place = box_of(box)
     if tuple(i.size for i in place) != tuple(tensor.shape):
-        raise LayoutError(
-            f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}"
-        )
+        raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
     found, shape = cuts_from_boxes(place, mesh, axes)
     return ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
 
@@ -79,9 +73,7 @@ def spatial_dims(ndim: int, mesh: Mesh, dims: Sequence[int] | None) -> tuple[int
     return chosen[:count]
 
 
-def layout_of(
-    mesh: Mesh, shape: tuple[int, ...], axes: Mapping[int, str], cuts: Mapping[int, Cuts]
-) -> Layout:
+def layout_of(mesh: Mesh, shape: tuple[int, ...], axes: Mapping[int, str], cuts: Mapping[int, Cuts]) -> Layout:
     """The layout of an image: what it says is what later layouts are derived from."""
     return Layout(
         mesh,
@@ -112,15 +104,11 @@ def cuts_of(
     if align < 1:
         raise LayoutError(f"align={align} must be at least 1")
     if unknown := set(specs) - set(axes):
-        raise LayoutError(
-            f"cuts were given for dims {sorted(unknown)}, but the mesh cuts dims {sorted(axes)}"
-        )
+        raise LayoutError(f"cuts were given for dims {sorted(unknown)}, but the mesh cuts dims {sorted(axes)}")
     found: dict[int, Cuts] = {}
     for dim, axis in axes.items():
         parts, spec, step = mesh.size(axis), specs.get(dim), 1 if axis == "data" else align
-        found[dim] = (
-            Cuts.even(shape[dim], parts, step) if spec is None else one_cut(spec, shape[dim], parts, step)
-        )
+        found[dim] = Cuts.even(shape[dim], parts, step) if spec is None else one_cut(spec, shape[dim], parts, step)
     return found
 
 
@@ -162,15 +150,11 @@ def agree(tensor: Tensor, mesh: Mesh, box: Sequence[tuple[int, int]] | None) -> 
         )
 
 
-def cuts_from_boxes(
-    mine: Box, mesh: Mesh, axes: Mapping[int, str]
-) -> tuple[dict[int, Cuts], tuple[int, ...]]:
+def cuts_from_boxes(mine: Box, mesh: Mesh, axes: Mapping[int, str]) -> tuple[dict[int, Cuts], tuple[int, ...]]:
     """The cuts that all ranks' boxes amount to, and the global shape."""
     code = torch.tensor([n for i in mine for n in i])
     rows = stack(code, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard").tolist()
-    boxes = {
-        rank: box_of([(r[2 * d], r[2 * d + 1]) for d in range(len(mine))]) for rank, r in enumerate(rows)
-    }
+    boxes = {rank: box_of([(r[2 * d], r[2 * d + 1]) for d in range(len(mine))]) for rank, r in enumerate(rows)}
     shape = tuple(max(b[d].stop for b in boxes.values()) for d in range(len(mine)))
     cuts: dict[int, Cuts] = {}
     for dim, axis in axes.items():

@@ -68,9 +68,7 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
         return None
     if not all(symmetric(w, s, o) for r in fibre for w, s, o in zip(windows, own[r], out[r], strict=True)):
         return None
-    need: dict[int, Box] = {
-        r: tuple(w.reads(o)[0] for w, o in zip(windows, out[r], strict=True)) for r in fibre
-    }
+    need: dict[int, Box] = {r: tuple(w.reads(o)[0] for w, o in zip(windows, out[r], strict=True)) for r in fibre}
     found = [m for m in moves(own, {r: tuple((i,) for i in box) for r, box in need.items()}) if m[0] != m[1]]
     if not found:
         return None
@@ -102,9 +100,7 @@ def _within(outer: Box, inner: Box) -> Slices:
 def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
     touched = tuple(o & w.touching(p) for w, p, o in zip(windows, part, outs, strict=True))
     spans = [w.span(t) for w, t in zip(windows, touched, strict=True)]
-    amounts = [
-        n for s, p in zip(spans[::-1], part[::-1], strict=True) for n in (p.start - s.start, s.stop - p.stop)
-    ]
+    amounts = [n for s, p in zip(spans[::-1], part[::-1], strict=True) for n in (p.start - s.start, s.stop - p.stop)]
     return Slab(tuple(i.size for i in part), _within(outs, touched), tuple(amounts))
 
 
@@ -119,9 +115,7 @@ class ConvArguments:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
         """The convolution."""
         zeros = (0,) * len(padding)
-        return torch.convolution(
-            x, weight, bias, self.stride, padding, self.dilation, False, zeros, self.groups
-        )
+        return torch.convolution(x, weight, bias, self.stride, padding, self.dilation, False, zeros, self.groups)
 
     def backward(
         self,
@@ -183,9 +177,7 @@ class _StripConv(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         plan: Strips = ctx.plan
         conv: ConvArguments = ctx.conv
         x, weight, *padded = ctx.saved_tensors

@@ -119,9 +119,7 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
     """Raise if the sharded operands come from different meshes, or past this level."""
     for tensor in sharded:
         if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
-            raise LayoutError(
-                f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}"
-            )
+            raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
         if (node := grad_fn_of(tensor)) is not None:
             raise UnsupportedOp(
                 f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
@@ -157,9 +155,7 @@ def replicated(value: Tensor, like: Layout) -> Tensor:
     if value.ndim == 0:
         return value
     axes = like.axes if like.ndim == value.ndim else (None,) * value.ndim
-    return ShardedTensor(
-        value, Layout(like.mesh, tuple(value.shape), axes, (None,) * value.ndim, like.images)
-    )
+    return ShardedTensor(value, Layout(like.mesh, tuple(value.shape), axes, (None,) * value.ndim, like.images))
 
 
 def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:

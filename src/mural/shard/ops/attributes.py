@@ -16,8 +16,55 @@ from mural.shard.ops.pointwise import check_writable, piece_of
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, local_of, merged, replicated
 
-GLOBAL = ["shape.__get__", "ndim.__get__", "dtype.__get__", "device.__get__", "layout.__get__", "is_cuda.__get__", "is_cpu.__get__", "is_meta.__get__", "is_sparse.__get__", "is_quantized.__get__", "is_nested.__get__", "is_mkldnn.__get__", "is_xla.__get__", "is_mps.__get__", "is_xpu.__get__", "is_sparse_csr.__get__", "is_vulkan.__get__", "is_ipu.__get__", "is_maia.__get__", "is_mtia.__get__", "names.__get__", "itemsize.__get__", "size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "stride", "is_conj", "is_neg", "is_inference", "__len__", "__hash__", "storage_offset"]
-LOCAL = ["is_leaf.__get__", "grad_fn.__get__", "requires_grad.__get__", "retains_grad.__get__", "_version.__get__", "is_contiguous"]
+GLOBAL = [
+    "shape.__get__",
+    "ndim.__get__",
+    "dtype.__get__",
+    "device.__get__",
+    "layout.__get__",
+    "is_cuda.__get__",
+    "is_cpu.__get__",
+    "is_meta.__get__",
+    "is_sparse.__get__",
+    "is_quantized.__get__",
+    "is_nested.__get__",
+    "is_mkldnn.__get__",
+    "is_xla.__get__",
+    "is_mps.__get__",
+    "is_xpu.__get__",
+    "is_sparse_csr.__get__",
+    "is_vulkan.__get__",
+    "is_ipu.__get__",
+    "is_maia.__get__",
+    "is_mtia.__get__",
+    "names.__get__",
+    "itemsize.__get__",
+    "size",
+    "numel",
+    "nelement",
+    "dim",
+    "ndimension",
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+    "element_size",
+    "get_device",
+    "stride",
+    "is_conj",
+    "is_neg",
+    "is_inference",
+    "__len__",
+    "__hash__",
+    "storage_offset",
+]
+LOCAL = [
+    "is_leaf.__get__",
+    "grad_fn.__get__",
+    "requires_grad.__get__",
+    "retains_grad.__get__",
+    "_version.__get__",
+    "is_contiguous",
+]
 
 
 @register("attribute", *GLOBAL)
@@ -49,9 +96,7 @@ def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """A value for Python: of a tensor that is whole on every rank, or of a single position."""
     x: ShardedTensor = args[0]
     if x.placement.cut_dims and x.numel() != 1 and any(c and c.parts > 1 for c in x.placement.cuts):
-        raise UnsupportedOp(
-            f"{name_of(func)} of a sharded tensor of shape {tuple(x.shape)}: call .full() first"
-        )
+        raise UnsupportedOp(f"{name_of(func)} of a sharded tensor of shape {tuple(x.shape)}: call .full() first")
     return func(x.full(), *args[1:], **kwargs)
 
 
@@ -111,9 +156,7 @@ def gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if x.local.is_leaf:
         return ShardedTensor(x.local.grad, x.placement)
     if replicated_axes(x.placement):
-        raise UnsupportedOp(
-            "the .grad of an intermediate tensor that several ranks hold: use torch.autograd.grad"
-        )
+        raise UnsupportedOp("the .grad of an intermediate tensor that several ranks hold: use torch.autograd.grad")
     return ShardedTensor(true_gradient(x.local.grad, x.placement), x.placement)
 
 
@@ -163,9 +206,7 @@ def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     grad = given.pop("gradient", None)
     if grad is None:
         if x.numel() != 1:
-            raise LayoutError(
-                f"backward of a sharded tensor of shape {tuple(x.shape)} needs a gradient of its shape"
-            )
+            raise LayoutError(f"backward of a sharded tensor of shape {tuple(x.shape)} needs a gradient of its shape")
         grad = torch.ones(x.shape, dtype=x.dtype, device=x.device)
     inputs = given.pop("inputs", None)
     if inputs is not None:
@@ -192,9 +233,7 @@ def grad_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     seeds = given.pop("grad_outputs", None)
     seeds = (seeds,) if isinstance(seeds, Tensor) else seeds or (None,) * len(outputs)
     if given.get("create_graph"):
-        raise UnsupportedOp(
-            "autograd.grad(create_graph=True): second derivatives of sharded tensors are not supported"
-        )
+        raise UnsupportedOp("autograd.grad(create_graph=True): second derivatives of sharded tensors are not supported")
     raw = [
         seed
         if seed is None or not isinstance(out, ShardedTensor)

@@ -65,18 +65,12 @@ def conv_rule(
     )
     for window, e, k in zip(windows, extents, kernel, strict=True):
         if window.out_extent < 1:
-            raise RuntimeError(
-                f"a convolution with kernel {k} has no output on an image of extent {e} {extents}"
-            )
+            raise RuntimeError(f"a convolution with kernel {k} has no output on an image of extent {e} {extents}")
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
         borders = [place.border for place in places]
         both = tuple(min(border) for border in borders)
-        extra = [
-            m
-            for border, b in zip(borders[::-1], both[::-1], strict=True)
-            for m in (border[0] - b, border[1] - b)
-        ]
+        extra = [m for border, b in zip(borders[::-1], both[::-1], strict=True) for m in (border[0] - b, border[1] - b)]
         if any(extra):
             piece = F.pad(piece, extra)
         return CONVS[n](piece, weight, bias, strides, both, dilations, groups)
@@ -94,9 +88,7 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         target = output_layout(x.placement, rule)
         plan = strips(x.placement, target, tuple(w for w in rule.dims if isinstance(w, Window)))
         if plan is not None:
-            return strip_conv(
-                x, weight, bias, plan, target, ConvArguments(each(stride, n), each(dilation, n), groups)
-            )
+            return strip_conv(x, weight, bias, plan, target, ConvArguments(each(stride, n), each(dilation, n), groups))
     return windowed(x, rule)
 
 
@@ -115,9 +107,7 @@ def transposed_rule(
     strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
     kernel, more = tuple(weight.shape[2:]), each(output_padding, n)
     if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
-        raise RuntimeError(
-            f"output_padding {more} must be smaller than stride {strides} or dilation {dilations}"
-        )
+        raise RuntimeError(f"output_padding {more} must be smaller than stride {strides} or dilation {dilations}")
     windows = tuple(
         Window.transposed(e, k, s, p, o, d)
         for e, k, s, p, o, d in zip(extents, kernel, strides, pads, more, dilations, strict=True)

@@ -126,24 +126,16 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     wanted = target_piece(target, place, name)
     loss = F.cross_entropy if name == "cross_entropy" else F.nll_loss
     if reduction == "none":
-        return ShardedTensor(
-            loss(scores.local, wanted, weight, reduction="none", **given), without_classes(layout)
-        )
+        return ShardedTensor(loss(scores.local, wanted, weight, reduction="none", **given), without_classes(layout))
     axes, mesh = cutting_axes(layout), layout.mesh
-    local = (
-        loss(scores.local, wanted, weight, reduction="sum", **given)
-        if wanted.numel()
-        else scores.local.sum() * 0
-    )
+    local = loss(scores.local, wanted, weight, reduction="sum", **given) if wanted.numel() else scores.local.sum() * 0
     total = merged(local, mesh, axes, name)
     if reduction == "sum":
         return total
     if soft:
         return total / (prod(layout.shape) // layout.shape[1])
     valid = wanted != ignore
-    counted = (
-        valid.to(total.dtype) if weight is None else weight[wanted.where(valid, 0)].to(total.dtype) * valid
-    )
+    counted = valid.to(total.dtype) if weight is None else weight[wanted.where(valid, 0)].to(total.dtype) * valid
     return total / merged(counted.sum(), mesh, axes, name)
 
 
@@ -164,9 +156,7 @@ def dice_loss(
     True
     """
     if target.ndim != scores.ndim - 1:
-        raise LayoutError(
-            f"dice_loss needs classes of {scores.ndim - 1} dims, got {target.ndim}: give class numbers"
-        )
+        raise LayoutError(f"dice_loss needs classes of {scores.ndim - 1} dims, got {target.ndim}: give class numbers")
     probabilities = torch.softmax(scores, 1)
     classes = torch.arange(scores.shape[1], device=scores.device).view(1, -1, *(1,) * (scores.ndim - 2))
     truth = (target.unsqueeze(1) == classes).to(probabilities.dtype)

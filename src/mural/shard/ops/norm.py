@@ -81,12 +81,8 @@ class _Normalize(torch.autograd.Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             scaled = grad if weight is None else grad * weight
-            sums = torch.stack(
-                [scaled.sum(ctx.dims, keepdim=True), (scaled * hat).sum(ctx.dims, keepdim=True)]
-            )
-            total = stack(sums, ctx.peers, ctx.mesh.rank, ctx.mesh.transport, "norm statistics backward").sum(
-                0
-            )
+            sums = torch.stack([scaled.sum(ctx.dims, keepdim=True), (scaled * hat).sum(ctx.dims, keepdim=True)])
+            total = stack(sums, ctx.peers, ctx.mesh.rank, ctx.mesh.transport, "norm statistics backward").sum(0)
             # The moments depend on x: take the projections on 1 and on x̂ out of the gradient.
             of_x = hat.mul_(-total[1] / count).add_(scaled).sub_(total[0] / count).mul_(rstd).to(x.dtype)
         return of_x, of_weight, of_bias, None, None, None, None, None
@@ -144,16 +140,12 @@ def update(running: Tensor | None, value: Tensor, momentum: float) -> None:
 def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Batch norm over the whole batch and image; running buffers equal on every rank."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-    x, mean, var, weight, bias, training, momentum, eps = bound(
-        args, kwargs, names, None, None, False, 0.1, 1e-5
-    )
+    x, mean, var, weight, bias, training, momentum, eps = bound(args, kwargs, names, None, None, False, 0.1, 1e-5)
     if not training:
         return frozen(x, mean, var, weight, bias, eps)
     count = x.numel() // max(1, x.shape[1])
     if count == 1:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
-        )
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     dims = tuple(d for d in range(x.ndim) if d != 1)
     axes = x.placement.axes_of(dims)
     local, found, square, _ = normalize(
@@ -186,17 +178,13 @@ def frozen(
 def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Instance norm: each image and channel by itself, over all its positions."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-    x, mean, var, weight, bias, use, momentum, eps = bound(
-        args, kwargs, names, None, None, None, None, True, 0.1, 1e-5
-    )
+    x, mean, var, weight, bias, use, momentum, eps = bound(args, kwargs, names, None, None, None, None, True, 0.1, 1e-5)
     if not use:
         return frozen(x, mean, var, weight, bias, eps)
     dims = tuple(range(2, x.ndim))
     count = prod(x.shape[d] for d in dims)
     if count == 1:
-        raise ValueError(
-            f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
-        )
+        raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
     affine = channelwise(weight, x.ndim), channelwise(bias, x.ndim)
     local, found, square, _ = normalize(
         x, x.local, *affine, dims, x.placement.axes_of(dims), eps, result_dtype(func, x.local, weight)
@@ -205,9 +193,7 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         with torch.no_grad():
             axes = x.placement.axes_of((0,))
             moments = torch.stack([found.flatten(1), square.flatten(1) / (count - 1)]).sum(1)
-            total = stack(
-                moments, x.mesh.peers(axes), x.mesh.rank, x.mesh.transport, "running statistics"
-            ).sum(0)
+            total = stack(moments, x.mesh.peers(axes), x.mesh.rank, x.mesh.transport, "running statistics").sum(0)
             update(mean, total[0] / x.shape[0], momentum)
             update(var, total[1] / x.shape[0], momentum)
     return ShardedTensor(local, x.placement)
@@ -224,8 +210,7 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise RuntimeError(f"group_norm: {channels} channels are not a multiple of {groups} groups")
     split = x.local.unflatten(1, (groups, channels // groups))
     affine = [
-        None if p is None else p.view(1, groups, channels // groups, *(1,) * (x.ndim - 2))
-        for p in (weight, bias)
+        None if p is None else p.view(1, groups, channels // groups, *(1,) * (x.ndim - 2)) for p in (weight, bias)
     ]
     axes = x.placement.axes_of(range(2, x.ndim))
     dims = tuple(range(2, split.ndim))
@@ -240,9 +225,7 @@ def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     x, shape, weight, bias, eps = bound(args, kwargs, names, None, None, 1e-5)
     n = len(shape)
     if tuple(x.shape[x.ndim - n :]) != tuple(shape):
-        raise RuntimeError(
-            f"layer_norm: normalized_shape {tuple(shape)} is not the end of the shape {tuple(x.shape)}"
-        )
+        raise RuntimeError(f"layer_norm: normalized_shape {tuple(shape)} is not the end of the shape {tuple(x.shape)}")
     dims = tuple(range(x.ndim - n, x.ndim))
     axes = x.placement.axes_of(dims)
     if not axes:

@@ -22,8 +22,7 @@ REMAPS = {"reflect": Remap.reflect, "replicate": Remap.replicate, "circular": Re
 def constant_rule(extents: Sequence[int], amounts: Sequence[tuple[int, int]], value: float) -> Windowed:
     """The rule of padding with a constant; negative amounts crop."""
     dims = tuple(
-        Window.shifted(e, e + before + after, -before)
-        for e, (before, after) in zip(extents, amounts, strict=True)
+        Window.shifted(e, e + before + after, -before) for e, (before, after) in zip(extents, amounts, strict=True)
     )
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
@@ -54,9 +53,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     """`F.pad` in all modes, asymmetric and negative."""
     x, amounts, mode, value = bound(args, kwargs, ("input", "pad", "mode", "value"), "constant", None)
     if len(amounts) % 2 or len(amounts) > 2 * x.ndim:
-        raise RuntimeError(
-            f"pad {tuple(amounts)} must have an even length of at most twice the {x.ndim} dims"
-        )
+        raise RuntimeError(f"pad {tuple(amounts)} must have an even length of at most twice the {x.ndim} dims")
     n = len(amounts) // 2
     pairs = [(int(amounts[2 * i]), int(amounts[2 * i + 1])) for i in reversed(range(n))]
     extents = tuple(x.shape[x.ndim - n :])

@@ -38,9 +38,7 @@ def pool_windows(
     """The windows of a pool."""
     n = len(extents)
     kernels, pads, dilations = each(kernel, n), each(padding, n), each(dilation, n)
-    strides = (
-        kernels if stride is None or (not isinstance(stride, int) and len(stride) == 0) else each(stride, n)
-    )
+    strides = kernels if stride is None or (not isinstance(stride, int) and len(stride) == 0) else each(stride, n)
     for k, p in zip(kernels, pads, strict=True):
         if p < 0 or 2 * p > k:
             raise RuntimeError(f"pooling: padding {p} must be at least 0 and at most half of the kernel {k}")
@@ -49,9 +47,7 @@ def pool_windows(
         for e, k, s, p, d in zip(extents, kernels, strides, pads, dilations, strict=True)
     )
     if any(w.out_extent < 1 for w in windows):
-        raise RuntimeError(
-            f"pooling with kernel {kernels} has no output on an image of extents {tuple(extents)}"
-        )
+        raise RuntimeError(f"pooling with kernel {kernels} has no output on an image of extents {tuple(extents)}")
     return windows
 
 
@@ -97,11 +93,7 @@ def avg_pool_rule(
         found: list[int] = []
         for o in range(*place.out):
             span = place.reads.span(Interval(o, o + 1)) if isinstance(place.reads, Window) else place.out
-            limit = (
-                Interval(-pad, place.reads.extent + pad)
-                if count_include_pad
-                else Interval(0, place.reads.extent)
-            )
+            limit = Interval(-pad, place.reads.extent + pad) if count_include_pad else Interval(0, place.reads.extent)
             found.append((span & limit).size)
         return found
 
@@ -221,11 +213,7 @@ def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     if indices:
         raise UnsupportedOp(f"{name} with return_indices=True; see src/mural/shard/ops/pool.py")
     extents = tuple(x.shape[x.ndim - n :])
-    wanted = (
-        (size,) * n
-        if isinstance(size, int) or size is None
-        else tuple(size) * (n if len(tuple(size)) == 1 else 1)
-    )
+    wanted = (size,) * n if isinstance(size, int) or size is None else tuple(size) * (n if len(tuple(size)) == 1 else 1)
     sizes = tuple(e if s is None else int(s) for e, s in zip(extents, wanted, strict=True))
     return adaptive(x, sizes, largest)
 
@@ -236,11 +224,7 @@ def adaptive(x: ShardedTensor, sizes: tuple[int, ...], largest: bool) -> Sharded
     lead = x.ndim - n
     dims = tuple(range(lead, x.ndim))
     if largest:
-        return (
-            global_max(x, dims)
-            if prod(sizes) == 1
-            else windowed(x, adaptive_rule(x.shape[lead:], sizes, True))
-        )
+        return global_max(x, dims) if prod(sizes) == 1 else windowed(x, adaptive_rule(x.shape[lead:], sizes, True))
     left = list(x.shape[lead:])
     for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
         if size == 1 or (x.placement.cuts[dim] is not None and x.placement.cut_for(dim, size) is None):
@@ -256,9 +240,7 @@ def averaged(x: ShardedTensor, dim: int, size: int) -> ShardedTensor:
     _, matrix = adaptive_taps(window, Interval(0, size))
     local = contract(x.local, matrix[:, own.start : own.stop], dim)
     axes = x.placement.axes_of((dim,))
-    return ShardedTensor(
-        merged(local, x.mesh, axes, "adaptive_avg_pool"), x.placement.with_cut(dim, None, size)
-    )
+    return ShardedTensor(merged(local, x.mesh, axes, "adaptive_avg_pool"), x.placement.with_cut(dim, None, size))
 
 
 def global_max(x: ShardedTensor, dims: tuple[int, ...]) -> ShardedTensor:
@@ -277,9 +259,7 @@ def global_max(x: ShardedTensor, dims: tuple[int, ...]) -> ShardedTensor:
     all_values, all_index = stacked(values, x.mesh, axes, "max"), stacked(index, x.mesh, axes, "max")
     best = all_values.detach().max(0, keepdim=True).values
     winner = (
-        torch.where(all_values.detach() == best, all_index, torch.iinfo(torch.int64).max)
-        .min(0, keepdim=True)
-        .indices
+        torch.where(all_values.detach() == best, all_index, torch.iinfo(torch.int64).max).min(0, keepdim=True).indices
     )
     result = all_values.gather(0, winner)[0].view(*local.shape[:lead], *(1,) * len(dims))
     place = layout.gathered(dims)

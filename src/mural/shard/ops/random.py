@@ -53,9 +53,7 @@ def lattice(shape: Sequence[int], limit: int) -> tuple[int, ...]:
 
 def blocks(box: Box, shape: Sequence[int], edges: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
     """Number and place of every block that a box touches."""
-    ranges = [
-        range(i.start // e, -(-i.stop // e)) if i.size else range(0) for i, e in zip(box, edges, strict=True)
-    ]
+    ranges = [range(i.start // e, -(-i.stop // e)) if i.size else range(0) for i, e in zip(box, edges, strict=True)]
     for at in product(*ranges):
         yield (
             at,
@@ -72,18 +70,14 @@ def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
         digest = hashlib.blake2b(f"{key}:{at}".encode(), digest_size=8).digest()
         generator.manual_seed(int.from_bytes(digest, "little", signed=True))
         inside = overlap(layout.box, place)
-        target = out[
-            tuple(slice(i.start - b.start, i.stop - b.start) for i, b in zip(inside, layout.box, strict=True))
-        ]
+        target = out[tuple(slice(i.start - b.start, i.stop - b.start) for i, b in zip(inside, layout.box, strict=True))]
         if inside == place and target.is_contiguous():
             draw(target, generator)
             continue
         values = out.new_empty([i.size for i in place])
         draw(values, generator)
         target.copy_(
-            values[
-                tuple(slice(i.start - p.start, i.stop - p.start) for i, p in zip(inside, place, strict=True))
-            ]
+            values[tuple(slice(i.start - p.start, i.stop - p.start) for i, p in zip(inside, place, strict=True))]
         )
     return out
 
@@ -172,9 +166,7 @@ def random_fill(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     name = name_of(func)
     x, *rest = args
     if kwargs.pop("generator", None) is not None:
-        raise ValueError(
-            f"{name}: a generator of your own would draw other numbers on each grid: use the default"
-        )
+        raise ValueError(f"{name}: a generator of your own would draw other numbers on each grid: use the default")
     if name == "bernoulli" or (
         name == "bernoulli_" and (rest or kwargs) and isinstance((*rest, *kwargs.values())[0], Tensor)
     ):

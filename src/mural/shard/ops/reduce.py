@@ -54,15 +54,9 @@ def sums(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     x, dim, keepdim, dtype = bound(args, kwargs, ("input", "dim", "keepdim", "dtype"), None, False, None)
     dims = dims_of(dim, x.ndim, name)
     probe = (torch.sum if name != "count_nonzero" else torch.count_nonzero)(x.local[(slice(0, 1),) * x.ndim])
-    if (
-        name in ("mean", "nanmean")
-        and not (dtype or x.dtype).is_floating_point
-        and not (dtype or x.dtype).is_complex
-    ):
+    if name in ("mean", "nanmean") and not (dtype or x.dtype).is_floating_point and not (dtype or x.dtype).is_complex:
         raise RuntimeError(f"{name} needs a floating point tensor, not {x.dtype}: call .float() first")
-    result = dtype or (
-        probe.dtype if name not in ("mean", "nanmean") else torch.mean(x.local.new_zeros(1)).dtype
-    )
+    result = dtype or (probe.dtype if name not in ("mean", "nanmean") else torch.mean(x.local.new_zeros(1)).dtype)
     values = x.local
     if name in ("nansum", "nanmean"):
         values = torch.nan_to_num(values, 0.0, float("inf"), float("-inf"))
@@ -86,9 +80,7 @@ def spreads(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     given = dict(kwargs)
     if rest and isinstance(rest[0], bool):  # the old form: var(x, unbiased)
         given["unbiased"], rest = rest[0], rest[1:]
-    names = (
-        ("dim", "unbiased", "keepdim") if len(rest) > 1 and isinstance(rest[1], bool) else ("dim", "keepdim")
-    )
+    names = ("dim", "unbiased", "keepdim") if len(rest) > 1 and isinstance(rest[1], bool) else ("dim", "keepdim")
     given |= dict(zip(names, rest, strict=False))
     correction = given.get("correction", None)
     if correction is None:
@@ -97,9 +89,7 @@ def spreads(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     count = prod(x.shape[d] for d in dims)
     values = x.local.to(wide(x.dtype))
     mean = total(x, values.sum(dims, keepdim=True), dims, name) / count
-    variance = total(x, (values - mean).square().sum(dims, keepdim=True), dims, name) / max(
-        0, count - correction
-    )
+    variance = total(x, (values - mean).square().sum(dims, keepdim=True), dims, name) / max(0, count - correction)
     spread = (variance.sqrt() if name.startswith("std") else variance).to(x.dtype)
     keep = bool(given.get("keepdim", False))
     if name.endswith("mean"):
@@ -175,9 +165,7 @@ def extreme_along(x: ShardedTensor, dim: int, largest: bool, name: str) -> tuple
         return values, indices
     all_values, all_indices = stacked(values, x.mesh, axes, name), stacked(indices, x.mesh, axes, name)
     best = pick(all_values.detach(), 0, keepdim=True).values
-    place = torch.where(all_values.detach() == best, all_indices, torch.iinfo(torch.int64).max).min(
-        0, keepdim=True
-    )
+    place = torch.where(all_values.detach() == best, all_indices, torch.iinfo(torch.int64).max).min(0, keepdim=True)
     return all_values.gather(0, place.indices)[0], place.values[0]
 
 
@@ -222,9 +210,7 @@ def softmaxes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if dim is None:
         raise UnsupportedOp(f"{name} of a sharded tensor needs a dim")
     dims = dims_of(dim, x.ndim, name)
-    keep = bool(
-        given.get("keepdim", args[2] if name == "logsumexp" and len(args) > 2 else name != "logsumexp")
-    )
+    keep = bool(given.get("keepdim", args[2] if name == "logsumexp" and len(args) > 2 else name != "logsumexp"))
     if not x.placement.axes_of(dims):
         local = func(x.local, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("input", "self")})
         return (
@@ -321,9 +307,7 @@ def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     x, dim = given["input"], given["dim"]
     if not isinstance(x, ShardedTensor):
         rest = [a.full() if isinstance(a, ShardedTensor) else a for a in args[1:]]
-        return func(
-            x, *rest, **{k: v.full() if isinstance(v, ShardedTensor) else v for k, v in kwargs.items()}
-        )
+        return func(x, *rest, **{k: v.full() if isinstance(v, ShardedTensor) else v for k, v in kwargs.items()})
     index = given["index"]
     dim = dim_of(dim, x.ndim, name_of(func))
     same = isinstance(index, ShardedTensor) and index.placement.gathered((dim,)).cuts == x.placement.cuts

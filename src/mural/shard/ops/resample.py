@@ -166,9 +166,7 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     given = bound(args, kwargs, names, *(None, None, "nearest", None, None, False)[: len(names) - 1])
     x, size, factor, mode, align, recompute, antialias = (*given, None, False)[:7]
     if antialias:
-        raise UnsupportedOp(
-            "interpolate with antialias=True has no rule: see src/mural/shard/ops/resample.py"
-        )
+        raise UnsupportedOp("interpolate with antialias=True has no rule: see src/mural/shard/ops/resample.py")
     n = x.ndim - 2
     dims = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(mode, n)
     if mode not in (*LINEAR, *NEAREST, "bicubic", "area") or dims != n:
@@ -220,9 +218,7 @@ def shuffle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     extents = tuple(x.shape[-2:])
     if name == "pixel_shuffle":
         if x.shape[-3] % factor**2:
-            raise RuntimeError(
-                f"pixel_shuffle: {x.shape[-3]} channels are not a multiple of {factor}² = {factor**2}"
-            )
+            raise RuntimeError(f"pixel_shuffle: {x.shape[-3]} channels are not a multiple of {factor}² = {factor**2}")
         return windowed(x, shuffle_rule(extents, factor))
     if any(e % factor for e in extents):
         raise RuntimeError(f"pixel_unshuffle: extents {extents} are not multiples of {factor}")

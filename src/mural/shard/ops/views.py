@@ -109,23 +109,15 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """Write to a part: through basic indexing, or where a mask of the same shape is true."""
     x, index, value = args
     if not isinstance(x, ShardedTensor):
-        raise LayoutError(
-            "writing a sharded value into a plain tensor: call .full() on it, or shard the target"
-        )
+        raise LayoutError("writing a sharded value into a plain tensor: call .full() on it, or shard the target")
     check_writable(x, "assignment")
-    if (
-        isinstance(index, Tensor)
-        and index.dtype == torch.bool
-        and not (isinstance(value, Tensor) and value.ndim)
-    ):
+    if isinstance(index, Tensor) and index.dtype == torch.bool and not (isinstance(value, Tensor) and value.ndim):
         written(x, x.local.masked_fill_(piece_of(index, x.placement, "assignment"), value))
         return
     part = getitem(func, (x, index), {})
     if isinstance(part, ShardedTensor):
         check_writable(part, "assignment to one position of a cut dim")
-        source = (
-            torch.as_tensor(value, dtype=x.dtype, device=x.device) if not isinstance(value, Tensor) else value
-        )
+        source = torch.as_tensor(value, dtype=x.dtype, device=x.device) if not isinstance(value, Tensor) else value
         part.local.copy_(piece_of(source, part.placement, "assignment"))
         written(x, x.local)
         return
@@ -267,9 +259,7 @@ def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list
     while i < len(old) or j < len(new):
         left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
         i, j = i + len(left), j + len(right)
-        while (
-            (a := prod(old[d] for d in left)) != (b := prod(new[d] for d in right)) or not left or not right
-        ):
+        while (a := prod(old[d] for d in left)) != (b := prod(new[d] for d in right)) or not left or not right:
             if i >= len(old) and j >= len(new):
                 break
             if (a <= b and i < len(old)) or j >= len(new):
@@ -356,11 +346,7 @@ def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     else:
         probe = func(torch.empty(tuple(x.shape), device="meta"), *args[1:], **kwargs)
         layout = x.placement.pick([None] * (probe.ndim - x.ndim) + list(range(x.ndim)), probe.shape)
-        grown = [
-            d
-            for d in range(probe.ndim)
-            if layout.shape[d] != ((1,) * probe.ndim + tuple(x.shape))[x.ndim + d]
-        ]
+        grown = [d for d in range(probe.ndim) if layout.shape[d] != ((1,) * probe.ndim + tuple(x.shape))[x.ndim + d]]
         layout = layout.gathered(grown)
     local = piece_of(x, layout, name_of(func)).expand(layout.local_shape)
     return ShardedTensor(local, layout, x.aliased if isinstance(x, ShardedTensor) else "")
@@ -404,15 +390,11 @@ def stack_new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
     """Tensors one after the other along a dim, which is cut in the image's proportions if it was cut."""
-    tensors = [t for t in tensors if t.ndim != 1 or t.shape[0]] or tensors[
-        :1
-    ]  # torch skips empty 1-D tensors
+    tensors = [t for t in tensors if t.ndim != 1 or t.shape[0]] or tensors[:1]  # torch skips empty 1-D tensors
     dim = dim_of(dim, tensors[0].ndim, name)
     rest = [tuple(n for d, n in enumerate(t.shape) if d != dim) for t in tensors]
     if len(set(rest)) != 1:
-        raise LayoutError(
-            f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere"
-        )
+        raise LayoutError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
     total = sum(t.shape[dim] for t in tensors)
     slim = [
         t.narrow(dim, 0, 1) if not isinstance(t, ShardedTensor) else sliced(t, dim, 0, 1)
@@ -458,9 +440,7 @@ def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """A product with a plain matrix along the last dim, which is gathered first if it is cut."""
     x, weight, *rest = args
     if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or weight.ndim > 2:
-        raise UnsupportedOp(
-            f"{name_of(func)} needs a sharded tensor and a plain matrix; call .full() on the other"
-        )
+        raise UnsupportedOp(f"{name_of(func)} needs a sharded tensor and a plain matrix; call .full() on the other")
     x = gather(x, (x.ndim - 1,), name_of(func))
     local = func(x.local, weight, *rest, **kwargs)
     layout = x.placement
