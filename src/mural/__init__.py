@@ -4,6 +4,7 @@ from mural import comm
 from mural.comm import Mesh, init
 from mural.errors import LayoutError, MuralError, PeerError, PlanError, UnsupportedOp
 from mural.geometry import Cuts
+from mural.graph import capture
 from mural.replicate import reduce_gradients
 from mural.shard import ShardedTensor, dice_loss, shard
 
@@ -16,6 +17,7 @@ __all__ = [
     "PlanError",
     "ShardedTensor",
     "UnsupportedOp",
+    "capture",
     "comm",
     "dice_loss",
     "init",

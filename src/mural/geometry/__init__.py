@@ -1,7 +1,7 @@
 """Where things are: intervals, windows, cuts and moves, in pure Python."""
 
 from mural.geometry.cuts import Cuts, check_bounds
-from mural.geometry.interval import Box, Interval, overlap, subtract, volume, whole
+from mural.geometry.interval import Box, Interval, broadcast, overlap, subtract, volume, whole
 from mural.geometry.moves import Move, Needs, boxes, moves, place, traffic
 from mural.geometry.window import Reads, Remap, Segment, Window
 
@@ -16,6 +16,7 @@ __all__ = [
     "Segment",
     "Window",
     "boxes",
+    "broadcast",
     "check_bounds",
     "moves",
     "overlap",

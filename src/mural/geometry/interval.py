@@ -84,3 +84,19 @@ def subtract(outer: Box, inner: Box) -> tuple[Box, ...]:
 def whole(shape: Sequence[int]) -> Box:
     """The box of a whole tensor of that shape."""
     return tuple(Interval(0, extent) for extent in shape)
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that these shapes broadcast to, as torch's rules say; ValueError where they do not.
+
+    >>> broadcast((2, 1, 5), (3, 1))
+    (2, 3, 5)
+    """
+    ndim = max((len(shape) for shape in shapes), default=0)
+    result = [1] * ndim
+    for shape in shapes:
+        for dim, extent in enumerate(shape, ndim - len(shape)):
+            if extent != 1 and result[dim] not in (1, extent):
+                raise ValueError(f"shapes {[tuple(s) for s in shapes]} do not broadcast")
+            result[dim] = extent if extent != 1 else result[dim]
+    return tuple(result)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import LayoutError, UnsupportedOp
+from mural.geometry import broadcast
 from mural.shard.layout import Layout
 from mural.shard.ops.pointwise import common_layout, piece_of
 from mural.shard.table import name_of, register
@@ -61,7 +62,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         )
     layout = common_layout(func, list(operands.values()))
     pieces = {k: piece_of(v, layout, name) for k, v in operands.items()}
-    shared = torch.broadcast_shapes(pieces["input"].shape, pieces["target"].shape)
+    shared = broadcast(pieces["input"].shape, pieces["target"].shape)
     given |= pieces | {k: pieces[k].expand(shared) for k in ("input", "target")}
     if reduction == "none":
         return ShardedTensor(func(**given, reduction="none"), layout)
@@ -77,7 +78,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 def common_count(values: Sequence[Tensor]) -> int:
     """The number of positions of operands that broadcast."""
-    return torch.broadcast_shapes(*(tuple(v.shape) for v in values)).numel()
+    return prod(broadcast(*(tuple(v.shape) for v in values)))
 
 
 def without_classes(layout: Layout) -> Layout:

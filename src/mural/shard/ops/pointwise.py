@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.errors import LayoutError
-from mural.geometry import Interval
+from mural.geometry import Interval, broadcast
 from mural.shard.layout import Layout, Want
 from mural.shard.table import functions, name_of, register
 from mural.shard.tensor import ShardedTensor, pull, sharded_in
@@ -258,8 +258,8 @@ def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
     """
     sharded = [t for t in operands if isinstance(t, ShardedTensor)]
     try:
-        shape = torch.broadcast_shapes(*(tuple(t.shape) for t in operands))
-    except RuntimeError as error:
+        shape = broadcast(*(tuple(t.shape) for t in operands))
+    except ValueError as error:
         raise LayoutError(f"{name_of(func)}: shapes {[tuple(t.shape) for t in operands]} do not broadcast") from error
     axes: list[str | None] = [None] * len(shape)
     cuts: list[Any] = [None] * len(shape)
@@ -326,7 +326,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             return write_to_plain(func, args, kwargs)
         check_writable(target, name)
         layout = target.placement
-        if torch.broadcast_shapes(*(tuple(t.shape) for t in operands)) != layout.shape:
+        if broadcast(*(tuple(t.shape) for t in operands)) != layout.shape:
             raise LayoutError(f"{name}: the operands {[tuple(t.shape) for t in operands]} do not fit in place")
     else:
         layout = common_layout(func, operands)

@@ -1,0 +1,149 @@
+"""The demo's picture: the image under its grid, and the nuclei that the ranks found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from mural.demo.settings import Settings
+from mural.geometry import Cuts
+
+Colour = tuple[int, int, int]
+
+PANEL, MARGIN = 720, 28
+INK, QUIET, PAPER = (28, 30, 38), (96, 100, 112), (255, 255, 255)
+LINE, STRIP, REACH = (8, 48, 107), (0, 90, 200), (90, 190, 235)
+# What a pixel is, by (true nucleus, predicted nucleus); colours that the colour-blind tell apart.
+FOUND, MISSED, INVENTED = (0, 158, 115), (240, 195, 0), (213, 70, 0)
+
+
+def draw(
+    settings: Settings,
+    image: NDArray[np.uint8],
+    mask: NDArray[np.bool_],
+    prediction: NDArray[np.bool_],
+    facts: str,
+) -> Image.Image:
+    """Both panels with their titles, legends and the outcome below."""
+    top, below = 64, 118
+    page = Image.new("RGB", (2 * PANEL + 3 * MARGIN, top + PANEL + below), PAPER)
+    pen = ImageDraw.Draw(page)
+    left, right = MARGIN, 2 * MARGIN + PANEL
+    page.paste(cut_panel(settings, image), (left, top))
+    page.paste(found_panel(image, mask, prediction), (right, top))
+    steps = f"{settings.steps} step" + "s" * (settings.steps > 1)
+    title = ImageFont.load_default(24)
+    # The font that pillow brings has no «×».
+    extent = f"{settings.size} x {settings.size}"
+    pen.text((left, top - 14), f"One image of {extent} pixels on {settings.ranks} ranks", INK, title, "ls")
+    pen.text((right, top - 14), f"Nuclei that the ranks found after {steps}", INK, title, "ls")
+
+    row = top + PANEL + 26
+    strips = f"strips sent to neighbours by one 3x3 convolution: 1 to {strip_width(settings.depth)} px, by level"
+    reach = f"reach of all convolutions beyond a cut: {reach_of(settings.depth)} px"
+    dice = 2 * (mask & prediction).sum() / max(1, mask.sum() + prediction.sum())
+    legend(pen, (left, row), [(LINE, "cut"), (STRIP, strips)])
+    legend(pen, (left, row + 28), [(REACH, reach)])
+    legend(pen, (right, row), [(FOUND, "found"), (MISSED, "missed"), (INVENTED, "found where there is none")])
+    pen.text((right, row + 28), f"overlap with the true mask (Dice): {dice:.2f}", INK, ImageFont.load_default(17), "ls")
+    pen.text((left, row + 72), facts, QUIET, ImageFont.load_default(18), "ls")
+    return page
+
+
+def strip_width(depth: int) -> int:
+    """Pixels of the image under one position of the U-Net's lowest level: the widest strip that is sent.
+
+    >>> strip_width(3)
+    8
+    """
+    return 2**depth
+
+
+def reach_of(depth: int) -> int:
+    """Pixels to each side that an output of the U-Net depends on, through its 3×3 convolutions.
+
+    Each of the two convolutions of a block reaches one position, which is 2**level pixels; each level but the
+    lowest has two blocks, one on the way down and one on the way up.
+
+    >>> reach_of(3)
+    44
+    """
+    return 2 * 2**depth + sum(2 * 2 * 2**level for level in range(depth))
+
+
+def cut_panel(settings: Settings, image: NDArray[np.uint8]) -> Image.Image:
+    """The image with the cuts, the strips along them, and the number of each rank."""
+    pixels = image.astype(np.float64)
+    bounds = [Cuts.even(settings.size, parts).bounds for parts in settings.grid]
+    away = np.minimum(
+        distance(settings.size, bounds[0][1:-1])[:, None],
+        distance(settings.size, bounds[1][1:-1])[None, :],
+    )
+    tint(pixels, away < reach_of(settings.depth), REACH, 0.34)
+    for level in range(settings.depth, -1, -1):
+        tint(pixels, away < 2**level, STRIP, 0.30)
+    panel = enlarged(pixels)
+    pen, scale = ImageDraw.Draw(panel), PANEL / settings.size
+    for cut in bounds[0][1:-1]:
+        pen.line([(0, cut * scale), (PANEL, cut * scale)], LINE, 2)
+    for cut in bounds[1][1:-1]:
+        pen.line([(cut * scale, 0), (cut * scale, PANEL)], LINE, 2)
+    font = ImageFont.load_default(20)
+    for row, (top, bottom) in enumerate(pairwise(bounds[0])):
+        for column, (left, right) in enumerate(pairwise(bounds[1])):
+            middle = ((left + right) / 2 * scale, (top + bottom) / 2 * scale)
+            badge(pen, middle, f"rank {row * settings.grid[1] + column}", font)
+    return panel
+
+
+def badge(
+    pen: ImageDraw.ImageDraw, middle: tuple[float, float], text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+) -> None:
+    """A label that can be read on any ground."""
+    left, top, right, bottom = pen.textbbox(middle, text, font, "mm")
+    pen.rounded_rectangle((left - 8, top - 7, right + 8, bottom + 7), 6, PAPER, LINE)
+    pen.text(middle, text, INK, font, "mm")
+
+
+def found_panel(image: NDArray[np.uint8], mask: NDArray[np.bool_], prediction: NDArray[np.bool_]) -> Image.Image:
+    """The image in pale grey, with what was found, missed and invented."""
+    grey = image.astype(np.float64).mean(axis=2, keepdims=True)
+    pixels = np.repeat(150 + 0.41 * grey, 3, axis=2)
+    tint(pixels, mask & prediction, FOUND, 0.85)
+    tint(pixels, mask & ~prediction, MISSED, 0.95)
+    tint(pixels, prediction & ~mask, INVENTED, 0.95)
+    return enlarged(pixels)
+
+
+def distance(extent: int, cuts: Sequence[int]) -> NDArray[np.float64]:
+    """From each position's middle to the nearest cut; infinite if there is none.
+
+    >>> distance(4, (2,))
+    array([1.5, 0.5, 0.5, 1.5])
+    """
+    middles = np.arange(extent) + 0.5
+    return np.min([np.full(extent, np.inf), *(np.abs(middles - cut) for cut in cuts)], axis=0)
+
+
+def tint(pixels: NDArray[np.float64], where: NDArray[np.bool_], colour: Colour, strength: float) -> None:
+    """Mix a colour into some of the pixels, in place."""
+    pixels[where] = (1 - strength) * pixels[where] + strength * np.array(colour)
+
+
+def enlarged(pixels: NDArray[np.float64]) -> Image.Image:
+    """The pixels as a panel."""
+    image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+    return image.resize((PANEL, PANEL), Image.Resampling.LANCZOS)
+
+
+def legend(pen: ImageDraw.ImageDraw, at: tuple[int, int], entries: Sequence[tuple[Colour, str]]) -> None:
+    """Patches of colour, each with its meaning, in one row."""
+    font, (x, y) = ImageFont.load_default(17), at
+    for colour, text in entries:
+        pen.rectangle((x, y - 14, x + 16, y + 2), colour)
+        pen.text((x + 24, y), text, INK, font, "ls")
+        x += round(24 + pen.textlength(text, font) + 26)

@@ -1,0 +1,138 @@
+"""Capture: the graph of an unmodified model, from a forward pass on tensors without memory.
+
+The model runs on meta tensors under a `TorchFunctionMode`, which sees each call where a sharded tensor would
+intercept it; what a torch function calls inside is not seen, since the mode is off while it runs. Python's own
+control flow on shapes just runs; a decision on values raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from mural.errors import UnsupportedOp
+from mural.graph.nodes import Graph, Shape
+from mural.graph.recorder import META, Recorder, twin_of
+
+Shapes = Sequence[int] | Sequence[Sequence[int]]
+Dtypes = torch.dtype | Sequence[torch.dtype] | None
+REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
+    """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
+
+    Nothing is allocated and the model does not change: parameters, buffers and inputs are meta tensors, whatever
+    device the model is on. The dtype, one for all inputs or one for each, is that of the parameters unless given.
+
+    >>> print(capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (1, 3, 4096, 4096)))
+    Graph(2 nodes, input (1, 3, 4096, 4096) -> output (1, 8, 4094, 4094))
+    site  op      kind       output
+    0     conv2d  windowed   (1, 8, 4094, 4094)
+    1     relu    pointwise  (1, 8, 4094, 4094)
+    """
+    check_python(model)
+    shapes = shapes_of(shape)
+    dtypes = dtypes_of(dtype, model, len(shapes))
+    with torch.inference_mode(False):  # inference tensors do not say when they are written to
+        named, twins = meta_twins(model)
+        images = [torch.empty(s, dtype=d, device=META) for s, d in zip(shapes, dtypes, strict=True)]
+        names = input_names(model, len(images), taken=named)
+        recorder = Recorder(twins, constants_of(model))
+        for name, tensor in (*named.items(), *zip(names, images, strict=True)):
+            recorder.enter_value(name, tensor)
+        with unchanged(model), torch.random.fork_rng(devices=[]), recorder.watching(model):
+            result = functional_call(model, named, tuple(images), tie_weights=False)
+        return recorder.graph(names, result)
+
+
+def check_python(model: nn.Module) -> None:
+    """Raise unless all of the model is Python, where each call can be seen."""
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"capture takes an nn.Module, not a {type(model).__name__}: wrap a function in a module")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedOp(
+                f"module {path!r} was compiled by torch.jit, which hides its calls: use the plain module"
+            )
+
+
+def shapes_of(shape: Shapes) -> list[Shape]:
+    """One shape for each input.
+
+    >>> shapes_of((1, 3, 8, 8)), shapes_of([(1, 3, 8, 8), (1, 5)])
+    ([(1, 3, 8, 8)], [(1, 3, 8, 8), (1, 5)])
+    """
+    given: list[Any] = list(shape)
+    several = bool(given) and all(isinstance(item, Sequence) for item in given)
+    shapes: list[tuple[Any, ...]] = [tuple(item) for item in given] if several else [tuple(given)]
+    if not shapes[0] or not all(isinstance(extent, int) and extent >= 0 for item in shapes for extent in item):
+        raise ValueError(
+            f"{shape!r} is neither a shape such as (1, 3, 4096, 4096) nor a sequence of shapes, one for each input"
+        )
+    return shapes
+
+
+def dtypes_of(dtype: Dtypes, model: nn.Module, count: int) -> list[torch.dtype]:
+    """One dtype for each input: as given, or else that of the first floating-point parameter."""
+    if isinstance(dtype, Sequence):
+        if len(dtype) != count:
+            raise ValueError(f"{len(dtype)} dtypes were given for {count} inputs: give one, or one for each")
+        return list(dtype)
+    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return [dtype or next(floating, torch.get_default_dtype())] * count
+
+
+def input_names(model: nn.Module, count: int, taken: Container[str]) -> list[str]:
+    """The names that the model's forward has for its inputs; one that a parameter has too gets a `_`."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    names = [named[i] if i < len(named) else f"input{i}" for i in range(count)]
+    return [f"{name}_" if name in taken else name for name in names]
+
+
+def meta_twins(model: nn.Module) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """A meta tensor for each parameter and buffer, by name and by `id`; tied ones share theirs."""
+    named: dict[str, Tensor] = {}
+    twins: dict[int, Tensor] = {}
+    # Each module once: a slot that is swapped under two names would not be given back as it was.
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                if id(tensor) not in twins:
+                    twins[id(tensor)] = twin_of(tensor)
+                named[f"{path}.{name}" if path else name] = twins[id(tensor)]
+    return named, twins
+
+
+def constants_of(model: nn.Module) -> dict[int, str]:
+    """The names of the tensors that modules hold as plain attributes, alone or in lists and dicts, by `id`."""
+    names: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for attribute, held in vars(module).items():
+            tensors = [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor)]
+            for i, tensor in enumerate(tensors if attribute not in REGISTERED else ()):
+                name = f"{path}.{attribute}" if path else attribute
+                names.setdefault(id(tensor), name if len(tensors) == 1 else f"{name}.{i}")
+    return names
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Generator[None]:
+    """Give all modules their attributes back as they were, so that what a forward keeps there is forgotten."""
+    held = [vars(module) for module in model.modules()]
+    held += [attributes[name] for attributes in held for name in REGISTERED]
+    before = [dict(attributes) for attributes in held]
+    try:
+        yield
+    finally:
+        for attributes, old in zip(held, before, strict=True):
+            attributes.clear()
+            attributes.update(old)

@@ -1,0 +1,124 @@
+"""The graph of a model: the calls that a forward pass makes, in order, as frozen and printable data."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+Shape = tuple[int, ...]
+Source = int | str
+"""Where a tensor comes from: the id of the node that made it, or the name of an input or a parameter."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that enters or leaves the graph: an input, a parameter, buffer or constant, or an output.
+
+    `source`, `pick` and `after` are an output's; they mean what they mean in a `Node`.
+    """
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    source: Source
+    pick: int = 0
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call of a torch function, at the level at which a sharded tensor intercepts it.
+
+    `inputs[i]` says who made the i-th tensor among the arguments, and `picks[i]` which of its outputs it is.
+    An in-place call is a node whose output is the next version of what it wrote. A call that wrote to an
+    argument's memory through another tensor (a view of it, a buffer) stands in `after`: it comes first too.
+    `kind` is that of the rule in the table of operations, None where there is no rule.
+    """
+
+    id: int
+    site: str
+    op: str
+    kind: str | None
+    module: str
+    inputs: tuple[Source, ...]
+    picks: tuple[int, ...]
+    after: tuple[int, ...]
+    input_shapes: tuple[Shape, ...]
+    output_shapes: tuple[Shape, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @property
+    def needs(self) -> tuple[Source, ...]:
+        """Everything that this call waits for."""
+        return self.inputs + self.after
+
+
+@dataclass(frozen=True, repr=False)
+class Graph:
+    """The nodes of one forward pass in the order in which they ran; `graph[site]` is the node of a call-site."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    parameters: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __getitem__(self, site: str) -> Node:
+        if site not in self._by_site:
+            module = site.partition("/")[0].partition("@")[0]
+            near = [node.site for node in self.nodes if node.module == module][:8]
+            raise KeyError(f"{site!r} is no call-site of this graph; module {module!r} has {near or 'none'}")
+        return self._by_site[site]
+
+    @cached_property
+    def _by_site(self) -> dict[str, Node]:
+        return {node.site: node for node in self.nodes}
+
+    def unsupported(self) -> tuple[Node, ...]:
+        """The nodes that read the image and have no rule.
+
+        A call on parameters and fresh tensors alone needs none: those are plain tensors under any plan.
+        """
+        reached = reached_from({value.name for value in self.inputs}, self.nodes)
+        return tuple(node for node in self.nodes if node.kind is None and node.id in reached)
+
+    def __repr__(self) -> str:
+        return f"Graph({len(self)} nodes, {_signature(self.inputs)} -> {_signature(self.outputs)})"
+
+    def __str__(self) -> str:
+        rows = [("site", "op", "kind", "output")]
+        for node in self.nodes:
+            rows.append((node.site, node.op, node.kind or "no rule", ", ".join(map(str, node.output_shapes))))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join([repr(self), *(line.rstrip() for line in lines)])
+
+
+def _signature(values: Sequence[Value]) -> str:
+    return ", ".join(f"{value.name} {value.shape}" for value in values) or "nothing"
+
+
+def reached_from(names: Container[Source], nodes: Sequence[Node]) -> set[int]:
+    """The ids of the nodes whose result depends on one of these inputs."""
+    reached: set[int] = set()
+    for node in nodes:
+        if any(source in names or source in reached for source in node.needs):
+            reached.add(node.id)
+    return reached
+
+
+def needed_by(ids: set[int], nodes: Sequence[Node]) -> set[int]:
+    """These nodes and all that they wait for, near or far."""
+    needed = set(ids)
+    for node in reversed(nodes):
+        if node.id in needed:
+            needed.update(source for source in node.needs if isinstance(source, int))
+    return needed

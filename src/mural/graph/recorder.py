@@ -1,0 +1,277 @@
+"""The recorder: sees each torch call of a forward pass on meta tensors, and notes it as a node."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from mural.errors import UnsupportedOp
+from mural.graph.nodes import Graph, Node, Value, needed_by, reached_from
+from mural.graph.origins import Origins, Read, state_of
+from mural.graph.sites import Call, sites
+from mural.shard.table import KINDS, TABLE, name_of
+
+META = torch.device("meta")
+VALUES = frozenset([
+    "item", "tolist", "numpy", "equal", "allclose", "__contains__", "__array__",
+    "__bool__", "__int__", "__float__", "__complex__", "__index__",
+])  # fmt: skip
+"""The calls that hand values of a tensor to Python."""
+MOVES = frozenset(["cpu", "cuda", "pin_memory"])
+"""The calls that do nothing but move a tensor to other memory."""
+OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""The folders of code that is not the user's."""
+BELOW = tuple(f"{OUTSIDE[0]}/{name}" for name in ("_refs", "_decomp", "_prims", "_meta_registrations"))
+"""Where torch writes an operation out in others, for meta tensors: what calls from there was not seen itself."""
+
+
+class Recorder(TorchFunctionMode):
+    """Notes the calls that are made while it is active.
+
+    `twins` are the meta tensors that stand in for others, by the `id` of the other; more are added when a call
+    brings a tensor with memory. `constants` names the tensors that may come without having been made by a call.
+    """
+
+    def __init__(self, twins: Mapping[int, Tensor], constants: Mapping[int, str]) -> None:
+        super().__init__()
+        self._twins = dict(twins)
+        self._constants = constants
+        self._kept: list[Tensor] = []  # whose `id` is in `_twins`
+        self._origins = Origins()
+        self._values: dict[str, Value] = {}
+        self._nodes: list[Node] = []
+        self._at: list[int] = []  # for each node, the index of the module's call
+        self._calls = [Call("", 1, None)]
+        self._running = [0]
+        self.refused: UnsupportedOp | None = None
+
+    def enter_value(self, name: str, tensor: Tensor) -> None:
+        """Let a tensor be known by a name; one that has a name already keeps it."""
+        if self._origins.read(tensor) is None:
+            self._values[name] = Value(name, tuple(tensor.shape), tensor.dtype, name)
+            self._origins.enter(tensor, name)
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Generator[None]:
+        """Know which module of the model is running, its hooks included.
+
+        torch's own global hooks run before a module's forward hooks, so what those call would be missed.
+        """
+        paths = {id(module): path for path, module in model.named_modules() if path}
+        counts: Counter[str] = Counter()
+        plain = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            path = paths.get(id(module))
+            if path is None:
+                return plain(module, *args, **kwargs)
+            counts[path] += 1
+            self._calls.append(Call(path, counts[path], self._running[-1]))
+            self._running.append(len(self._calls) - 1)
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                self._running.pop()
+
+        nn.Module.__call__ = call
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = plain
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = name_of(func)
+        if name in VALUES:
+            raise self._value_needed(name)
+        args, kwargs = pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs or {}))
+        states = [(tensor, state_of(tensor)) for tensor in tensors_in((args, kwargs))]
+        try:
+            result = args[0] if name in MOVES else func(*staying(name, args), **staying_named(kwargs))
+        except (NotImplementedError, RuntimeError) as error:
+            if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
+                raise self._value_needed(name) from error
+            raise
+        written = [tensor for tensor, state in states if state_of(tensor) != state]
+        written += statistics_written(func, args, kwargs)
+        self._note(func, [tensor for tensor, _ in states], tensors_in(result) or written, written)
+        return result
+
+    def _note(self, func: Any, read: list[Tensor], made: list[Tensor], written: list[Tensor]) -> None:
+        """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
+        name = name_of(func)
+        kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
+        if not made or kind == "gradient":
+            return
+        number, call = len(self._nodes), self._running[-1]
+        reads = [self._read(tensor, name) for tensor in read]
+        node = Node(
+            id=number,
+            site="",
+            op=name,
+            kind=kind,
+            module=self._calls[call].module,
+            inputs=tuple(r.source for r in reads),
+            picks=tuple(r.pick for r in reads),
+            after=tuple(sorted({node for r in reads for node in r.after})),
+            input_shapes=tuple(tuple(tensor.shape) for tensor in read),
+            output_shapes=tuple(tuple(tensor.shape) for tensor in made),
+            dtypes=tuple(tensor.dtype for tensor in made),
+        )
+        self._nodes.append(node)
+        self._at.append(call)
+        for tensor in written:
+            self._origins.write(tensor, number)
+        for pick, tensor in enumerate(made):
+            self._origins.enter(tensor, number, pick)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Generator[None]:
+        """Record what the model does; raise what was refused, whoever caught it."""
+        try:
+            with self.following(model), META, self:
+                yield
+        except Exception as error:
+            if self.refused is None or error is self.refused:
+                raise
+            raise self.refused from error
+        if self.refused is not None:
+            raise self.refused
+
+    def _on_meta(self, tensor: Tensor) -> Tensor:
+        """The tensor that stands in for this one: itself if it has no memory."""
+        twin = self._twins.get(id(tensor))
+        if twin is None and tensor.is_meta:
+            return tensor
+        if twin is None:
+            twin = self._twins[id(tensor)] = twin_of(tensor)
+            self._kept.append(tensor)
+            self.enter_value(self._constants.get(id(tensor), f"constant:{len(self._kept)}"), twin)
+        return twin
+
+    def _read(self, tensor: Tensor, name: str) -> Read:
+        """Where a tensor comes from; one that came from nowhere raises, so that no edge is lost."""
+        if self._origins.read(tensor) is None and id(tensor) in self._constants:
+            self.enter_value(self._constants[id(tensor)], tensor)
+        read = self._origins.read(tensor)
+        if read is None or any(frame.f_code.co_filename.startswith(BELOW) for frame in frames_of_torch()):
+            raise self._refusal(
+                f"{name} of a tensor of shape {tuple(tensor.shape)} comes after a call that was not seen, "
+                f"{self._where()}: torch.jit or a C++ operator made it. Capture the model in plain Python"
+            )
+        return read
+
+    def _value_needed(self, name: str) -> UnsupportedOp:
+        return self._refusal(
+            f"{name} needs the values of a tensor, but a model is captured on shapes alone, {self._where()}. "
+            f"Decide on shapes, or compute both sides and choose by torch.where"
+        )
+
+    def _refusal(self, message: str) -> UnsupportedOp:
+        """An error that stands even if the model, or torch's own C++, catches it."""
+        self.refused = self.refused or UnsupportedOp(message)
+        return self.refused
+
+    def _where(self) -> str:
+        """The user's line that is running, and its module."""
+        *_, frame = frames_of_torch()
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        module = self._calls[self._running[-1]].label
+        inside = f" in module {module!r}" if module else ""
+        return f"at {file}:{line}{inside}: `{linecache.getline(file, line).strip()}`"
+
+    def graph(self, inputs: Sequence[str], result: Any) -> Graph:
+        """What was recorded.
+
+        A call on parameters alone stays only if something reads it: counting batches is no part of the dataflow.
+        """
+        outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves_with_path(result)]
+        ends = {source for output in outputs for source in (output.source, *output.after) if isinstance(source, int)}
+        kept = sorted(needed_by(reached_from(set(inputs), self._nodes) | ends, self._nodes))
+        names = sites([(self._at[i], self._nodes[i].op) for i in kept], self._calls)
+        new = {old: i for i, old in enumerate(kept)}
+
+        def renumbered(sources: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(new.get(source, source) for source in sources)
+
+        nodes = tuple(
+            replace(node, id=new[node.id], site=site, inputs=renumbered(node.inputs), after=renumbered(node.after))
+            for node, site in zip((self._nodes[i] for i in kept), names, strict=True)
+        )
+        used = {source for node in nodes for source in node.inputs} | {output.source for output in outputs}
+        return Graph(
+            nodes=nodes,
+            inputs=tuple(self._values[name] for name in inputs),
+            parameters=tuple(v for name, v in self._values.items() if name in used and name not in inputs),
+            outputs=tuple(replace(o, source=renumbered([o.source])[0], after=renumbered(o.after)) for o in outputs),
+        )
+
+    def _output(self, key: str, tensor: Tensor) -> Value:
+        read = self._read(self._on_meta(tensor), "the output")
+        return Value(f"output{key}", tuple(tensor.shape), tensor.dtype, read.source, read.pick, read.after)
+
+
+def frames_of_torch() -> Iterator[FrameType]:
+    """The frames from here up to the first that is the user's, which comes last."""
+    frame = sys._getframe(1)
+    yield frame
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE):
+        frame = frame.f_back
+        yield frame
+
+
+def statistics_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The running statistics that a norm writes: with memory they would count the write, on meta they do not."""
+    if func not in (F.batch_norm, F.instance_norm):
+        return []
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    writes = given.get("training", False) or given.get("use_input_stats", False)
+    return [given[name] for name in ("running_mean", "running_var") if writes and given[name] is not None]
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors among the arguments or results of a call."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def leaves_with_path(tree: Any) -> list[tuple[Any, Tensor]]:
+    """The tensors that a model returns, each with its place in what it returns."""
+    return [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def twin_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and kind, without memory."""
+    twin = torch.empty_like(tensor, device=META, requires_grad=False)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    return twin.requires_grad_(tensor.requires_grad)
+
+
+def staying(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call, without its wish for another device: `.to("cuda")` stays on meta."""
+    if name != "to":
+        return args
+    return tuple(META if isinstance(a, (torch.device, str)) or type(a) is int else a for a in args)
+
+
+def staying_named(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same for keyword arguments; numbers without memory have no generator either."""
+    kept = {k: v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
+    return kept | {"device": META} if kept.get("device") is not None else kept

@@ -1,0 +1,107 @@
+"""The command line: its verbs, its errors, and one whole run of the demo."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from mural import bench, cli
+from mural.errors import PlanError
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of benchmarks with one, `echo`, that writes its arguments and exits with 7."""
+    script = tmp_path / "benchmarks" / "echo" / "run.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); sys.exit(7)")
+    monkeypatch.setattr(bench, "benchmarks_folder", lambda: tmp_path / "benchmarks")
+    monkeypatch.setattr(cli, "benchmarks_folder", lambda: tmp_path / "benchmarks")
+    return tmp_path
+
+
+def test_help_names_the_verbs_and_the_defaults() -> None:
+    assert all(verb in call("--help").output for verb in ("demo", "bench"))
+    assert all(default in call("demo", "--help").output for default in ("512", "2x2", "demo-out"))
+
+
+def test_version() -> None:
+    assert call("--version").output.split() == ["mural", version("mural")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dmeo"], "dmeo"),
+        (["demo", "--steps", "0"], "--steps"),
+        (["demo", "--steps", "many"], "integer"),
+        (["demo", "--grid", "2by2"], "rows x columns"),
+        (["demo", "--grid", "9x9"], "81 ranks"),
+        (["demo", "--size", "16", "--grid", "4x1"], "choose 64 or more"),
+    ],
+)
+def test_a_wrong_word_is_a_short_error_with_code_2(arguments: list[str], said: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_murals_errors_are_one_line_with_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise PlanError("the grid does not fit")
+
+    monkeypatch.setattr(cli, "run_demo", fail)
+    monkeypatch.setattr(sys, "argv", ["mural", "demo"])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code == 1
+    assert capsys.readouterr().err == "mural: the grid does not fit\n"
+
+
+def test_bench_lists_the_benchmarks(folder: Path) -> None:
+    assert call("bench").output.split() == ["echo"]
+
+
+def test_bench_says_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "benchmarks_folder", lambda: tmp_path)
+    assert "no benchmarks" in call("bench").output
+
+
+def test_bench_refuses_an_unknown_name_and_lists_the_known(folder: Path) -> None:
+    result = call("bench", "eco")
+    assert result.exit_code == 2
+    assert "'eco'" in result.output
+    assert "echo" in result.output
+
+
+def test_bench_passes_arguments_and_exit_code_through(folder: Path) -> None:
+    written = folder / "written"
+    assert call("bench", "echo", str(written), "--help", "--steps", "3").exit_code == 7
+    assert written.read_text() == "--help --steps 3"
+
+
+@pytest.mark.slow
+def test_demo_compares_every_step_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("demo", "--size", "70", "--steps", "2", "--grid", "2x2")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    rows = [words for words in lines if words and words[0] in ("1", "2")]
+    assert [words[0] for words in rows] == ["1", "2"]
+    assert all(float(plain) == pytest.approx(float(ranks), rel=1e-12) for _, plain, ranks, _ in rows)
+    assert all(float(difference) < 1e-10 for *_, difference in rows)
+    assert "kept for backward" in result.output
+    with Image.open(Path("demo-out") / "demo.png") as picture:
+        assert picture.width > picture.height > 700
