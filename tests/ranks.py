@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = 120.0
+TIMEOUT = 60.0
 _pools: dict[int, Pool] = {}
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.progress import Progress
 from typer.testing import CliRunner, Result
 
 from mural import bench, cli
+from mural.demo import Settings
+from mural.demo.run import Board, Disagreement
+from mural.demo.train import Step
 from mural.errors import PlanError
 
 
@@ -90,6 +94,19 @@ def test_bench_passes_arguments_and_exit_code_through(folder: Path) -> None:
     written = folder / "written"
     assert call("bench", "echo", str(written), "--help", "--steps", "3").exit_code == 7
     assert written.read_text() == "--help --steps 3"
+
+
+@pytest.mark.parametrize(
+    ("loss", "difference", "what"), [(1.0, 2e-9, "gradients"), (1.0, float("nan"), "gradients"), (1.1, 0.0, "loss")]
+)
+def test_demo_refuses_numbers_that_differ(loss: float, difference: float, what: str) -> None:
+    board = Board(Settings(grid=(1, 1)), Progress())
+    board.steps["plain"][1] = [Step("plain", 1, 1.0, 0.0)]
+    board.steps["sharded"][1] = [Step("sharded", 1, 1.0, 1e-15)]
+    assert board.check() == 1e-15
+    board.steps["sharded"][1] = [Step("sharded", 1, loss, difference)]
+    with pytest.raises(Disagreement, match=f"step 1: {what}"):
+        board.check()
 
 
 @pytest.mark.slow

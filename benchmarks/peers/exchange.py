@@ -50,7 +50,7 @@ class Burst:
 
 
 def load_transport() -> Callable[[Job], Burst]:
-    """mural's transport: one message each way."""
+    """The transport of mural: one message each way."""
     import mural  # noqa: PLC0415
     from mural.comm.transport import Transfer  # noqa: PLC0415
 

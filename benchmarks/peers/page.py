@@ -74,13 +74,20 @@ def verdict(results: dict[str, Any], name: str) -> str:
     found = results["checks"]["mural" if name == "averaged" else name]
     if all(isinstance(e, float) and e <= 1e-10 for e in found.values()):
         return f"exact (to {max(found.values()):.0e})"
-    parts = [f"{part} {'raises ' + e if isinstance(e, str) else said(e)}" for part, e in found.items()]
-    return "; ".join(parts)
+    return "; ".join(f"{part} {said(error)}" for part, error in found.items())
 
 
-def said(error: float) -> str:
-    """An error in words."""
-    return f"exact (to {error:.0e})" if error <= 1e-10 else f"wrong by {error:.1%} of the largest value"
+def said(error: float | str) -> str:
+    """An error in words; of what was raised, its type (the file has all of it)."""
+    if isinstance(error, str):
+        return f"raises {error.split(':')[0]}"
+    return f"exact (to {error:.0e})" if error <= 1e-10 else f"wrong by up to {error:.0%}"
+
+
+def titled(results: dict[str, Any], name: str, title: str) -> str:
+    """The variant's name, with the version of the peer's package."""
+    version = results["versions"].get(name, {}).get("package")
+    return f"{title} {version}" if version else title
 
 
 def step_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -98,7 +105,7 @@ def step_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
         if name == "mural":
             cells[1] += f"; goal ≤ {TIME_GOAL}"
             cells[3] += f"; goal ≤ {MEMORY_GOAL}"
-        rows.append((title, verdict(results, name), *cells))
+        rows.append((titled(results, name, title), verdict(results, name), *cells))
     return rows
 
 
@@ -118,7 +125,7 @@ def caption(results: dict[str, Any]) -> str:
     return (
         f"{settings['layers']} × (conv 16→16 3×3 + ReLU), {settings['size']}², {settings['pairs']} pairs "
         f"({settings['peer_pairs']} for one process and peers), {settings['repeats']} peaks of memory; "
-        f"{at['cpu']}, {at['cores']} cores, torch {results['versions']['mural']}, Python {at['python']}, "
+        f"{at['cpu']}, {at['cores']} cores, torch {results['versions']['mural']['torch']}, Python {at['python']}, "
         f"load {at['load_at_start']:.1f} at the start, commit {at['commit']}, {results['date'][:10]}"
     )
 

@@ -24,30 +24,35 @@ HERE = Path(__file__).resolve().parent
 PEER_PYTHON = HERE / ".venv" / "bin" / "python"
 EXACT = 1e-10
 RANKS = {"single": 1}
-console = Console()
+NUMBERS = {
+    "pairs": (15, 3, "alternating pairs of steps, plain and mural"),
+    "peer-pairs": (5, 2, "pairs of steps, plain and each of the others"),
+    "repeats": (5, 1, "fresh processes for each peak of memory"),
+    "size": (1024, 128, "rows and columns of the image"),
+    "layers": (8, 3, "times (convolution + ReLU)"),
+    "warmup": (2, 1, "steps of each variant before the first that counts"),
+}
+console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 def arguments() -> argparse.Namespace:
     """The options; --quick is for trying the benchmark out, and writes a file only where --output names one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15, help="alternating pairs of steps, plain and mural")
-    parser.add_argument("--peer-pairs", type=int, default=5, help="pairs of steps, plain and each of the others")
-    parser.add_argument("--repeats", type=int, default=5, help="fresh processes for each peak of memory")
-    parser.add_argument("--size", type=int, default=1024, help="rows and columns of the image")
-    parser.add_argument("--layers", type=int, default=8, help="times (convolution + ReLU)")
-    parser.add_argument("--warmup", type=int, default=2, help="steps of each variant before the first that counts")
+    for name, (full, quick, what) in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=int, help=f"{what} ({full}; with --quick {quick})")
     parser.add_argument("--shardtensor", type=Path, default=PEER_PYTHON, help="python that has nvidia-physicsnemo")
-    parser.add_argument("--quick", action="store_true", help="size 128, 3 layers, 3 pairs, 1 repeat; no file")
+    parser.add_argument("--quick", action="store_true", help="small, few, and no file: to try it out")
     parser.add_argument("--output", type=Path, help="file of the results (results/cpu.json)")
     parser.add_argument("--page", action="store_true", help="only rewrite README.md's tables from that file")
     options = parser.parse_args()
-    if options.quick:
-        options.size, options.layers, options.pairs, options.peer_pairs, options.repeats = 128, 3, 3, 2, 1
+    for name, (full, quick, _) in NUMBERS.items():
+        key = name.replace("-", "_")
+        if getattr(options, key) is None:
+            setattr(options, key, quick if options.quick else full)
+        if getattr(options, key) < 1:
+            parser.error(f"--{name} must be at least 1, but is {getattr(options, key)}")
     if options.output is None and not options.quick:
         options.output = HERE / "results" / "cpu.json"
-    for name in ("pairs", "peer_pairs", "repeats"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
 
 
@@ -98,7 +103,7 @@ class Benchmark:
                 continue
             try:
                 with self.ranks(variant) as team:
-                    self.results["versions"][variant] = team.ask("hello")[0]["torch"]
+                    self.results["versions"][variant] = team.ask("hello")[0]["versions"]
                     self.results["checks"][variant] = merged(team.ask("check"))
             except WorkerError as error:
                 self.absent[variant] = str(error)

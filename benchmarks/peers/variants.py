@@ -61,7 +61,7 @@ def load_mural() -> Opener:
 
 
 def load_dtensor() -> Opener:
-    """torch's own DTensor: input cut along the rows, parameters replicated."""
+    """The DTensor of torch: input cut along the rows, parameters replicated."""
     from torch.distributed import device_mesh, tensor  # noqa: PLC0415
 
     def opened(job: Job) -> Variant:

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import sys
+from importlib.metadata import version as package_version
 from typing import Any
 
 import exchange
@@ -19,6 +20,8 @@ import torch.distributed as dist
 import variants
 from job import Job
 from torch.distributed import rpc
+
+PACKAGES = {"mural": "mural", "shardtensor": "nvidia-physicsnemo"}
 
 
 def peak() -> int:
@@ -43,7 +46,8 @@ class Worker:
 
     def hello(self) -> dict[str, Any]:
         """What this process runs with."""
-        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "mural": "mural" in sys.modules}
+        versions = {"torch": torch.__version__, "package": package_version(PACKAGES.get(self.job.variant, "torch"))}
+        return {"versions": versions, "threads": torch.get_num_threads(), "mural": "mural" in sys.modules}
 
     def check(self) -> dict[str, Any]:
         """The errors of the result in float64."""

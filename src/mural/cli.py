@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mural.bench import UnknownBenchmark, benchmarks, benchmarks_folder, run_benchmark
-from mural.demo import Settings, parse_grid, run_demo
+from mural.demo import MOST_STEPS, Settings, parse_grid, run_demo
 from mural.errors import MuralError, PlanError
 
 DEFAULTS = Settings()
@@ -59,7 +59,7 @@ def grid_option(text: str) -> tuple[int, int]:
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = DEFAULTS.steps,
+    steps: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Training steps.")] = DEFAULTS.steps,
     size: Annotated[int, typer.Option(min=16, help="Extent of the square image in pixels.")] = DEFAULTS.size,
     grid: Annotated[str, typer.Option(help="Rows x columns of ranks that cut the image.")] = "2x2",
     seed: Annotated[int, typer.Option(min=0, help="Of the image and of the model.")] = DEFAULTS.seed,

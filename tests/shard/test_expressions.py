@@ -6,7 +6,14 @@ import pytest
 import torch
 from law import Expr, Grid, holds, image
 
-GRIDS = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1)), Grid((1, 2), data=2), Grid((1,), data=3), Grid((2, 1), cuts=((3, 10),))]
+GRIDS = [
+    Grid((2, 1)),
+    Grid((2, 2)),
+    Grid((3, 1)),
+    Grid((1, 2), data=2),
+    Grid((1,), data=3),
+    Grid((2, 1), cuts=((3, 10),)),
+]
 
 POINTWISE = """
 x + 1
@@ -26,7 +33,7 @@ torch.addcmul(x, x, y, value=0.5)
 F.gelu(x) + F.silu(y) + F.leaky_relu(x, 0.2) + F.elu(x) + F.hardswish(x) + F.softplus(y)
 F.relu(x * 1, inplace=True)
 (x * 2).add_(y).mul_(3)
-(x * 1).clamp_(0).sqrt_().add_(1)
+(x * 1).clamp_(0).add_(1).sqrt_()
 x * image(4, 1, 1)
 x * image(13, 1) + image(2, 4, 13, 11)
 x + x.mean((2, 3), keepdim=True)

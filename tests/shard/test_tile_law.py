@@ -518,7 +518,8 @@ def resamples(draw: st.DrawFn, n: int) -> Resample:
     if draw(st.booleans()):
         return Resample(extents, mode, size=draw(st.one_of(st.integers(1, 14), extents_of(n))), align=align)
     factor = draw(st.one_of(factors, st.tuples(*[factors] * n)))
-    assume(all(target_sizes(extents, None, factor, False)[0]))
+    factors_by_dim = factor if isinstance(factor, tuple) else (factor,) * n
+    assume(all(int(e * f) for e, f in zip(extents, factors_by_dim, strict=True)))
     case = Resample(extents, mode, factor=factor, align=align, recompute=draw(st.none() | st.booleans()))
     assume(agrees_with_itself(case))
     return case

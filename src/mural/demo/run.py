@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator
@@ -56,7 +58,8 @@ def introduction(settings: Settings) -> str:
     parameters = sum(p.numel() for p in build(settings).parameters())
     return (
         f"A U-Net ({parameters:,} parameters, float64) learns {settings.size}×{settings.size} pixels of tissue:\n"
-        f"in one plain process, then on {ranks_in_words(settings.ranks)}, each with its piece of a {settings} grid.\n"
+        f"in one plain process, then on {ranks_in_words(settings.ranks)}, "
+        f"each with its piece of a {settings.grid_name} grid.\n"
     )
 
 
@@ -147,14 +150,16 @@ class Disagreement(MuralError, ArithmeticError):
 
 @contextlib.contextmanager
 def no_process_left() -> Generator[None]:
-    """End the processes that began inside the block and are still there at its end, as after Ctrl-C."""
+    """End the processes that began inside the block and are still there at its end, as after Ctrl-C or SIGTERM."""
     before = set(multiprocessing.active_children())
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
             process.join()
+        signal.signal(signal.SIGTERM, previous)
 
 
 def ranks_in_words(ranks: int) -> str:

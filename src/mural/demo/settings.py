@@ -11,6 +11,8 @@ from mural.errors import PlanError
 CLASSES = ("background", "nuclei")
 SMALLEST_PIECE = 16
 MOST_RANKS = 16
+# Every step multiplies the rounding of the steps before it; beyond this, rounding alone could look like an error.
+MOST_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,24 @@ class Settings:
     learning_rate: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise PlanError(f"steps={self.steps}: the demo takes at least 1 step")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise PlanError(f"steps={self.steps}: the demo takes 1 to {MOST_STEPS}")
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: a seed is 0 or more")
         if not 1 <= self.ranks <= MOST_RANKS:
-            raise PlanError(f"grid={self} needs {self.ranks} ranks on this machine: choose 1 to {MOST_RANKS}")
+            raise PlanError(f"grid={self.grid_name} needs {self.ranks} ranks on this machine: choose 1 to {MOST_RANKS}")
         if self.size < SMALLEST_PIECE * max(self.grid):
             least = SMALLEST_PIECE * max(self.grid)
-            raise PlanError(f"size={self.size} is too small for the grid {self}: choose {least} or more")
+            raise PlanError(f"size={self.size} is too small for the grid {self.grid_name}: choose {least} or more")
 
     @property
     def ranks(self) -> int:
         """The number of ranks, one for each piece of the grid."""
         return prod(self.grid)
 
-    def __str__(self) -> str:
+    @property
+    def grid_name(self) -> str:
+        """The grid as it is written, rows × columns."""
         return "×".join(str(n) for n in self.grid)
 
 

@@ -6,6 +6,7 @@ one file per step; every rank then reads its own box of the image, and holds its
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,11 @@ class Moment:
     activations: int
 
 
+def end_with_parent() -> None:
+    """Let the SIGINT that torch sends to a process whose parent died end it, even where a shell had it ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def build(settings: Settings) -> nn.Module:
     """The model with the parameters that the seed gives, in float64."""
     torch.manual_seed(settings.seed)
@@ -102,6 +108,7 @@ def read(folder: Path, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
 
 def plain_process(rank: int, settings: Settings, folder: Path, reports: Reports) -> None:
     """Train on the whole image in this process, and leave the gradients of each step in the folder."""
+    end_with_parent()
     before, activations = peak_resident(), 0
     image, target = read(folder, slice(None), slice(None))
     for moment in train(settings, image, target):
@@ -113,6 +120,7 @@ def plain_process(rank: int, settings: Settings, folder: Path, reports: Reports)
 
 def sharded_rank(rank: int, settings: Settings, folder: Path, reports: Reports) -> None:
     """Train on this rank's piece of the image, and hold every step against the plain one."""
+    end_with_parent()
     before = peak_resident()
     mesh = mural.init(spatial=settings.grid)
     image, target = read_piece(folder, settings, mesh)

@@ -90,7 +90,7 @@ class Cuts:
         if total <= 0 or min(weights) < 0:
             raise LayoutError(f"weights {tuple(weights)} of a cut must not be negative, and one must be above 0")
         ends = (extent * w / total / align for w in accumulate(weights))
-        inner = [min(extent, align * int(end + 0.5 - 1e-9)) for end in ends]
+        inner = [min(extent, align * int(end + 0.5)) for end in ends]
         return cls.of((0, *inner[:-1], extent))
 
     @classmethod
@@ -103,8 +103,10 @@ class Cuts:
 def _scaled(cuts: Cuts, extent: int) -> Cuts:
     if extent == cuts.extent:
         return cuts
-    whole = max(1, cuts.extent)
-    return Cuts(tuple((2 * b * extent + whole) // (2 * whole) for b in cuts.bounds), cuts.owners)
+    if cuts.extent == 0:
+        return Cuts(Cuts.even(extent, cuts.parts).bounds, cuts.owners)
+    scaled = ((2 * b * extent + cuts.extent) // (2 * cuts.extent) for b in cuts.bounds)
+    return Cuts(tuple(scaled), cuts.owners)
 
 
 def check_bounds(bounds: Sequence[int], extent: int, parts: int) -> None:

@@ -24,7 +24,7 @@ class Interval(NamedTuple):
         return max(0, self.stop - self.start)
 
     def __and__(self, other: Interval) -> Interval:
-        """The common positions, as an empty interval at a position inside `self` where there are none."""
+        """The common positions; an empty interval where there are none."""
         start = max(self.start, other.start)
         return Interval(start, max(start, min(self.stop, other.stop)))
 

@@ -170,14 +170,9 @@ class Remap:
 
     @classmethod
     def of(cls, extent: int, left: Segment, right: Segment) -> Remap:
-        """The identity with one segment before and one after; cut short where those are negative (cropping)."""
-        before, after = left.out.size, right.out.size
-        middle = Segment(Interval(before, before + extent), 0, 1)
-        return (
-            cls(extent, tuple(s for s in (left, middle, right) if s.out.size) or (middle,))
-            if before + after
-            else cls(extent, (middle,))
-        )
+        """The identity with one segment before and one after; an empty segment is left out."""
+        middle = Segment(Interval(left.out.size, left.out.size + extent), 0, 1)
+        return cls(extent, tuple(s for s in (left, middle, right) if s.out.size))
 
     @classmethod
     def reflect(cls, extent: int, before: int, after: int) -> Remap:

@@ -90,12 +90,13 @@ def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
     first = x.ndim - len(rule.dims)
     outs = target.box[first:]
     places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, outs, strict=True))
-    local = rule.run(piece, places) if all(o.size for o in outs) else run_empty(piece, rule, outs)
+    filled = all(o.size for o in outs) and all(piece.shape[:first])
+    local = rule.run(piece, places) if filled else run_empty(piece, rule, outs)
     return ShardedTensor(local, target.uncut_resized(local.shape))
 
 
 def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
-    """The empty piece of a rank that owns no output.
+    """The empty piece of a rank that owns no output, or no image of the batch.
 
     torch's kernels refuse empty tensors, but the rank must build the same graph as its peers: it runs the
     operation for one position of zeros, drops the result, and stays connected to the exchange.
@@ -103,10 +104,11 @@ def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
     some = tuple(o if o.size else Interval(0, 1) for o in outs)
     places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, some, strict=True))
     lead = piece.ndim - len(places)
-    shape = (*piece.shape[:lead], *(sum(i.size for i in p.have) for p in places))
+    shape = (*(max(1, n) for n in piece.shape[:lead]), *(sum(i.size for i in p.have) for p in places))
     dummy = piece.new_zeros(shape) + piece.sum() * 0
     result = rule.run(dummy, places)
-    return result[(slice(None),) * lead + tuple(slice(0, o.size) for o in outs)]
+    kept = (slice(0, 0) if n == 0 else slice(None) for n in piece.shape[:lead])
+    return result[(*kept, *(slice(0, o.size) for o in outs))]
 
 
 def pad_border(piece: Tensor, places: tuple[Place, ...], value: float) -> Tensor:

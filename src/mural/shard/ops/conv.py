@@ -112,20 +112,28 @@ def transposed_rule(
         Window.transposed(e, k, s, p, o, d)
         for e, k, s, p, o, d in zip(extents, kernel, strides, pads, more, dilations, strict=True)
     )
+    if any(w.out_extent < 1 for w in windows):
+        raise RuntimeError(f"a transposed convolution with padding {pads} has no output on extents {extents}")
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
-        if any(sum(i.size for i in place.have) == 0 for place in places):
-            lead = piece.ndim - n
-            shape = [1 if d >= lead and size == 0 else size for d, size in enumerate(piece.shape)]
-            piece = piece.new_zeros(shape) + piece.sum() * 0  # outputs that no input reaches
+        if any(place.have[0].size == 0 for place in places):
+            return unreached(piece, places)
         y = TRANSPOSED_CONVS[n](piece, weight, None, strides, 0, 0, groups, dilations)
         amounts: list[int] = []
         for place, s, p, k, d in zip(places, strides, pads, kernel, dilations, strict=True):
             first = place.have[0].start * s - p
-            last = (max(place.have[0].stop, place.have[0].start + 1) - 1) * s - p + d * (k - 1) + 1
+            last = (place.have[0].stop - 1) * s - p + d * (k - 1) + 1
             amounts = [first - place.out.start, place.out.stop - last, *amounts]
-        y = crop_or_pad(y, amounts)
+        return biased(crop_or_pad(y, amounts))
+
+    def biased(y: Tensor) -> Tensor:
         return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * n)
+
+    def unreached(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        """Outputs that no input reaches: the bias, connected to piece and weight."""
+        channels = weight.shape[1] * groups
+        shape = (*piece.shape[: piece.ndim - n - 1], channels, *(place.out.size for place in places))
+        return biased(piece.new_zeros(shape) + 0 * (piece.sum() + weight.sum()))
 
     return Windowed(f"conv_transpose{n}d", windows, run)
 

@@ -57,7 +57,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     n = len(amounts) // 2
     pairs = [(int(amounts[2 * i]), int(amounts[2 * i + 1])) for i in reversed(range(n))]
     extents = tuple(x.shape[x.ndim - n :])
-    if any(e + a + b < 0 for e, (a, b) in zip(extents, pairs, strict=True)):
+    if any(e + min(a, 0) < 0 or e + min(b, 0) < 0 or e + a + b < 0 for e, (a, b) in zip(extents, pairs, strict=True)):
         raise RuntimeError(f"pad {tuple(amounts)} leaves a negative extent of {extents}")
     if mode == "constant":
         return windowed(x, constant_rule(extents, pairs, 0.0 if value is None else value))

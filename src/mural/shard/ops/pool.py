@@ -87,6 +87,8 @@ def avg_pool_rule(
         raise RuntimeError("divisor_override must not be zero")
     windows = pool_windows(extents, kernel, stride, padding, 1, ceil_mode)
     kernels, pads = each(kernel, n), each(padding, n)
+    if n == 3 and any(e + 2 * p < k for e, p, k in zip(extents, pads, kernels, strict=True)):
+        raise RuntimeError(f"avg_pool3d: the kernel {kernels} is larger than the padded image {tuple(extents)}")
     strides = tuple(w.num for w in windows)
 
     def counts(place: Place, pad: int) -> list[int]:

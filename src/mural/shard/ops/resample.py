@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import floor, prod
+from math import floor
 from typing import Any
 
 import torch
@@ -38,8 +38,15 @@ class Taps:
     align_corners: bool
     scale: float
 
+    @property
+    def copies(self) -> bool:
+        """Whether torch copies along this dim: in the linear modes where the extent stays, whatever the scale."""
+        return self.mode in LINEAR and not self.align_corners and self.extent == self.out_extent
+
     def source(self, o: int) -> float:
         """Where an output lies between the inputs."""
+        if self.copies:
+            return o
         if self.mode == "nearest" or self.align_corners:
             return o * self.scale
         return (o + 0.5) * self.scale - 0.5
@@ -62,7 +69,7 @@ class Taps:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         o = torch.arange(out.start, out.stop, dtype=dtype, device=like.device)
         scale = torch.tensor(self.scale, dtype=dtype, device=like.device)
-        source = o * scale if self.align_corners else (o + 0.5) * scale - 0.5
+        source = o if self.copies else o * scale if self.align_corners else (o + 0.5) * scale - 0.5
         last = self.extent - 1
         if self.mode == "bicubic":
             base = source.floor()
@@ -149,12 +156,20 @@ def target_sizes(
         raise ValueError("interpolate needs either size or scale_factor, and not both")
     if size is not None:
         outs = list(each(size, n))
+        check_extents(outs)
         return outs, [e / o for e, o in zip(extents, outs, strict=True)]
     factors = [float(factor)] * n if isinstance(factor, (int, float)) else [float(f) for f in factor]
     outs = [floor(float(e) * f) for e, f in zip(extents, factors, strict=True)]
+    check_extents(outs)
     if recompute:
         return outs, [e / o for e, o in zip(extents, outs, strict=True)]
     return outs, [1 / f for f in factors]
+
+
+def check_extents(outs: Sequence[int]) -> None:
+    """Raise where the output would be empty."""
+    if min(outs) < 1:
+        raise RuntimeError(f"interpolate: the output would have extents {tuple(outs)}; each must be at least 1")
 
 
 @register("windowed", "interpolate", "upsample")
@@ -175,8 +190,6 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise ValueError(f"align_corners belongs to the linear and cubic modes, not to {mode!r}")
     extents = tuple(x.shape[2:])
     outs, scales = target_sizes(extents, size, factor, recompute)
-    if prod(outs) == 0:
-        raise RuntimeError(f"interpolate: the output would have extents {outs}")
     if mode == "area":
         return adaptive(x, tuple(outs), False)
     if align:
