@@ -39,9 +39,11 @@ class ShardedTensor(Tensor):
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
             )
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, placement.shape, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
+            cls, placement.shape, dtype=local.dtype, device=local.device
         )
         wrapper.local, wrapper.placement, wrapper.aliased = local, placement, aliased
+        if local.requires_grad:
+            mirror_gradient(wrapper)
         return wrapper
 
     @property
@@ -94,6 +96,26 @@ class ShardedTensor(Tensor):
             f"a full backward hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
             f"use non-reentrant checkpoint and plain operations, or add a rule to src/mural/shard/ops/"
         )
+
+
+def mirror_gradient(wrapper: ShardedTensor) -> None:
+    """Let the wrapper require a gradient as its piece does, and refuse any that reaches the wrapper itself.
+
+    Gradients belong to the pieces. One that comes to the wrapper was made past this class, by a custom
+    autograd.Function, and would be lost.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if not wrapper.requires_grad:
+            wrapper.requires_grad_(True)
+            wrapper.register_hook(refuse_gradient)
+
+
+def refuse_gradient(grad: Tensor) -> None:
+    """Raise for a gradient that reached a wrapper."""
+    raise UnsupportedOp(
+        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
+        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
+    )
 
 
 def sharded_in(tree: Any) -> Iterator[ShardedTensor]:

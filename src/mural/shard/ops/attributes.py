@@ -14,7 +14,7 @@ from mural.errors import LayoutError, UnsupportedOp
 from mural.shard.layout import Layout
 from mural.shard.ops.pointwise import check_writable, piece_of
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, local_of, merged, replicated
+from mural.shard.tensor import ShardedTensor, local_of, merged, mirror_gradient, replicated
 
 GLOBAL = [
     "shape.__get__",
@@ -140,10 +140,11 @@ def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if wanted and not x.local.requires_grad:
         x.local.requires_grad_()
         x.local.register_hook(lambda grad: true_gradient(grad, placement))
+        mirror_gradient(x)
     elif not wanted:
         x.local.requires_grad_(False)
-    with torch._C.DisableTorchFunctionSubclass():
-        Tensor.requires_grad_(x, wanted)
+        with torch._C.DisableTorchFunctionSubclass():
+            Tensor.requires_grad_(x, False)
     return x
 
 

@@ -129,7 +129,10 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if reduction == "none":
         return ShardedTensor(loss(scores.local, wanted, weight, reduction="none", **given), without_classes(layout))
     axes, mesh = cutting_axes(layout), layout.mesh
-    local = loss(scores.local, wanted, weight, reduction="sum", **given) if wanted.numel() else scores.local.sum() * 0
+    if wanted.numel():
+        local = loss(scores.local, wanted, weight, reduction="sum", **given)
+    else:  # a rank without positions stays connected to scores and target
+        local = 0 * (scores.local.sum() + (wanted.sum() if soft else 0))
     total = merged(local, mesh, axes, name)
     if reduction == "sum":
         return total

@@ -13,7 +13,7 @@ from mural.errors import LayoutError
 from mural.geometry import Interval, broadcast
 from mural.shard.layout import Layout, Want
 from mural.shard.table import functions, name_of, register
-from mural.shard.tensor import ShardedTensor, pull, sharded_in
+from mural.shard.tensor import ShardedTensor, mirror_gradient, pull, sharded_in
 
 UNARY = [
     "abs",
@@ -305,9 +305,8 @@ def check_writable(tensor: ShardedTensor, name: str) -> None:
 
 def written(tensor: ShardedTensor, local: Tensor) -> ShardedTensor:
     """The tensor after an in-place operation on its piece."""
-    with torch._C.DisableTorchFunctionSubclass():
-        if local.requires_grad and not tensor.requires_grad:
-            tensor.requires_grad_(True)
+    if local.requires_grad:
+        mirror_gradient(tensor)
     return tensor
 
 
