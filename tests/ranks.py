@@ -86,6 +86,12 @@ def run_on(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         raise
 
 
+def restart(world: int) -> None:
+    """End the ranks of a world; the next test starts new ones."""
+    if world in _pools:
+        _pools.pop(world).close()
+
+
 @atexit.register
 def close_all() -> None:
     """End all pools."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mural.comm.alarm import Alarm
 from mural.errors import PeerError
-
-POLL_SECONDS = 0.25
 
 
 @dataclass
@@ -67,7 +65,7 @@ class Transport:
         self.records: list[Record] = []
         self.serial = 0
         self.staged = group is not None and dist.get_backend(group) == "gloo"
-        self.alarm = Alarm(group, timeout) if group is not None else None
+        self.alarm = Alarm(group) if group is not None else None
 
     def describe(self) -> str:
         """How messages travel, in words."""
@@ -108,15 +106,19 @@ class Transport:
 
     def wait(self, transfer: Transfer) -> None:
         """Wait for every message, or raise what kept a peer from sending it."""
-        for peer, work in transfer.works:
-            try:
-                if self.alarm is None:
+        if self.alarm is None or not transfer.works:
+            return
+        with self.alarm.watching(transfer):
+            while transfer.works:
+                peer, work = transfer.works[0]
+                try:
                     work.wait()
-                else:
-                    self.alarm.wait(work, transfer.serial)
-            except RuntimeError as error:
-                reason = self.alarm.heard if self.alarm and self.alarm.heard else str(error).split("\n")[0]
-                raise PeerError(f"waiting for rank {peer} in {transfer.name}: {reason}") from error
+                except RuntimeError as error:
+                    reason = self.alarm.heard or str(error).split("\n")[0]
+                    raise PeerError(f"waiting for rank {peer} in {transfer.name}: {reason}") from error
+                if self.alarm.heard:
+                    raise PeerError(f"waiting for rank {peer} in {transfer.name}: {self.alarm.heard}")
+                transfer.works.pop(0)
 
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
@@ -140,66 +142,3 @@ class Transport:
         yield
         for record in self.records:
             record.events.append((kind, start, time.perf_counter()))
-
-
-class Alarm:
-    """Ends a wait for a rank that raised alone.
-
-    A rank that raises leaves a note in the group's store: the number of transfers it had begun, and the
-    error. A rank that waits in a later transfer, and did not raise at that same number itself, will never
-    get its message; a watching thread aborts its wait.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, timeout: float):
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.store = dist.distributed_c10d._get_default_store()
-        self.timeout, self.heard = timeout, ""
-        self.own: set[int] = set()
-        self.waiting: tuple[Any, int] | None = None
-        self.lock = threading.Lock()
-        self.awake = threading.Event()
-        self.key = f"mural/alarm/{group.group_name}"
-        threading.Thread(target=self._watch, daemon=True, name="mural-alarm").start()
-
-    def ring(self, serial: int, error: BaseException) -> None:
-        """Leave the note."""
-        self.own.add(serial)
-        with contextlib.suppress(RuntimeError):
-            number = self.store.add(f"{self.key}/count", 1)
-            text = f"rank {self.rank} raised {type(error).__name__}: {error}"
-            self.store.set(f"{self.key}/{number}", f"{serial} {text}")
-
-    def wait(self, work: Any, serial: int) -> None:
-        """Wait for one message while the watcher listens."""
-        with self.lock:
-            self.waiting = (work, serial)
-        self.awake.set()
-        try:
-            work.wait()
-        finally:
-            self.awake.clear()
-            with self.lock:
-                self.waiting = None
-
-    def _watch(self) -> None:
-        """Look at the notes while somebody waits; sleep otherwise."""
-        read = 0
-        while True:
-            self.awake.wait()
-            time.sleep(POLL_SECONDS)
-            if not self.awake.is_set():
-                continue
-            try:
-                while self.store.check([f"{self.key}/{read + 1}"]):
-                    note = self.store.get(f"{self.key}/{read + 1}").decode()
-                    self._hear(int(note.split(" ", 1)[0]), note.split(" ", 1)[1])
-                    read += 1
-            except RuntimeError:
-                return  # the store went away with the process group
-
-    def _hear(self, serial: int, text: str) -> None:
-        with self.lock:
-            if serial in self.own or self.waiting is None or self.waiting[1] <= serial:
-                return
-            self.heard = text
-            self.waiting[0].abort()

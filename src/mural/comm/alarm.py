@@ -1,0 +1,118 @@
+"""The alarm: ends a wait for a rank that raised alone, which would otherwise last until the timeout.
+
+A rank that raises leaves a note in the group's store: how many transfers it had begun, and its error. A rank
+that waits in a later transfer, and did not itself raise at that number, will never get its messages. Its
+watching thread then asks the peers' watching threads to complete the pending messages with empty data (gloo
+cannot abort a wait; NCCL can), and the wait ends with the note's text as an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+POLL_SECONDS = 0.25
+
+
+class Pending(Protocol):
+    """A transfer that somebody waits for."""
+
+    serial: int
+    outgoing: dict[int, torch.Tensor]
+    incoming: dict[int, torch.Tensor]
+
+
+class Alarm:
+    """Notes of ranks that raised, and the thread that watches for them while this rank waits."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group, self.rank = group, dist.get_rank()
+        self.store = dist.distributed_c10d._get_default_store()
+        self.key = f"mural/alarm/{group.group_name}"
+        self.heard = ""
+        self.own: set[int] = set()
+        self.notes: list[tuple[int, str]] = []
+        self.rescued = 0
+        self.kept: list[Any] = []  # buffers of messages that may still be under way
+        self.waiting: Pending | None = None
+        self.lock = threading.Lock()
+        self.awake = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="mural-alarm").start()
+
+    def ring(self, serial: int, error: BaseException) -> None:
+        """Leave the note that this rank raised after it had begun that many transfers."""
+        self.own.add(serial)
+        with contextlib.suppress(RuntimeError):
+            number = self.store.add(f"{self.key}/notes", 1)
+            self.store.set(
+                f"{self.key}/note/{number}", f"{serial} rank {self.rank} raised {type(error).__name__}: {error}"
+            )
+        self.awake.set()
+
+    @contextlib.contextmanager
+    def watching(self, transfer: Pending) -> Iterator[None]:
+        """Listen for notes while the block waits for a transfer."""
+        with self.lock:
+            self.waiting = transfer
+        self.awake.set()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.waiting = None
+            if not self.own and not self.heard:
+                self.awake.clear()
+
+    def _watch(self) -> None:
+        while True:
+            self.awake.wait()
+            time.sleep(POLL_SECONDS)
+            if not self.awake.is_set():
+                continue
+            try:
+                self._read_notes()
+                self._serve()
+            except RuntimeError:
+                return  # the store went away with the process group
+
+    def _read_notes(self) -> None:
+        while self.store.check([f"{self.key}/note/{len(self.notes) + 1}"]):
+            serial, text = self.store.get(f"{self.key}/note/{len(self.notes) + 1}").decode().split(" ", 1)
+            self.notes.append((int(serial), text))
+        with self.lock:
+            if self.waiting is None or self.heard:
+                return
+            for serial, text in self.notes:
+                if serial not in self.own and serial < self.waiting.serial:
+                    self.heard = text
+                    self._ask(self.waiting)
+                    return
+
+    def _ask(self, transfer: Pending) -> None:
+        """Ask every peer of a transfer to complete its messages, so that the wait ends."""
+        if dist.get_backend(self.group) == "nccl":
+            self.group.abort()
+            return
+        self.kept.append((transfer.outgoing, transfer.incoming))
+        for peer in {*transfer.outgoing, *transfer.incoming}:
+            number = self.store.add(f"{self.key}/asks/{peer}", 1)
+            sizes = [b[peer].nbytes if peer in b else 0 for b in (transfer.incoming, transfer.outgoing)]
+            self.store.set(f"{self.key}/ask/{peer}/{number}", f"{self.rank} {sizes[0]} {sizes[1]}")
+
+    def _serve(self) -> None:
+        """Complete the messages that peers asked for."""
+        while self.store.check([f"{self.key}/ask/{self.rank}/{self.rescued + 1}"]):
+            self.rescued += 1
+            text = self.store.get(f"{self.key}/ask/{self.rank}/{self.rescued}").decode()
+            peer, wanted, offered = (int(n) for n in text.split())
+            for size, send in ((wanted, True), (offered, False)):
+                if size:
+                    buffer = torch.zeros(size, dtype=torch.uint8)
+                    work = (dist.isend if send else dist.irecv)(buffer, peer, group=self.group)
+                    self.kept.append((buffer, work))

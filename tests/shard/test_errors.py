@@ -1,0 +1,141 @@
+"""Bad input and failing ranks: a clear error on every rank, and no hang."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from law import Expr, Grid, image, raises
+from ranks import RankError, restart, run_on
+
+import mural
+
+UNSUPPORTED = [
+    "torch.fft.fft2(x)", "x.cumsum(2)", "x.sort(3)", "torch.linalg.inv(x)", "x[x > 0]", "F.unfold(x, 3)",
+    "F.grid_sample(x, image(1, 5, 5, 2))", "F.max_pool2d(x, 2, return_indices=True)", "x.median()", "x.tolist()",
+    "F.interpolate(x, scale_factor=0.5, mode='bilinear', antialias=True)", "torch.einsum('nchw,nchw->n', x, x)",
+    "torch.save(x, '/dev/null')", "x.numpy()", "x.to_sparse()", "x.unique()", "x.cumprod(2)",
+]  # fmt: skip
+
+
+def run_expression(code: str) -> None:
+    Expr(code)(Grid((2, 1)).shard(image(1, 4, 12, 12)))
+
+
+@pytest.mark.parametrize("code", UNSUPPORTED)
+def test_operations_without_a_rule_raise(code: str) -> None:
+    raises("", mural.UnsupportedOp, run_expression, code)
+
+
+def test_the_error_names_operation_and_place_to_extend() -> None:
+    raises("fft_fft2", mural.UnsupportedOp, run_expression, "torch.fft.fft2(x)")
+    raises("src/mural/shard/ops/", mural.UnsupportedOp, run_expression, "torch.fft.fft2(x)")
+
+
+def bad_grid() -> None:
+    mural.init(spatial=(3, 2))
+
+
+def bad_cut() -> None:
+    Grid((2, 1), cuts=((5, 5),)).shard(image(1, 3, 12, 12))
+
+
+def bad_dims() -> None:
+    mural.shard(image(1, 12, 12), Grid((2, 1)).mesh())
+
+
+def other_mesh() -> None:
+    a, b = mural.init(spatial=(2, 1)), mural.init(spatial=(1, 2))
+    mural.shard(image(1, 3, 8, 8), a) + mural.shard(image(1, 3, 8, 8), b)
+
+
+def different_shapes() -> None:
+    mesh = Grid((2, 1)).mesh()
+    mural.shard(image(1, 3, 8 + mesh.rank, 8), mesh)
+
+
+def overlapping_boxes() -> None:
+    mesh = Grid((2, 1)).mesh()
+    rows = (0, 5) if mesh.rank == 0 else (4, 8)
+    mural.shard(image(1, 3, rows[1] - rows[0], 8), mesh, box=((0, 1), (0, 3), rows, (0, 8)))
+
+
+def wrong_target() -> None:
+    F.cross_entropy(Grid((2, 1)).shard(image(1, 3, 8, 8)), torch.zeros(1, 8, 9, dtype=torch.long))
+
+
+def does_not_broadcast() -> None:
+    Grid((2, 1)).shard(image(1, 3, 8, 8)) + image(1, 3, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "text"),
+    [
+        (bad_grid, mural.PlanError, "needs 6 ranks, but 2 run"),
+        (bad_cut, mural.LayoutError, "do not divide an extent of 12 into 2 parts"),
+        (bad_dims, mural.LayoutError, "dims=(1, 2)"),
+        (other_mesh, mural.LayoutError, "two meshes"),
+        (different_shapes, mural.LayoutError, "same tensor on every rank"),
+        (overlapping_boxes, mural.LayoutError, "do not tile"),
+        (wrong_target, mural.LayoutError, "target has shape"),
+        (does_not_broadcast, mural.LayoutError, "do not broadcast"),
+    ],
+)
+def test_bad_input(function: object, kind: type[Exception], text: str) -> None:
+    raises(text, kind, function)
+
+
+def symmetric_error_then_work() -> float:
+    """An error that all ranks raise and catch leaves the mesh usable."""
+    x = Grid((2, 1)).shard(image(1, 3, 8, 8))
+    for _ in range(3):
+        with pytest.raises(mural.UnsupportedOp):
+            torch.fft.fft2(x)
+        if x.mesh.rank == 0:
+            time.sleep(0.6)
+        y = F.conv2d(x, image(3, 3, 3, 3), padding=1)
+    return float((y.full() - F.conv2d(image(1, 3, 8, 8), image(3, 3, 3, 3), padding=1)).abs().max())
+
+
+def test_a_caught_error_on_all_ranks_leaves_the_mesh_usable() -> None:
+    assert max(run_on(2, symmetric_error_then_work)) < 1e-12
+
+
+def lone_error() -> str:
+    """Rank 1 raises inside an operation while rank 0 waits for its halo."""
+    x = Grid((2, 1)).shard(image(1, 3, 8, 8))
+    begun = time.perf_counter()
+    try:
+        if x.mesh.rank == 1:
+            torch.fft.fft2(x)
+        for _ in range(3):
+            F.conv2d(x, image(3, 3, 3, 3), padding=1)
+    except mural.MuralError as error:
+        return f"{type(error).__name__} after {time.perf_counter() - begun:.0f} s: {error}"
+    return "no error"
+
+
+def test_a_rank_that_raises_alone_ends_the_wait_of_the_others() -> None:
+    first, second = run_on(2, lone_error)
+    restart(2)
+    assert second.startswith("UnsupportedOp")
+    assert first.startswith("PeerError")
+    assert "rank 1 raised UnsupportedOp" in first
+
+
+def dies() -> None:
+    x = Grid((2, 1)).shard(image(1, 3, 8, 8))
+    if x.mesh.rank == 1:
+        import os
+
+        os._exit(3)
+    F.conv2d(x, image(3, 3, 3, 3), padding=1)
+
+
+def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
+    begun = time.perf_counter()
+    with pytest.raises((RankError, EOFError)):
+        run_on(2, dies)
+    assert time.perf_counter() - begun < 50
