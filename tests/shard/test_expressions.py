@@ -163,6 +163,11 @@ x.cumsum(1)
 x.topk(2, 1).values
 x.sort(1).values
 torch.norm(x, dim=1)
+torch.linalg.vector_norm(x, 2, (0, 2, 3))
+x.norm()
+x.norm(p=1, dim=2, keepdim=True)
+torch.linalg.vector_norm(x.relu(), 3, 2)
+torch.norm(x, float("inf"), (2, 3))
 x.prod(1)
 F.one_hot((x > 0).long()[:, 0], 2).sum() + x.sum()
 (x > 0).any().to(x.dtype) + (x > -9).all(2).sum() + x.sum()

@@ -3,6 +3,7 @@
 from mural.shard.ops import (
     attributes,
     conv,
+    layernorm,
     loss,
     norm,
     pad,
@@ -15,5 +16,16 @@ from mural.shard.ops import (
 )
 
 __all__ = [
-    "attributes", "conv", "loss", "norm", "pad", "pointwise", "pool", "random", "reduce", "resample", "views",
-]  # fmt: skip
+    "attributes",
+    "conv",
+    "layernorm",
+    "loss",
+    "norm",
+    "pad",
+    "pointwise",
+    "pool",
+    "random",
+    "reduce",
+    "resample",
+    "views",
+]

@@ -10,71 +10,33 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from mural.comm import SPATIAL
 from mural.errors import LayoutError, UnsupportedOp
 from mural.shard.layout import Layout
 from mural.shard.ops.pointwise import check_writable, piece_of
-from mural.shard.table import name_of, register
+from mural.shard.table import KINDS, TABLE, name_of, register
 from mural.shard.tensor import ShardedTensor, local_of, merged, mirror_gradient, replicated
 
-GLOBAL = [
-    "shape.__get__",
-    "ndim.__get__",
-    "dtype.__get__",
-    "device.__get__",
-    "layout.__get__",
-    "is_cuda.__get__",
-    "is_cpu.__get__",
-    "is_meta.__get__",
-    "is_sparse.__get__",
-    "is_quantized.__get__",
-    "is_nested.__get__",
-    "is_mkldnn.__get__",
-    "is_xla.__get__",
-    "is_mps.__get__",
-    "is_xpu.__get__",
-    "is_sparse_csr.__get__",
-    "is_vulkan.__get__",
-    "is_ipu.__get__",
-    "is_maia.__get__",
-    "is_mtia.__get__",
-    "names.__get__",
-    "itemsize.__get__",
-    "size",
-    "numel",
-    "nelement",
-    "dim",
-    "ndimension",
-    "is_floating_point",
-    "is_complex",
-    "is_signed",
-    "element_size",
-    "get_device",
-    "stride",
-    "is_conj",
-    "is_neg",
-    "is_inference",
-    "__len__",
-    "__hash__",
-    "storage_offset",
-]
-LOCAL = [
-    "is_leaf.__get__",
-    "grad_fn.__get__",
-    "requires_grad.__get__",
-    "retains_grad.__get__",
-    "_version.__get__",
-    "is_contiguous",
-]
+GLOBAL = """
+shape.__get__ ndim.__get__ dtype.__get__ device.__get__ layout.__get__ is_cuda.__get__ is_cpu.__get__ is_meta.__get__
+is_sparse.__get__ is_quantized.__get__ is_nested.__get__ is_mkldnn.__get__ is_xla.__get__ is_mps.__get__ is_xpu.__get__
+is_sparse_csr.__get__ is_vulkan.__get__ is_ipu.__get__ is_maia.__get__ is_mtia.__get__ names.__get__ itemsize.__get__
+size numel nelement dim ndimension is_floating_point is_complex is_signed element_size get_device stride is_conj
+is_neg is_inference __len__ __hash__ storage_offset
+"""
+LOCAL = """
+is_leaf.__get__ grad_fn.__get__ requires_grad.__get__ retains_grad.__get__ _version.__get__ is_contiguous
+"""
 
 
-@register("attribute", *GLOBAL)
+@register("attribute", *GLOBAL.split())
 def of_the_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A property of the global tensor, which the wrapper has itself."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 
-@register("attribute", *LOCAL)
+@register("attribute", *LOCAL.split())
 def of_the_piece(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A property that the pieces have, the same on every rank."""
     return func(args[0].local, *args[1:], **kwargs)
@@ -103,15 +65,7 @@ def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def replicated_axes(layout: Layout) -> tuple[str, ...]:
     """The data and spatial axes along which every rank holds the same piece."""
     used = layout.axes_of(range(layout.ndim))
-    return tuple(
-        axis
-        for axis, size in zip(
-            ("data", "spatial0", "spatial1", "spatial2"),
-            (layout.mesh.size("data"), *layout.mesh.sizes[4:]),
-            strict=True,
-        )
-        if size > 1 and axis not in used
-    )
+    return tuple(axis for axis in ("data", *SPATIAL) if layout.mesh.size(axis) > 1 and axis not in used)
 
 
 def true_gradient(grad: Tensor, layout: Layout) -> Tensor:
@@ -250,14 +204,8 @@ def grad_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     )
 
 
-def register_functions() -> None:
-    """Enter what is not an attribute of torch's namespaces."""
-    from mural.shard.table import TABLE  # noqa: PLC0415
-
-    TABLE[torch.autograd.grad] = ("autograd.grad", grad_of)
-
-
-register_functions()
+TABLE[torch.autograd.grad] = ("autograd.grad", grad_of)
+KINDS["autograd.grad"] = "gradient"
 
 
 @register("attribute", "detach", "data.__get__")

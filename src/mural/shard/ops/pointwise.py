@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -15,233 +14,34 @@ from mural.shard.layout import Layout, Want
 from mural.shard.table import functions, name_of, register
 from mural.shard.tensor import ShardedTensor, mirror_gradient, pull, sharded_in
 
-UNARY = [
-    "abs",
-    "absolute",
-    "acos",
-    "acosh",
-    "angle",
-    "arccos",
-    "arccosh",
-    "arcsin",
-    "arcsinh",
-    "arctan",
-    "arctanh",
-    "asin",
-    "asinh",
-    "atan",
-    "atanh",
-    "bitwise_not",
-    "ceil",
-    "celu",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "clip",
-    "clip_",
-    "conj",
-    "conj_physical",
-    "cos",
-    "cosh",
-    "deg2rad",
-    "digamma",
-    "elu",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expit",
-    "expm1",
-    "fix",
-    "floor",
-    "frac",
-    "frexp",
-    "gelu",
-    "hardshrink",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "i0",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "isneginf",
-    "isposinf",
-    "isreal",
-    "leaky_relu",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_sigmoid",
-    "logical_not",
-    "logit",
-    "logsigmoid",
-    "mish",
-    "mul",
-    "nan_to_num",
-    "neg",
-    "negative",
-    "positive",
-    "polygamma",
-    "rad2deg",
-    "real",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "round",
-    "rsqrt",
-    "selu",
-    "sgn",
-    "sigmoid",
-    "sign",
-    "signbit",
-    "silu",
-    "sin",
-    "sinc",
-    "sinh",
-    "softplus",
-    "softshrink",
-    "softsign",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "tanhshrink",
-    "threshold",
-    "trunc",
-    "fill",
-    "fill_",
-    "zero_",
-    "imag",
-    "__neg__",
-    "__invert__",
-    "__abs__",
-    "__pos__",
-    "bool",
-    "byte",
-    "char",
-    "double",
-    "float",
-    "half",
-    "int",
-    "long",
-    "short",
-    "bfloat16",
-    "cfloat",
-    "type",
-]
-BINARY = [
-    "add",
-    "addcdiv",
-    "addcmul",
-    "arctan2",
-    "atan2",
-    "bitwise_and",
-    "bitwise_left_shift",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "copysign",
-    "div",
-    "divide",
-    "eq",
-    "float_power",
-    "floor_divide",
-    "fmax",
-    "fmin",
-    "fmod",
-    "ge",
-    "greater",
-    "greater_equal",
-    "gt",
-    "heaviside",
-    "hypot",
-    "isclose",
-    "ldexp",
-    "le",
-    "lerp",
-    "less",
-    "less_equal",
-    "logaddexp",
-    "logaddexp2",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "lt",
-    "masked_fill",
-    "maximum",
-    "minimum",
-    "multiply",
-    "ne",
-    "nextafter",
-    "not_equal",
-    "pow",
-    "remainder",
-    "rsub",
-    "sub",
-    "subtract",
-    "true_divide",
-    "where",
-    "xlogy",
-    "copy_",
-    "igamma",
-    "igammac",
-    "__add__",
-    "__radd__",
-    "__iadd__",
-    "__sub__",
-    "__rsub__",
-    "__isub__",
-    "__mul__",
-    "__rmul__",
-    "__imul__",
-    "__div__",
-    "__rdiv__",
-    "__idiv__",
-    "__truediv__",
-    "__rtruediv__",
-    "__itruediv__",
-    "__floordiv__",
-    "__rfloordiv__",
-    "__ifloordiv__",
-    "__mod__",
-    "__rmod__",
-    "__imod__",
-    "__pow__",
-    "__rpow__",
-    "__ipow__",
-    "__and__",
-    "__rand__",
-    "__iand__",
-    "__or__",
-    "__ror__",
-    "__ior__",
-    "__xor__",
-    "__rxor__",
-    "__ixor__",
-    "__lshift__",
-    "__rlshift__",
-    "__ilshift__",
-    "__rshift__",
-    "__rrshift__",
-    "__irshift__",
-    "__eq__",
-    "__ne__",
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
-]
-NAMES = [name for base in UNARY + BINARY for name in (base, f"{base}_") if name == base or not base.endswith("_")]
-DUNDER_INPLACE = {
-    f"__i{n}__"
-    for n in ["add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
+UNARY = """
+abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh bitwise_not ceil
+celu clamp clamp_max clamp_min clip clip_ conj conj_physical cos cosh deg2rad digamma elu erf erfc erfinv exp exp2
+expit expm1 fix floor frac frexp gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf
+isposinf isreal leaky_relu lgamma log log10 log1p log2 log_sigmoid logical_not logit logsigmoid mish mul nan_to_num
+neg negative positive polygamma rad2deg real reciprocal relu relu6 round rsqrt selu sgn sigmoid sign signbit silu sin
+sinc sinh softplus softshrink softsign sqrt square tan tanh tanhshrink threshold trunc fill fill_ zero_ imag
+__neg__ __invert__ __abs__ __pos__ bool byte char double float half int long short bfloat16 cfloat type
+"""
+BINARY = """
+add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign
+div divide eq float_power floor_divide fmax fmin fmod ge greater greater_equal gt heaviside hypot isclose ldexp le
+lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill maximum minimum multiply
+ne nextafter not_equal pow remainder rsub sub subtract true_divide where xlogy copy_ igamma igammac
+__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __div__ __rdiv__ __idiv__ __truediv__
+__rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__
+__and__ __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __lshift__ __rlshift__ __ilshift__
+__rshift__ __rrshift__ __irshift__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+"""
+BASES = (UNARY + BINARY).split()
+NAMES = [name for base in BASES for name in (base, f"{base}_") if name == base or not base.endswith("_")]
+INPLACE = {
+    function
+    for name in NAMES
+    if (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__")
+    for function in functions(name)
 }
-INPLACE = {f for n in NAMES if n.endswith("_") and not n.endswith("__") for f in functions(n)}
-INPLACE |= {f for n in DUNDER_INPLACE for f in functions(n)}
+"""The functions that write to their first argument."""
 
 
 def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:

@@ -130,6 +130,30 @@ def extremes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return reduced(x, extreme_of(x, dims, name == "amax", name), dims, keepdim)
 
 
+@register("reduction", "norm", "vector_norm")
+def norms(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The p-norm of all positions, or along dims; its gradient at zero is zero, as torch's."""
+    name = name_of(func)
+    order = "ord" if name == "vector_norm" else "p"
+    x, p, dim, keepdim, dtype = bound(args, kwargs, ("input", order, "dim", "keepdim", "dtype"), 2, None, False, None)
+    if "x" in kwargs:
+        x = kwargs["x"]
+    if p == "nuc":
+        raise UnsupportedOp("the nuclear norm of a sharded tensor: call .full() first")
+    p = 2.0 if p in ("fro", None) else float(p)
+    dims = dims_of(dim, x.ndim, name)
+    result = func(x.local.new_zeros(1), p, dtype=dtype).dtype
+    size = ShardedTensor(x.local.abs().to(wide(result)), x.placement)
+    if abs(p) == float("inf"):
+        return reduced(x, extreme_of(size, dims, p > 0, name).to(result), dims, keepdim)
+    powers = (size.local != 0).to(size.dtype) if p == 0 else size.local if p == 1 else size.local**p
+    powered = total(x, powers.sum(dims, keepdim=True), dims, name)
+    if p not in (0.0, 1.0):
+        filled = powered != 0
+        powered = torch.where(filled, torch.where(filled, powered, 1.0) ** (1 / p), 0.0)
+    return reduced(x, powered.to(result), dims, keepdim)
+
+
 @register("reduction", "max", "min")
 def max_or_min(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`max(x)`, `max(x, dim)` with positions, `max(x, y)`."""
@@ -241,7 +265,7 @@ def softmaxes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 ALONG = {
     "cumsum": 1, "cumprod": 1, "sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "mode": 1, "glu": 1,
-    "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2, "norm": 2, "vector_norm": 2,
+    "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2, 
     "cosine_similarity": 2, "quantile": 2, "renorm": 2, "pixel_norm": 1, "channel_shuffle": 9, "one_hot": 9,
 }  # fmt: skip
 DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "median": None, "mode": -1, "glu": -1,
