@@ -27,6 +27,7 @@ class Grid:
     cuts: Any = None
     dims: tuple[int, ...] | None = None
     align: int = 1
+    device: str = "cpu"
 
     @property
     def world(self) -> int:
@@ -80,7 +81,8 @@ def loss_of(result: Any, seed: int = 0) -> Tensor:
         if not tensor.is_floating_point():
             continue
         generator = torch.Generator().manual_seed(seed)
-        weights = torch.randn(tuple(tensor.shape), generator=generator, dtype=torch.float64).to(tensor.dtype)
+        weights = torch.randn(tuple(tensor.shape), generator=generator, dtype=torch.float64)
+        weights = weights.to(tensor.device, tensor.dtype)
         term = (tensor * weights).sum()
         total = term if total is None else total + term
     if total is None:
@@ -105,6 +107,7 @@ def difference(a: Tensor | None, b: Tensor | None) -> float:
 
 def compare(module: nn.Module, inputs: Sequence[Tensor], grid: Grid, needs_grad: bool = True) -> dict[str, float]:
     """Run plain and sharded on this rank; the relative differences of everything by name."""
+    module, inputs = module.to(grid.device), [x.to(grid.device) for x in inputs]
     plain, sharded = deepcopy(module), deepcopy(module)
     xs = [x.clone().requires_grad_(needs_grad and x.is_floating_point()) for x in inputs]
     torch.manual_seed(1)

@@ -49,6 +49,12 @@ class Layout:
         return tuple(d for d, cuts in enumerate(self.cuts) if cuts is not None)
 
     @cached_property
+    def thin(self) -> bool:
+        """Whether some rank's piece has fewer than two positions along a dim that has more."""
+        sizes = ((n, i.size) for n, c in zip(self.shape, self.cuts, strict=True) if c for i in c.intervals())
+        return any(size < min(2, n) for n, size in sizes)
+
+    @cached_property
     def box(self) -> Box:
         """The global place of this rank's piece."""
         return self.box_at(self.mesh.coordinates)
@@ -94,8 +100,13 @@ class Layout:
 
     def uncut_resized(self, shape: Sequence[int]) -> Layout:
         """The layout of a local result of that local shape: cut dims keep their extent, others take the local one."""
-        extents = (n if c is None else g for n, g, c in zip(shape, self.shape, self.cuts, strict=True))
-        return replace(self, shape=tuple(extents))
+        whole = [c is None or c.parts == 1 for c in self.cuts]
+        extents = tuple(n if w else g for n, g, w in zip(shape, self.shape, whole, strict=True))
+        cuts = tuple(
+            Cuts.of((0, n)) if c is not None and w and c.extent != n else c
+            for n, c, w in zip(extents, self.cuts, whole, strict=True)
+        )
+        return replace(self, shape=extents, cuts=cuts)
 
     def pick(self, dims: Sequence[int | None], shape: Sequence[int]) -> Layout:
         """The layout whose dim i is this layout's dim dims[i] (None: a new, uncut dim of extent shape[i])."""

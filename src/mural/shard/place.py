@@ -13,6 +13,7 @@ from mural.comm import SPATIAL, Mesh
 from mural.comm.exchange import box_of, stack
 from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, check_bounds, whole
+from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
@@ -52,7 +53,8 @@ def shard(
     if tuple(i.size for i in place) != tuple(tensor.shape):
         raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
     found, shape = cuts_from_boxes(place, mesh, axes)
-    return ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
+    x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
+    return require_gradient(x) if tensor.requires_grad and tensor.is_leaf else x
 
 
 def spatial_dims(ndim: int, mesh: Mesh, dims: Sequence[int] | None) -> tuple[int, ...]:

@@ -105,7 +105,9 @@ def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
     places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, some, strict=True))
     lead = piece.ndim - len(places)
     shape = (*(max(1, n) for n in piece.shape[:lead]), *(sum(i.size for i in p.have) for p in places))
-    dummy = piece.new_zeros(shape) + piece.sum() * 0
+    dummy = piece.new_zeros(shape)
+    if piece.is_floating_point():
+        dummy = dummy + piece.sum() * 0
     result = rule.run(dummy, places)
     kept = (slice(0, 0) if n == 0 else slice(None) for n in piece.shape[:lead])
     return result[(*kept, *(slice(0, o.size) for o in outs))]

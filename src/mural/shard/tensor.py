@@ -68,7 +68,7 @@ class ShardedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = usual_names(args, kwargs or {})
         sharded = list(sharded_in((args, kwargs)))
         try:
             check_operands(func, sharded)
@@ -98,16 +98,18 @@ class ShardedTensor(Tensor):
         )
 
 
-def mirror_gradient(wrapper: ShardedTensor) -> None:
+def mirror_gradient(wrapper: ShardedTensor, wanted: bool = True) -> None:
     """Let the wrapper require a gradient as its piece does, and refuse any that reaches the wrapper itself.
 
     Gradients belong to the pieces. One that comes to the wrapper was made past this class, by a custom
     autograd.Function, and would be lost.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        if not wrapper.requires_grad:
+        if wanted and not wrapper.requires_grad:
             wrapper.requires_grad_(True)
             wrapper.register_hook(refuse_gradient)
+        elif not wanted:
+            wrapper.requires_grad_(False)
 
 
 def refuse_gradient(grad: Tensor) -> None:
@@ -116,6 +118,18 @@ def refuse_gradient(grad: Tensor) -> None:
         "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
         "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
     )
+
+
+def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with torch's usual names: `axis` and `keepdims` are `dim` and `keepdim`, the input comes first."""
+    if not kwargs:
+        return args, kwargs
+    renamed = {{"axis": "dim", "keepdims": "keepdim"}.get(k, k): v for k, v in kwargs.items()}
+    if not args:
+        first = next((k for k in ("input", "self", "x") if isinstance(renamed.get(k), Tensor)), None)
+        if first is not None:
+            args = (renamed.pop(first),)
+    return args, renamed
 
 
 def sharded_in(tree: Any) -> Iterator[ShardedTensor]:
@@ -190,6 +204,11 @@ def relayout(tensor: ShardedTensor, target: Layout, name: str) -> ShardedTensor:
     if target.cuts == tensor.placement.cuts and target.axes == tensor.placement.axes:
         return tensor
     return ShardedTensor(pull(tensor, target.wants(), name), target)
+
+
+def moves_data(tensor: ShardedTensor, target: Layout) -> bool:
+    """Whether a change of layout has to communicate."""
+    return not route(tensor.placement, target.wants()).inside
 
 
 def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTensor:

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.comm import SPATIAL
 from mural.errors import LayoutError, UnsupportedOp
+from mural.shard.gradients import raw_gradient, replicated_axes, require_gradient, true_gradient
 from mural.shard.layout import Layout
 from mural.shard.ops.pointwise import check_writable, piece_of
 from mural.shard.table import KINDS, TABLE, name_of, register
-from mural.shard.tensor import ShardedTensor, local_of, merged, mirror_gradient, replicated
+from mural.shard.tensor import ShardedTensor, local_of, replicated
 
 GLOBAL = """
 shape.__get__ ndim.__get__ dtype.__get__ device.__get__ layout.__get__ is_cuda.__get__ is_cpu.__get__ is_meta.__get__
 is_sparse.__get__ is_quantized.__get__ is_nested.__get__ is_mkldnn.__get__ is_xla.__get__ is_mps.__get__ is_xpu.__get__
 is_sparse_csr.__get__ is_vulkan.__get__ is_ipu.__get__ is_maia.__get__ is_mtia.__get__ names.__get__ itemsize.__get__
-size numel nelement dim ndimension is_floating_point is_complex is_signed element_size get_device stride is_conj
-is_neg is_inference __len__ __hash__ storage_offset
+size numel nelement dim ndimension is_floating_point is_complex is_signed element_size get_device is_conj
+is_neg is_inference __len__ __hash__
 """
 LOCAL = """
-is_leaf.__get__ grad_fn.__get__ requires_grad.__get__ retains_grad.__get__ _version.__get__ is_contiguous
+is_leaf.__get__ grad_fn.__get__ requires_grad.__get__ retains_grad.__get__ _version.__get__
 """
 
 
@@ -62,44 +62,10 @@ def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return func(x.full(), *args[1:], **kwargs)
 
 
-def replicated_axes(layout: Layout) -> tuple[str, ...]:
-    """The data and spatial axes along which every rank holds the same piece."""
-    used = layout.axes_of(range(layout.ndim))
-    return tuple(axis for axis in ("data", *SPATIAL) if layout.mesh.size(axis) > 1 and axis not in used)
-
-
-def true_gradient(grad: Tensor, layout: Layout) -> Tensor:
-    """The single-device gradient of a piece.
-
-    Every rank differentiates its own copy of the loss, so a piece's gradient is that of the sum of all
-    copies: the number of ranks times too large, and spread over the ranks that hold the same piece.
-    """
-    return merged(grad, layout.mesh, replicated_axes(layout), "gradient") / layout.mesh.replicas
-
-
-def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
-    """The inverse of `true_gradient`: what a piece's gradient is inside backward."""
-    copies = 1
-    for axis in replicated_axes(layout):
-        copies *= layout.mesh.size(axis)
-    return grad * (layout.mesh.replicas / copies)
-
-
 @register("gradient", "requires_grad_", "requires_grad.__set__")
 def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Turn gradients of a leaf on or off; they arrive with the true scale."""
-    x: ShardedTensor = args[0]
-    wanted = bool((*args[1:], *kwargs.values(), True)[0])
-    placement = x.placement
-    if wanted and not x.local.requires_grad:
-        x.local.requires_grad_()
-        x.local.register_hook(lambda grad: true_gradient(grad, placement))
-        mirror_gradient(x)
-    elif not wanted:
-        x.local.requires_grad_(False)
-        with torch._C.DisableTorchFunctionSubclass():
-            Tensor.requires_grad_(x, False)
-    return x
+    return require_gradient(args[0], bool((*args[1:], *kwargs.values(), True)[0]))
 
 
 @register("gradient", "grad.__get__", "_grad.__get__")
@@ -241,7 +207,25 @@ def copy_deep(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return copy
 
 
-@register("attribute", "to", "cpu", "cuda", "type_as", "contiguous", "clone", "pin_memory")
+@register("attribute", "is_contiguous")
+def is_contiguous(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the pieces are contiguous, the same answer on every rank: a thin piece cannot tell, a view is taken not to be."""
+    x: ShardedTensor = args[0]
+    return not x.local._is_view() if x.placement.thin else func(x.local, *args[1:], **kwargs)
+
+
+@register("attribute", "contiguous")
+def contiguous(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """The tensor in one memory format; a copy wherever a piece cannot tell whether torch would copy."""
+    x: ShardedTensor = args[0]
+    if x.local._is_view() or x.placement.thin:
+        order = kwargs.get("memory_format", args[1] if len(args) > 1 else torch.contiguous_format)
+        return ShardedTensor(x.local.clone(memory_format=order), x.placement, "contiguous")
+    local = func(x.local, *args[1:], **kwargs)
+    return x if local is x.local else ShardedTensor(local, x.placement)
+
+
+@register("attribute", "to", "cpu", "cuda", "type_as", "clone", "pin_memory")
 def converted(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The tensor with another type, device or memory format."""
     plain = pytree.tree_map(local_of, (args[1:], kwargs))
@@ -255,24 +239,27 @@ def converted(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 @register("creation", "zeros_like", "ones_like", "empty_like", "full_like")
 def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """A new tensor in the same layout."""
-    return ShardedTensor(func(args[0].local, *args[1:], **kwargs), args[0].placement)
+    wanted = kwargs.pop("requires_grad", False)
+    made = ShardedTensor(func(args[0].local, *args[1:], **kwargs), args[0].placement)
+    return require_gradient(made) if wanted else made
 
 
 @register("creation", "new_empty", "new_zeros", "new_ones", "new_full")
 def new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A new tensor of a global shape: cut where an extent is that of a cut dim, else replicated."""
     x, *rest = args
-    size = kwargs.pop("size", None)
+    size, wanted = kwargs.pop("size", None), kwargs.pop("requires_grad", False)
     if size is None:
         size, *rest = (rest[0], *rest[1:]) if rest and not isinstance(rest[0], int) else (tuple(rest),)
     layout = x.placement
     shape = tuple(int(n) for n in size)
     if len(shape) != layout.ndim:
-        value = func(x.local, shape, *rest, **kwargs)
-        return replicated(value, layout)
+        made = replicated(func(x.local, shape, *rest, **kwargs), layout)
+        return made.requires_grad_() if wanted else made
     cuts = tuple(c if n == g else None for c, n, g in zip(layout.cuts, shape, layout.shape, strict=True))
     placed = Layout(layout.mesh, shape, layout.axes, cuts, layout.images)
-    return ShardedTensor(func(x.local, placed.local_shape, *rest, **kwargs), placed)
+    made = ShardedTensor(func(x.local, placed.local_shape, *rest, **kwargs), placed)
+    return require_gradient(made) if wanted else made
 
 
 @register("creation", "new_tensor")

@@ -131,8 +131,8 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     axes, mesh = cutting_axes(layout), layout.mesh
     if wanted.numel():
         local = loss(scores.local, wanted, weight, reduction="sum", **given)
-    else:  # a rank without positions stays connected to scores and target
-        local = 0 * (scores.local.sum() + (wanted.sum() if soft else 0))
+    else:
+        local = empty_loss(scores.local, wanted, lambda a, b: loss(a, b, weight, reduction="sum", **given))
     total = merged(local, mesh, axes, name)
     if reduction == "sum":
         return total
@@ -141,6 +141,15 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     valid = wanted != ignore
     counted = valid.to(total.dtype) if weight is None else weight[wanted.where(valid, 0)].to(total.dtype) * valid
     return total / merged(counted.sum(), mesh, axes, name)
+
+
+def empty_loss(scores: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The zero of a rank without positions: of the type of its peers' losses, connected to scores and target."""
+    one = torch.zeros(1, scores.shape[1], dtype=scores.dtype, device=scores.device) + 0 * scores.sum()
+    wanted = torch.zeros(1, dtype=target.dtype, device=target.device)
+    if target.is_floating_point():
+        wanted = one.detach() + 0 * target.sum()
+    return 0 * loss(one, wanted)
 
 
 def dice_loss(

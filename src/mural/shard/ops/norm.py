@@ -133,7 +133,7 @@ def row_gradients(
         return torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
     ones = torch.ones_like(mean) if scale is None else scale
     return torch.ops.aten.native_batch_norm_backward(
-        grad.contiguous(memory_format=torch.preserve_format), x, ones, mean, variance, None, None, False, eps,
+        grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad), x, ones, mean, variance, None, None, False, eps,
         (True, True, True),
     )  # fmt: skip
 

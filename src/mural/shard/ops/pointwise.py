@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.errors import LayoutError
+from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Interval, broadcast
 from mural.shard.layout import Layout, Want
 from mural.shard.table import functions, name_of, register
@@ -114,6 +114,10 @@ def written(tensor: ShardedTensor, local: Tensor) -> ShardedTensor:
 def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Bring the operands to one layout, then run the operation on the pieces."""
     name = name_of(func)
+    if name == "type" and len(args) == 1 and not kwargs:
+        return args[0].local.type()
+    if name == "where" and len(args) + len(kwargs) == 1:
+        raise UnsupportedOp("where(condition) of a sharded tensor lists positions: give both values")
     if kwargs.get("out") is not None:
         raise LayoutError(f"{name}(out=…) is not supported for sharded tensors: use its result")
     leaves, spec = pytree.tree_flatten((args, kwargs))

@@ -13,6 +13,7 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
 from mural.shard.ops.conv import each
+from mural.shard.ops.reduce import same_value
 from mural.shard.ops.views import bound
 from mural.shard.rules import Place, Windowed, pad_border, windowed
 from mural.shard.table import name_of, register
@@ -162,7 +163,8 @@ def adaptive_taps(window: Window, out: Interval) -> tuple[int, Tensor]:
 def contract(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
     """The weighted sums along one dim."""
     weights = matrix.to(x.dtype).to(x.device)
-    return torch.movedim(torch.movedim(x, dim, -1) @ weights.T, -1, dim)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.movedim(torch.movedim(x, dim, -1) @ weights.T, -1, dim)
 
 
 def adaptive_rule(extents: Sequence[int], sizes: Sequence[int], largest: bool) -> Windowed:
@@ -261,7 +263,9 @@ def global_max(x: ShardedTensor, dims: tuple[int, ...]) -> ShardedTensor:
     all_values, all_index = stacked(values, x.mesh, axes, "max"), stacked(index, x.mesh, axes, "max")
     best = all_values.detach().max(0, keepdim=True).values
     winner = (
-        torch.where(all_values.detach() == best, all_index, torch.iinfo(torch.int64).max).min(0, keepdim=True).indices
+        torch.where(same_value(all_values.detach(), best), all_index, torch.iinfo(torch.int64).max)
+        .min(0, keepdim=True)
+        .indices
     )
     result = all_values.gather(0, winner)[0].view(*local.shape[:lead], *(1,) * len(dims))
     place = layout.gathered(dims)

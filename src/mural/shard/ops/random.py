@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mural.geometry import Box, Interval, overlap
+from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.ops.pointwise import check_writable, written
 from mural.shard.ops.views import bound
@@ -147,7 +148,8 @@ def random_like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         if name_of(func) == "rand_like"
         else (lambda v, g: v.normal_(generator=g))
     )
-    return ShardedTensor(fill(out.detach(), x.placement, draw), x.placement)
+    made = ShardedTensor(fill(out.detach(), x.placement, draw), x.placement)
+    return require_gradient(made) if kwargs.get("requires_grad") else made
 
 
 @register(
@@ -170,7 +172,7 @@ def random_fill(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if name == "bernoulli" or (
         name == "bernoulli_" and (rest or kwargs) and isinstance((*rest, *kwargs.values())[0], Tensor)
     ):
-        chance = x if name == "bernoulli" and not rest else (*rest, *kwargs.values())[0]
+        chance = (*rest, *kwargs.values(), x)[0]
         uniform = torch.rand_like(x, dtype=torch.float32 if x.dtype != torch.float64 else torch.float64)
         drawn = (uniform < chance).to(x.dtype)
         if name == "bernoulli":

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from mural.comm import Mesh, mark
 from mural.errors import UnsupportedOp
+from mural.shard.ops.pointwise import common_layout, piece_of
 from mural.shard.ops.views import bound, dim_of
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, merged, stacked
@@ -90,35 +93,49 @@ def spreads(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     values = x.local.to(wide(x.dtype))
     mean = total(x, values.sum(dims, keepdim=True), dims, name) / count
     variance = total(x, (values - mean).square().sum(dims, keepdim=True), dims, name) / max(0, count - correction)
-    spread = (variance.sqrt() if name.startswith("std") else variance).to(x.dtype)
+    if name.startswith("std"):  # the root's gradient at zero is zero, as torch's
+        filled = variance > 0
+        variance = torch.where(filled, torch.where(filled, variance, 1.0).sqrt(), variance * 0)
+    spread = variance.to(x.dtype)
     keep = bool(given.get("keepdim", False))
     if name.endswith("mean"):
         return reduced(x, spread, dims, keep), reduced(x, mean.to(x.dtype), dims, keep)
     return reduced(x, spread, dims, keep)
 
 
+class _Share(torch.autograd.Function):
+    """The global extreme; its gradient, from all ranks, goes evenly to the positions that attain it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, best: Tensor, count: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
+        ctx.save_for_backward(x, best, count)
+        ctx.mesh, ctx.axes = mesh, axes
+        return best.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, best, count = ctx.saved_tensors
+        return (x == best) * (merged(grad, ctx.mesh, ctx.axes, "extreme backward") / count), None, None, None, None
+
+
 def extreme_of(x: ShardedTensor, dims: Sequence[int], largest: bool, name: str) -> Tensor:
     """The largest (or smallest) value over dims, as a local tensor with those dims of extent 1."""
-    axes = x.placement.axes_of(dims)
-    fill = float("-inf") if largest else float("inf")
+    axes, local = x.placement.axes_of(dims), x.local
+    pick = torch.amax if largest else torch.amin
     with torch.no_grad():
-        values = x.local
-        if not values.dtype.is_floating_point:
-            fill = torch.iinfo(values.dtype).min if largest else torch.iinfo(values.dtype).max
-        pick = torch.amax if largest else torch.amin
-        empty = any(values.shape[d] == 0 for d in dims)
-        shape = [1 if d in dims else n for d, n in enumerate(values.shape)]
-        mine = values.new_full(shape, fill) if empty else pick(values, tuple(dims), keepdim=True)
+        if any(local.shape[d] == 0 for d in dims):
+            shape = [1 if d in dims else n for d, n in enumerate(local.shape)]
+            mine = local.new_full(shape, lowest(local.dtype, largest))
+        else:
+            mine = pick(local, tuple(dims), keepdim=True)
         best = pick(stacked(mine, x.mesh, axes, name), 0) if axes else mine
-    if not (x.local.requires_grad and torch.is_grad_enabled()):
-        return best
-    with torch.no_grad():
-        hits = (x.local == best).sum(tuple(dims), keepdim=True).to(x.dtype)
-        count = merged(hits, x.mesh, axes, name)
-    # best is the mean of the values that equal it: its gradient is theirs, evenly.
-    share = torch.where(x.local == best, x.local, torch.zeros_like(x.local)).sum(tuple(dims), keepdim=True)
-    mean = merged(share, x.mesh, axes, name) / count
-    return best + (mean - mean.detach())
+        if not local.requires_grad:
+            return best
+        count = merged((local == best).sum(tuple(dims), keepdim=True), x.mesh, axes, name)
+    shared: Tensor = _Share.apply(local, best, count, x.mesh, axes)  # type: ignore[assignment]
+    mark()
+    return shared
 
 
 @register("reduction", "amax", "amin")
@@ -158,8 +175,9 @@ def norms(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def max_or_min(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`max(x)`, `max(x, dim)` with positions, `max(x, y)`."""
     name = name_of(func)
-    if len(args) > 1 and isinstance(args[1], Tensor):
-        return torch.maximum(*args) if name == "max" else torch.minimum(*args)
+    other = kwargs.get("other", args[1] if len(args) > 1 else None)
+    if isinstance(other, Tensor):
+        return torch.maximum(args[0], other) if name == "max" else torch.minimum(args[0], other)
     x, dim, keepdim = bound(args, kwargs, ("input", "dim", "keepdim"), None, False)
     if dim is None:
         dims = tuple(range(x.ndim))
@@ -179,18 +197,31 @@ def extreme_along(x: ShardedTensor, dim: int, largest: bool, name: str) -> tuple
         indices = indices + start
     else:
         shape = [1 if d == dim else n for d, n in enumerate(x.local.shape)]
-        bad = float("-inf") if largest else float("inf")
-        if not x.dtype.is_floating_point:
-            bad = torch.iinfo(x.dtype).min if largest else torch.iinfo(x.dtype).max
-        values = x.local.sum(dim, keepdim=True) * 0 + x.local.new_full(shape, bad)
+        values = x.local.new_full(shape, lowest(x.dtype, largest))
+        if values.is_floating_point():
+            values = values + x.local.sum(dim, keepdim=True) * 0
         indices = torch.full(shape, torch.iinfo(torch.int64).max, device=x.device)
     axes = x.placement.axes_of((dim,))
     if not axes or x.mesh.size(axes[0]) == 1:
         return values, indices
     all_values, all_indices = stacked(values, x.mesh, axes, name), stacked(indices, x.mesh, axes, name)
     best = pick(all_values.detach(), 0, keepdim=True).values
-    place = torch.where(all_values.detach() == best, all_indices, torch.iinfo(torch.int64).max).min(0, keepdim=True)
+    hit = same_value(all_values.detach(), best)
+    place = torch.where(hit, all_indices, torch.iinfo(torch.int64).max).min(0, keepdim=True)
     return all_values.gather(0, place.indices)[0], place.values[0]
+
+
+def same_value(values: Tensor, best: Tensor) -> Tensor:
+    """Where values equal the best one, which may be NaN."""
+    return (values == best) | (values.isnan() & best.isnan())
+
+
+def lowest(dtype: torch.dtype, largest: bool) -> float | int:
+    """The value that never wins a maximum (or minimum)."""
+    if dtype.is_floating_point:
+        return float("-inf") if largest else float("inf")
+    limits = torch.iinfo(torch.uint8 if dtype == torch.bool else dtype)
+    return limits.min if largest else min(limits.max, 1) if dtype == torch.bool else limits.max
 
 
 @register("reduction", "argmax", "argmin")
@@ -213,7 +244,8 @@ def truth(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     dims = dims_of(dim, x.ndim, name)
     wrong = x.local == 0 if name == "all" else x.local != 0
     count = total(x, wrong.sum(dims, keepdim=True), dims, name)
-    return reduced(x, count == 0 if name == "all" else count != 0, dims, keepdim)
+    answer = count == 0 if name == "all" else count != 0
+    return reduced(x, answer.to(torch.uint8) if x.dtype == torch.uint8 else answer, dims, keepdim)
 
 
 @register("reduction", "equal", "allclose")
@@ -266,17 +298,22 @@ def softmaxes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 ALONG = {
     "cumsum": 1, "cumprod": 1, "sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "mode": 1, "glu": 1,
     "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2, 
-    "cosine_similarity": 2, "quantile": 2, "renorm": 2, "pixel_norm": 1, "channel_shuffle": 9, "one_hot": 9,
+    "cosine_similarity": 2, "quantile": 2,
 }  # fmt: skip
 DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "median": None, "mode": -1, "glu": -1,
-               "normalize": 1, "diff": -1, "cosine_similarity": 1, "channel_shuffle": 1}  # fmt: skip
+               "normalize": 1, "diff": -1, "cosine_similarity": 1}  # fmt: skip
 
 
-@register("along a dim", *(set(ALONG) - {"one_hot", "channel_shuffle"}))
+@register("along a dim", *ALONG)
 def along(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation along one dim that is not cut, which each rank runs on its own pieces."""
     name = name_of(func)
+    operands = [a for a in args if isinstance(a, Tensor) and a.ndim]
     x = args[0]
+    if len(operands) > 1:
+        layout = common_layout(func, operands)
+        x = ShardedTensor(piece_of(x, layout, name).expand(layout.local_shape), layout)
+        args = (x, *args[1:])
     place = ALONG[name]
     dim = kwargs.get("dim", args[place] if len(args) > place else DEFAULT_DIM.get(name))
     dims = dims_of(dim, x.ndim, name)
@@ -285,10 +322,8 @@ def along(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             f"{name} along dims {dims} of a sharded tensor of shape {tuple(x.shape)}, where dims "
             f"{x.placement.cut_dims} are cut: call .full() first, or add a rule to src/mural/shard/ops/reduce.py"
         )
-    others = [a for a in args[1:] if isinstance(a, ShardedTensor)]
-    if any(o.placement != x.placement for o in others):
-        raise UnsupportedOp(f"{name} of sharded tensors in different layouts")
-    result = func(*(a.local if isinstance(a, ShardedTensor) else a for a in args), **kwargs)
+    local = [piece_of(a, x.placement, name) if isinstance(a, Tensor) and a.ndim else a for a in args]
+    result = func(*local, **kwargs)
 
     def wrap(value: Tensor) -> Tensor:
         if value.ndim == x.ndim:
@@ -311,6 +346,8 @@ def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 @register("along a dim", "channel_shuffle", "native_channel_shuffle")
 def channel_shuffle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Channels in another order."""
+    if args[0].placement.cuts[1] is not None:
+        raise UnsupportedOp("channel_shuffle along a channel dim that is cut")
     return ShardedTensor(func(args[0].local, *args[1:], **kwargs), args[0].placement)
 
 
@@ -337,6 +374,11 @@ def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     same = isinstance(index, ShardedTensor) and index.placement.gathered((dim,)).cuts == x.placement.cuts
     if x.placement.cuts[dim] is not None or not same:
         raise UnsupportedOp(f"{name_of(func)} along a cut dim, or with an index in another layout")
-    local = [a.local if isinstance(a, ShardedTensor) else a for a in args]
-    result = func(*local, **{k: v.local if isinstance(v, ShardedTensor) else v for k, v in kwargs.items()})
+    layout = index.placement
+    values = {
+        k: piece_of(v, layout, name_of(func)) if isinstance(v, Tensor) and v.ndim else v
+        for k, v in given.items()
+        if k != "input"
+    }
+    result = func(x.local, **values)
     return x if result is x.local else ShardedTensor(result, x.placement.uncut_resized(result.shape))

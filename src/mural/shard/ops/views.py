@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ from mural.geometry import Cuts, Interval
 from mural.shard.layout import Layout, Want
 from mural.shard.ops.pointwise import check_writable, common_layout, piece_of, written
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather, pull
+from mural.shard.tensor import ShardedTensor, gather, moves_data, pull
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -52,7 +53,7 @@ def selected(x: ShardedTensor, dim: int, index: int, name: str) -> ShardedTensor
     moved = gather(one, (dim,), name)
     layout = moved.placement
     dims = [d for d in range(layout.ndim) if d != dim]
-    lost = name if moved is not one else x.aliased
+    lost = name if moves_data(one, layout) else x.aliased
     local = moved.local.squeeze(dim)
     return ShardedTensor(local, layout.pick(dims, [layout.shape[d] for d in dims]), lost) if dims else local
 
@@ -67,6 +68,9 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     given = sum(i is not None and i is not Ellipsis for i in items)
     if given > x.placement.ndim:
         raise IndexError(f"too many indices ({given}) for a sharded tensor of {x.placement.ndim} dims")
+    items = [int(i) if isinstance(i, Tensor) and i.ndim == 0 and i.dtype != torch.bool else i for i in items]
+    if sum(isinstance(i, (list, Tensor)) for i in items) > 1:
+        raise UnsupportedOp("indexing a sharded tensor with several lists of positions: index one dim at a time")
     if Ellipsis not in [i for i in items if not isinstance(i, Tensor)]:
         items.append(Ellipsis)
     at = next(k for k, i in enumerate(items) if i is Ellipsis)
@@ -112,9 +116,14 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         raise LayoutError("writing a sharded value into a plain tensor: call .full() on it, or shard the target")
     check_writable(x, "assignment")
     if isinstance(index, Tensor) and index.dtype == torch.bool and not (isinstance(value, Tensor) and value.ndim):
+        for _ in range(x.ndim - index.ndim):
+            index = index.unsqueeze(-1)
         written(x, x.local.masked_fill_(piece_of(index, x.placement, "assignment"), value))
         return
     part = getitem(func, (x, index), {})
+    if any(isinstance(i, (list, Tensor)) and not (isinstance(i, Tensor) and i.ndim == 0) for i in _items(index)):
+        write_positions(x, _items(index), part, value)
+        return
     if isinstance(part, ShardedTensor):
         check_writable(part, "assignment to one position of a cut dim")
         source = torch.as_tensor(value, dtype=x.dtype, device=x.device) if not isinstance(value, Tensor) else value
@@ -124,11 +133,28 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     raise LayoutError("assignment to a single element of a sharded tensor: assign to a slice")
 
 
+def _items(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def write_positions(x: ShardedTensor, items: tuple[Any, ...], part: ShardedTensor, value: Any) -> None:
+    """Write to listed positions of one dim, all others whole."""
+    if any(isinstance(i, slice) and i != slice(None) for i in items) or Ellipsis in [i for i in items if i is Ellipsis]:
+        raise UnsupportedOp("assignment to listed positions together with slices: assign to one after the other")
+    source = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    x.local[items] = piece_of(source, part.placement, "assignment").to(x.dtype)
+    written(x, x.local)
+
+
 @register("view", "narrow")
 def narrow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """`length` positions from `start`."""
     x, dim, start, length = bound(args, kwargs, ("input", "dim", "start", "length"))
-    return sliced(x, dim_of(dim, x.ndim, "narrow"), int(start), int(start) + int(length))
+    dim = dim_of(dim, x.ndim, "narrow")
+    first = int(start) + (x.shape[dim] if int(start) < 0 else 0)
+    if not 0 <= first <= first + int(length) <= x.shape[dim]:
+        raise RuntimeError(f"narrow: start {start} and length {length} exceed dim {dim} of extent {x.shape[dim]}")
+    return sliced(x, dim, first, first + int(length))
 
 
 @register("view", "select")
@@ -148,9 +174,14 @@ def index_select(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 def bound(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str], *defaults: Any) -> list[Any]:
     """Arguments in the order of their names; the last names have the defaults."""
     values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    unknown = [k for k, v in kwargs.items() if k not in names and v is not None]
+    if unknown or len(args) > len(names):
+        raise TypeError(
+            f"unexpected arguments {unknown or args[len(names) :]}: a rule for sharded tensors takes {names}"
+        )
     values |= dict(zip(names, args, strict=False)) | kwargs
-    if "input" in names and "self" in values:
-        values["input"] = values.pop("self")
+    if missing := [name for name in names if name not in values]:
+        raise TypeError(f"missing arguments {missing}")
     return [values[name] for name in names]
 
 
@@ -165,12 +196,12 @@ def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     dim = dim_of(dim, x.ndim, name)
     if name == "unbind":
         return tuple(selected(x, dim, i, name) for i in range(x.shape[dim]))
-    given = [a for a in args[1:2]] or [v for k, v in kwargs.items() if k != "dim"]
+    given = list(args[1:2]) or [v for k, v in kwargs.items() if k != "dim"]
     parts = func(torch.empty(x.shape[dim], device="meta"), *given)
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + part.shape[0])
-    return tuple(sliced(x, dim, a, b) for a, b in zip(starts, starts[1:], strict=False))
+    return tuple(sliced(x, dim, a, b) for a, b in pairwise(starts))
 
 
 @register("view", "flip", "fliplr", "flipud")
@@ -245,7 +276,8 @@ def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     keep = [d for d in range(x.ndim) if d not in gone]
     layout = whole.placement.pick(keep, [x.shape[d] for d in keep])
     local = whole.local.squeeze(tuple(sorted(gone)))
-    return ShardedTensor(local, layout, "squeeze" if whole is not x else x.aliased) if keep else local
+    lost = "squeeze" if moves_data(x, whole.placement) else x.aliased
+    return ShardedTensor(local, layout, lost) if keep else local
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -311,7 +343,7 @@ def reshaped(x: ShardedTensor, shape: Sequence[int], name: str) -> ShardedTensor
     aliased = x.aliased
     if layout is None:
         whole = gather(x, lost, name)
-        aliased = name
+        aliased = name if moves_data(x, whole.placement) else aliased
         layout, still = regrouped(whole.placement, shape)
         if layout is None:
             whole, (layout, _) = (
@@ -371,8 +403,6 @@ def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def cat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Tensors one after the other along a dim."""
     tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
-    if kwargs.get("axis") is not None:
-        dim = kwargs["axis"]
     return joined(list(tensors), dim, "cat")
 
 
