@@ -113,6 +113,15 @@ def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
     return result[(*kept, *(slice(0, o.size) for o in outs))]
 
 
+def in_plain_type(x: ShardedTensor, probe: Callable[[Tensor], Tensor]) -> ShardedTensor:
+    """The tensor in the type of torch's own result: under autocast, asked of torch with a tensor of one small image."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    small = torch.ones((1, 1, *(4,) * (x.ndim - 2)), dtype=x.dtype, device=x.device)
+    with torch.no_grad():
+        return x.to(probe(small).dtype)  # type: ignore[return-value]
+
+
 def pad_border(piece: Tensor, places: tuple[Place, ...], value: float) -> Tensor:
     """The piece with its window's border filled with a constant."""
     amounts = [n for place in reversed(places) for n in place.border]

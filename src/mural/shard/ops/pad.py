@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Reads, Remap, Window, place
 from mural.geometry.interval import Interval
 from mural.shard.ops.views import bound, dim_of, sliced
-from mural.shard.rules import Place, Windowed, is_identity, pad_border, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type, is_identity, pad_border, windowed
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
 
@@ -63,6 +64,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         return windowed(x, constant_rule(extents, pairs, 0.0 if value is None else value))
     if mode not in REMAPS:
         raise NotImplementedError(f"pad: unknown mode {mode!r}")
+    x = in_plain_type(x, lambda small: F.pad(small, (1,) * (2 * (x.ndim - 2)), mode=mode))
     for dim, (before, after) in enumerate(pairs, x.ndim - n):
         if before < 0 or after < 0:
             x = sliced(x, dim, max(0, -before), x.shape[dim] - max(0, -after))

@@ -15,7 +15,7 @@ from mural.geometry import Interval, Window
 from mural.shard.ops.conv import each
 from mural.shard.ops.reduce import same_value
 from mural.shard.ops.views import bound
-from mural.shard.rules import Place, Windowed, pad_border, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type, pad_border, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, merged, stacked
 
@@ -219,7 +219,7 @@ def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     extents = tuple(x.shape[x.ndim - n :])
     wanted = (size,) * n if isinstance(size, int) or size is None else tuple(size) * (n if len(tuple(size)) == 1 else 1)
     sizes = tuple(e if s is None else int(s) for e, s in zip(extents, wanted, strict=True))
-    return adaptive(x, sizes, largest)
+    return adaptive(in_plain_type(x, lambda small: func(small, (3,) * n)), sizes, largest)
 
 
 def adaptive(x: ShardedTensor, sizes: tuple[int, ...], largest: bool) -> ShardedTensor:

@@ -17,7 +17,7 @@ from mural.geometry import Interval, Window
 from mural.shard.ops.conv import crop_or_pad, each
 from mural.shard.ops.pool import adaptive
 from mural.shard.ops.views import bound
-from mural.shard.rules import Place, Windowed, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -190,6 +190,7 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise ValueError(f"align_corners belongs to the linear and cubic modes, not to {mode!r}")
     extents = tuple(x.shape[2:])
     outs, scales = target_sizes(extents, size, factor, recompute)
+    x = in_plain_type(x, lambda small: F.interpolate(small, scale_factor=2, mode=mode))
     if mode == "area":
         return adaptive(x, tuple(outs), False)
     if align:

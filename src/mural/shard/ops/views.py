@@ -468,11 +468,12 @@ def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) 
 @register("view", "linear", "matmul", "__matmul__")
 def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product with a plain matrix along the last dim, which is gathered first if it is cut."""
-    x, weight, *rest = args
+    names = ("input", "weight", "bias") if name_of(func) == "linear" else ("input", "other")
+    x, weight, *rest = bound(args, kwargs, names, *(None,) * (len(names) - 2))
     if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or weight.ndim > 2:
         raise UnsupportedOp(f"{name_of(func)} needs a sharded tensor and a plain matrix; call .full() on the other")
     x = gather(x, (x.ndim - 1,), name_of(func))
-    local = func(x.local, weight, *rest, **kwargs)
+    local = func(x.local, weight, *rest)
     layout = x.placement
     if local.ndim < layout.ndim:
         keep = list(range(layout.ndim - 1))
