@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -34,6 +35,8 @@ class Rows:
     images: int
     channels: int
     groups: int
+    count: int
+    """How many values of the whole image (or batch) share their statistics."""
     per_image: bool
 
     @property
@@ -75,6 +78,8 @@ def row_moments(x: Tensor) -> Tensor:
 
 def merge_moments(parts: Tensor) -> Tensor:
     """The moments of everything from those of parts: (parts, 3, …) to (3, …)."""
+    if len(parts) == 1:
+        return parts[0]
     counts, means, squares = parts[:, 0], parts[:, 1], parts[:, 2]
     count = counts.sum(0)
     filled = count.clamp(min=1)
@@ -93,10 +98,10 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         parts = torch.stack([rows.grouped(m) for m in row_moments(x)]).permute(2, 0, 1)
         whole = merge_moments(stack(merge_moments(parts), peers, mesh.rank, mesh.transport, "norm statistics"))
-        mean, variance = rows.spread(whole[1]), rows.spread(whole[2] / whole[0])
+        mean, variance = rows.spread(whole[1]), rows.spread(whole[2] / rows.count)
         affine = rows.repeated(weight), rows.repeated(bias)
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.rows, ctx.eps, ctx.mesh, ctx.peers, ctx.count = rows, eps, mesh, peers, whole[0]
+        ctx.rows, ctx.eps, ctx.mesh, ctx.peers = rows, eps, mesh, peers
         ctx.mark_non_differentiable(whole)
         y = (
             torch.native_batch_norm(x, *affine, mean, variance, False, 0.0, eps)[0]
@@ -110,19 +115,60 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
         rows: Rows = ctx.rows
-        scale = rows.repeated(weight)
-        of_x, of_weight, of_bias = row_gradients(grad, x, scale, mean, variance, ctx.eps)
-        if ctx.needs_input_grad[0]:
-            sums = torch.stack([of_bias, of_weight]) if scale is None else torch.stack([of_bias, of_weight]) * scale
-            groups = torch.stack([rows.grouped(s).sum(1) for s in sums])
-            total = stack(groups, ctx.peers, ctx.mesh.rank, ctx.mesh.transport, "norm statistics backward").sum(0)
-            shares = [rows.spread(t / ctx.count) for t in total]
-            project(of_x, x, mean, torch.rsqrt(variance + ctx.eps), shares)
+
+        def over_ranks(sums: Tensor) -> Tensor:
+            return stack(sums, ctx.peers, ctx.mesh.rank, ctx.mesh.transport, "norm statistics backward").sum(0)
+
+        scale, needed = rows.repeated(weight), ctx.needs_input_grad[0]
+        saved = mean, variance, torch.rsqrt(variance + ctx.eps), ctx.eps
+        fused = x.is_cuda and rows.groups == rows.channels and x.numel() > 0
+        kernels = cuda_gradients if fused else general_gradients
+        of_x, *of_rows = kernels(grad, x, scale, saved, rows, over_ranks if needed else None)
         parameters = [
-            rows.channel_sum(g).to(weight.dtype) if weight is not None and needed else None
-            for g, needed in zip((of_weight, of_bias), ctx.needs_input_grad[1:3], strict=True)
+            rows.channel_sum(g).to(weight.dtype) if weight is not None and wanted else None
+            for g, wanted in zip(of_rows, ctx.needs_input_grad[1:3], strict=True)
         ]
         return of_x, *parameters, None, None, None, None
+
+
+Saved = tuple[Tensor, Tensor, Tensor, float]
+Merge = Callable[[Tensor], Tensor] | None
+"""Adds up sums over the ranks; None where x needs no gradient."""
+
+
+def cuda_gradients(
+    grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: Rows, merge: Merge
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x, and of weight and bias per row, by the kernels that torch has for statistics over ranks."""
+    mean, _, rstd, _ = saved
+    plain = torch.ones_like(mean) if scale is None else scale.to(mean.dtype)
+    sums = torch.batch_norm_backward_reduce(grad, x, mean, rstd, plain, True, True, True)
+    if merge is None:
+        return None, sums[2], sums[3]
+    total = merge(torch.stack(sums[:2]))
+    of_x = torch.batch_norm_backward_elemt(grad, x, mean, rstd, plain, *total, counts_on(rows.count, x.device))
+    return of_x, sums[2], sums[3]
+
+
+@lru_cache(maxsize=256)
+def counts_on(count: int, device: torch.device) -> Tensor:
+    """A count on a device, as 32-bit parts that the kernel adds up."""
+    limit = 2**30
+    return torch.tensor([limit] * (count // limit) + [count % limit], dtype=torch.int32, device=device)
+
+
+def general_gradients(
+    grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: Rows, merge: Merge
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x, and of weight and bias per row, on any device."""
+    mean, variance, rstd, eps = saved
+    of_x, of_weight, of_bias = row_gradients(grad, x, scale, mean, variance, eps)
+    if merge is None:
+        return None, of_weight, of_bias
+    sums = torch.stack([of_bias, of_weight])
+    groups = torch.stack([rows.grouped(s).sum(1) for s in (sums if scale is None else sums * scale)])
+    project(of_x, x, mean, rstd, [rows.spread(t / rows.count) for t in merge(groups)])
+    return of_x, of_weight, of_bias
 
 
 def row_gradients(
@@ -132,10 +178,9 @@ def row_gradients(
     if x.numel() == 0:
         return torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
     ones = torch.ones_like(mean) if scale is None else scale
-    return torch.ops.aten.native_batch_norm_backward(
-        grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad), x, ones, mean, variance, None, None, False, eps,
-        (True, True, True),
-    )  # fmt: skip
+    same = grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
+    saved = mean, torch.rsqrt(variance + eps)
+    return torch.ops.aten.native_batch_norm_backward(same, x, ones, mean, variance, *saved, False, eps, [True] * 3)
 
 
 def project(gx: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, shares: list[Tensor]) -> None:
@@ -177,7 +222,7 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     dims = tuple(d for d in range(x.ndim) if d != 1)
-    rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], per_image=False)
+    rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     with torch.no_grad():
         update(mean, moments[1], momentum)
@@ -206,7 +251,7 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     count = prod(x.shape[d] for d in dims)
     if count == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
-    rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], per_image=True)
+    rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=True)
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     if mean is not None or var is not None:
         with torch.no_grad():
@@ -228,7 +273,8 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise RuntimeError(f"group_norm: {x.shape[1]} channels are not a multiple of {groups} groups")
     wide = result_dtype(func, x.local, weight)
     x = x.to(wide)  # where autocast normalizes in float32
-    rows = Rows(x.local.shape[0], x.shape[1], groups, per_image=True)
+    count = prod(x.shape[1:]) // groups
+    rows = Rows(x.local.shape[0], x.shape[1], groups, count, per_image=True)
     local, _ = normalize(x, rows, weight, bias, x.placement.axes_of(range(2, x.ndim)), eps)
     return ShardedTensor(local, x.placement)
 
