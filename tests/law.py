@@ -164,7 +164,8 @@ def image(*shape: int, seed: int = 0) -> Tensor:
 def raises(message: str, kind: type[Exception], function: Callable[..., Any], *args: Any, world: int = 2) -> None:
     """Check that a function raises the same kind of error with this text on every rank."""
     for text in run_on(world, partial(_caught, kind, function), *args):
-        assert text is not None and message in text, f"expected {kind.__name__} with {message!r}, got {text!r}"
+        assert text is not None, f"no {kind.__name__} with {message!r} was raised"
+        assert message in text
 
 
 def _caught(kind: type[Exception], function: Callable[..., Any], *args: Any) -> str | None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from law import Grid, compare, difference, holds, image, raises
-from ranks import run_on
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mural
+from law import Grid, compare, difference, holds, image, raises
+from ranks import run_on
 
 GRIDS = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1), cuts=((1, 1, 10),)), Grid((1, 2), data=2)]
 
@@ -275,7 +275,8 @@ def autocast(dtype: torch.dtype) -> list[str]:
     x = image(2, 4, 12, 11).float()
     modules = [
         nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2), nn.ConvTranspose2d(4, 4, 2, 2), nn.BatchNorm2d(4),
-        nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.LayerNorm((12, 11)), nn.MaxPool2d(2), nn.AvgPool2d(3, 1, 1),
+        nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.LayerNorm((12, 11)), nn.MaxPool2d(2),
+        nn.AvgPool2d(3, 1, 1),
         nn.Upsample(scale_factor=2, mode="bilinear"), nn.Softmax(1), nn.Softmax(2), nn.AdaptiveAvgPool2d(1), nn.GELU(),
     ]  # fmt: skip
     for first in (nn.Identity(), nn.Conv2d(4, 4, 1)):

@@ -9,12 +9,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from law import Expr, Grid, difference, holds, image  # noqa: E402
-from ranks import run_on  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from mural.models import FCN2D, UNet, resnet18  # noqa: E402
+from law import Expr, Grid, difference, holds, image
+from mural.models import FCN2D, UNet, resnet18
+from ranks import run_on
 
 ROWS, BLOCKS = Grid((2, 1), device="cuda"), Grid((2, 2), device="cuda")
 MODULES = {
@@ -38,7 +38,9 @@ MODULES = {
     "nearest size": lambda: nn.Upsample(size=(50, 41)),
     "softmax": lambda: nn.Softmax(2),
     "UNet": lambda: UNet(in_channels=4, width=4, depth=3),
-    "UNet instance residual": lambda: UNet(in_channels=4, width=4, depth=2, norm="instance", block="residual", upsample="interpolate"),
+    "UNet instance residual": lambda: UNet(
+        in_channels=4, width=4, depth=2, norm="instance", block="residual", upsample="interpolate"
+    ),
     "resnet18": lambda: resnet18(in_channels=4, width=4, classes=5),
     "FCN2D": lambda: FCN2D(in_channels=4, width=4, dropout=0.0),
     "reductions": lambda: Expr("x.var((2, 3)) + x.amax((2, 3)) + x.mean((2, 3)) + torch.logsumexp(x, (2, 3))"),

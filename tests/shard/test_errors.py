@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from law import Expr, Grid, image, raises
-from ranks import RankError, restart, run_on
 
 import mural
+from law import Expr, Grid, image, raises
+from ranks import RankError, restart, run_on
 
 UNSUPPORTED = [
     "torch.fft.fft2(x)", "x.cumsum(2)", "x.sort(3)", "torch.linalg.inv(x)", "x[x > 0]", "F.unfold(x, 3)",

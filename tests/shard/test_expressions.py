@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from law import Expr, Grid, holds, image
 
 GRIDS = [

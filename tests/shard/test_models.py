@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from law import Grid, holds, image
 from torch import Tensor, nn
 
+from law import Grid, holds, image
 from mural.models import CNN1D, CNN2D, CNN3D, FCN2D, UNet, resnet18, resnet50
 
 PLANE = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1)), Grid((1, 2), data=2)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from law import Expr, Grid, holds, image
 from torch import Tensor, nn
+
+from law import Expr, Grid, holds, image
 
 GRIDS = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1), cuts=((1, 1, 10),)), Grid((1, 2), data=2), Grid((1,), data=3)]
 

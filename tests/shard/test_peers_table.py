@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch.nn.functional as F
-from law import Grid, holds, image
 from torch import Tensor, nn
+
+from law import Grid, holds, image
 
 ROWS, BLOCKS = Grid((2, 1)), Grid((2, 2))
 

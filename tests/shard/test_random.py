@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from law import Grid, difference, image
-from ranks import run_on
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mural
+from law import Grid, difference, image
+from ranks import run_on
 
 GRIDS = [
     Grid((1, 1)),

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from law import Grid, holds, image
 from torch import nn
+
+from law import Grid, holds, image
 
 GRIDS = {
     1: [(2,), (3,), (4,)],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from law import Grid, image
-from ranks import run_on
 from torch import nn
 
+from law import Grid, image
 from mural.geometry import Cuts, Interval, Window, moves, traffic
+from ranks import run_on
 
 
 def net(layers: int, width: int) -> nn.Sequential:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, Protocol
 
 import torch
@@ -56,7 +56,7 @@ class Alarm:
         self.awake.set()
 
     @contextlib.contextmanager
-    def watching(self, transfer: Pending) -> Iterator[None]:
+    def watching(self, transfer: Pending) -> Generator[None]:
         """Listen for notes while the block waits for a transfer."""
         with self.lock:
             self.waiting = transfer

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     key = id(world_group)
     if key not in _transports:
         # A group of our own: DDP's collectives on the default group never meet our messages.
-        group = dist.new_group(timeout=timedelta(seconds=timeout))
+        group = cast(dist.ProcessGroup, dist.new_group(timeout=timedelta(seconds=timeout)))
         _transports.clear()
         _transports[key] = Transport(group, timeout)
     return dist.get_world_size(), dist.get_rank(), _transports[key]
@@ -75,7 +75,8 @@ def _local_rank(
 ) -> None:
     torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // ranks))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    shared: Any = dist  # its stubs leave the stores out
+    dist.init_process_group("gloo", store=shared.FileStore(store, ranks), rank=rank, world_size=ranks)
     try:
         function(rank, *args)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +126,7 @@ class Transport:
             self.alarm.ring(self.serial, error)
 
     @contextlib.contextmanager
-    def record(self) -> Iterator[Record]:
+    def record(self) -> Generator[Record]:
         """Count messages and bytes sent by this rank, and keep times, inside the block."""
         record = Record()
         self.records.append(record)
@@ -136,7 +136,7 @@ class Transport:
             self.records.remove(record)
 
     @contextlib.contextmanager
-    def span(self, kind: str) -> Iterator[None]:
+    def span(self, kind: str) -> Generator[None]:
         """Mark a stretch of work in the records."""
         start = time.perf_counter()
         yield

@@ -38,8 +38,12 @@ def moves(have: Mapping[int, Box], need: Mapping[int, Needs]) -> tuple[Move, ...
 
     >>> have = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
     >>> halo = {0: ((Interval(0, 5),),), 1: ((Interval(3, 8),),)}
-    >>> [m for m in moves(have, halo) if m.source != m.destination]
-    [Move(source=0, destination=1, box=(Interval(start=3, stop=4),)), Move(source=1, destination=0, box=(Interval(start=4, stop=5),))]
+    >>> for move in moves(have, halo):
+    ...     print(move.source, "to", move.destination, *move.box)
+    0 to 0 Interval(start=0, stop=4)
+    0 to 1 Interval(start=3, stop=4)
+    1 to 0 Interval(start=4, stop=5)
+    1 to 1 Interval(start=4, stop=8)
     """
     found: list[Move] = []
     for source, owned in have.items():

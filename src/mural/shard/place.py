@@ -38,7 +38,7 @@ def shard(
     if isinstance(tensor, ShardedTensor):
         raise LayoutError("shard got a tensor that is sharded already: pass the plain tensor, or use it as it is")
     chosen = spatial_dims(tensor.ndim, mesh, dims)
-    axes: dict[int, str] = {d: axis for d, axis in zip(chosen, SPATIAL, strict=False)}
+    axes: dict[int, str] = dict(zip(chosen, SPATIAL, strict=False))
     if 0 not in axes:
         axes[0] = "data"
     elif mesh.size("data") > 1:

@@ -19,7 +19,8 @@ TABLE: dict[Any, tuple[str, Rule]] = {}
 KINDS: dict[str, str] = {}
 """The kind of rule behind each name in the table, in the words of the documentation."""
 
-_HOMES: tuple[Any, ...] = (torch, torch.Tensor, F, torch._C._nn, torch.special, torch.linalg)
+_builtin: Any = torch._C  # torch's stubs leave its submodules out
+_HOMES: tuple[Any, ...] = (torch, torch.Tensor, F, _builtin._nn, torch.special, torch.linalg)
 
 
 def functions(name: str) -> Iterator[Any]:

@@ -32,7 +32,7 @@ class ShardedTensor(Tensor):
     aliased: str
 
     @staticmethod
-    def __new__(cls, local: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
+    def __new__(cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
         if tuple(local.shape) != placement.local_shape:
             raise LayoutError(
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "

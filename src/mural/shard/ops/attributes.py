@@ -84,8 +84,9 @@ def gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 @register("gradient", "grad.__set__", "grad.__delete__")
 def set_gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace or clear the gradient."""
-    value = args[1] if len(args) > 1 else None
-    args[0].local.grad = None if value is None else piece_of(value, args[0].placement, "grad")
+    x: ShardedTensor = args[0]
+    value: Tensor | None = next(iter(args[1:]), None)
+    x.local.grad = None if value is None else piece_of(value, x.placement, "grad")
 
 
 @register("gradient", "retain_grad")
@@ -209,7 +210,7 @@ def copy_deep(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @register("attribute", "is_contiguous")
 def is_contiguous(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the pieces are contiguous, the same answer on every rank: a thin piece cannot tell, a view is taken not to be."""
+    """Whether the pieces are contiguous, one answer for all ranks: where a thin piece cannot tell, views are not."""
     x: ShardedTensor = args[0]
     return not x.local._is_view() if x.placement.thin else func(x.local, *args[1:], **kwargs)
 

@@ -23,7 +23,9 @@ POINTWISE = {
     "smooth_l1_loss": ("input", "target", "size_average", "reduce", "reduction", "beta"),
     "huber_loss": ("input", "target", "reduction", "delta", "weight"),
     "binary_cross_entropy": ("input", "target", "weight", "size_average", "reduce", "reduction"),
-    "binary_cross_entropy_with_logits": ("input", "target", "weight", "size_average", "reduce", "reduction", "pos_weight"),
+    "binary_cross_entropy_with_logits": (
+        "input", "target", "weight", "size_average", "reduce", "reduction", "pos_weight"
+    ),
     "kl_div": ("input", "target", "size_average", "reduce", "reduction", "log_target"),
     "poisson_nll_loss": ("input", "target", "log_input", "full", "size_average", "eps", "reduce", "reduction"),
     "soft_margin_loss": ("input", "target", "size_average", "reduce", "reduction"),

@@ -146,7 +146,8 @@ def cuda_gradients(
     if merge is None:
         return None, sums[2], sums[3]
     total = merge(torch.stack(sums[:2]))
-    of_x = torch.batch_norm_backward_elemt(grad, x, mean, rstd, plain, *total, counts_on(rows.count, x.device))
+    counts = counts_on(rows.count, x.device)
+    of_x = torch.batch_norm_backward_elemt(grad, x, mean, rstd, plain, total[0], total[1], counts)
     return of_x, sums[2], sums[3]
 
 

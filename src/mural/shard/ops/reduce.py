@@ -153,8 +153,6 @@ def norms(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     name = name_of(func)
     order = "ord" if name == "vector_norm" else "p"
     x, p, dim, keepdim, dtype = bound(args, kwargs, ("input", order, "dim", "keepdim", "dtype"), 2, None, False, None)
-    if "x" in kwargs:
-        x = kwargs["x"]
     if p == "nuc":
         raise UnsupportedOp("the nuclear norm of a sharded tensor: call .full() first")
     p = 2.0 if p in ("fro", None) else float(p)
@@ -175,9 +173,10 @@ def norms(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def max_or_min(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`max(x)`, `max(x, dim)` with positions, `max(x, y)`."""
     name = name_of(func)
-    other = kwargs.get("other", args[1] if len(args) > 1 else None)
+    other = next(iter(args[1:]), kwargs.get("other"))
     if isinstance(other, Tensor):
-        return torch.maximum(args[0], other) if name == "max" else torch.minimum(args[0], other)
+        first: Tensor = args[0]
+        return torch.maximum(first, other) if name == "max" else torch.minimum(first, other)
     x, dim, keepdim = bound(args, kwargs, ("input", "dim", "keepdim"), None, False)
     if dim is None:
         dims = tuple(range(x.ndim))
@@ -297,7 +296,7 @@ def softmaxes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 ALONG = {
     "cumsum": 1, "cumprod": 1, "sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "mode": 1, "glu": 1,
-    "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2, 
+    "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2,
     "cosine_similarity": 2, "quantile": 2,
 }  # fmt: skip
 DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "median": None, "mode": -1, "glu": -1,

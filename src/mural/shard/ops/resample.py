@@ -103,9 +103,9 @@ def nearest_index(taps: Taps, dtype: torch.dtype, device: torch.device, dims: in
     positions = torch.arange(taps.extent, dtype=exact, device=device).view(1, 1, -1, *(1,) * (dims - 1))
     factor = [1 / taps.scale] + [1.0] * (dims - 1)
     given = abs(taps.scale - taps.extent / taps.out_extent) > 1e-12
-    size = {"scale_factor": factor} if given else {"size": (taps.out_extent, *(1,) * (dims - 1))}
+    size: Any = None if given else (taps.out_extent, *(1,) * (dims - 1))
     with torch.no_grad():
-        found = F.interpolate(positions, mode=taps.mode, **size)
+        found = F.interpolate(positions, size, factor if given else None, mode=taps.mode)
     return found.flatten()[: taps.out_extent].long()
 
 
@@ -176,10 +176,9 @@ def check_extents(outs: Sequence[int]) -> None:
 def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Interpolation in every mode but antialias."""
     names = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
-    if name_of(func) == "upsample":
-        names = ("input", "size", "scale_factor", "mode", "align_corners")
-    given = bound(args, kwargs, names, *(None, None, "nearest", None, None, False)[: len(names) - 1])
-    x, size, factor, mode, align, recompute, antialias = (*given, None, False)[:7]
+    x, size, factor, mode, align, recompute, antialias = bound(
+        args, kwargs, names, None, None, "nearest", None, None, False
+    )
     if antialias:
         raise UnsupportedOp("interpolate with antialias=True has no rule: see src/mural/shard/ops/resample.py")
     n = x.ndim - 2
