@@ -90,8 +90,10 @@ def peak_bytes() -> tuple[float, float]:
         return best
 
     grid = Grid((2, 1))
-    model = net(4, 8)
-    sharded = grid.shard(torch.randn(1, 8, 512, 256))
+    model = nn.Sequential(
+        net(3, 8), nn.MaxPool2d(3, 1, 1), nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.BatchNorm2d(8), net(1, 8)
+    )
+    sharded = grid.shard(torch.randn(1, 8, 512, 512))
     plain = sharded.local.clone()
     peak(plain, model), peak(sharded, model)
     return peak(sharded, model), peak(plain, model)

@@ -15,6 +15,10 @@ from mural.comm.transport import Transfer, Transport
 from mural.geometry import Box, Interval, Move, Needs, boxes, place
 
 Slices = tuple[slice, ...]
+Parts = tuple[tuple[int, Slices], ...]
+"""Slices of numbered tensors."""
+EVERY: Slices = (slice(None), slice(None))
+"""All images and channels."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,34 @@ def unpack(buffer: Tensor, tensor: Tensor, parts: Sequence[Slices], *, add: bool
             target.add_(values)
         else:
             target.copy_(values)
+
+
+def unpack_each(buffer: Tensor, tensors: Sequence[Tensor], parts: Parts) -> None:
+    """Write a flat buffer into spatial slices of numbered tensors."""
+    offset = 0
+    for index, part in parts:
+        target = tensors[index][EVERY + part]
+        target.copy_(buffer[offset : offset + target.numel()].view(target.shape))
+        offset += target.numel()
+
+
+def uncropped(part: Tensor, shape: Sequence[int], crop: Slices) -> Tensor:
+    """A tensor of that shape that is zero outside a crop of its spatial dims; the part itself where it is all."""
+    if part.shape == shape:
+        return part
+    whole = empty_like(part, shape).zero_()
+    whole[EVERY + crop] = part
+    return whole
+
+
+def within(outer: Box, inner: Box) -> Slices:
+    """The slices of a box that lies inside another."""
+    return tuple(place((o,), i) for o, i in zip(outer, inner, strict=True))
+
+
+def count(lead: Sequence[int], shape: Sequence[int], part: Slices) -> int:
+    """The number of values in spatial slices of a tensor: batch and channels, then the spatial shape."""
+    return prod(lead) * prod(extents(shape, part))
 
 
 def post(

@@ -20,9 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mural.comm.exchange import Slices, empty_like, extents, mark, pack, unpack
+from mural.comm.exchange import (
+    EVERY,
+    Parts,
+    Slices,
+    count,
+    empty_like,
+    mark,
+    pack,
+    uncropped,
+    unpack,
+    unpack_each,
+    within,
+)
 from mural.comm.transport import Transfer, Transport
-from mural.geometry import Box, Window, moves, overlap, place, subtract, volume
+from mural.geometry import Box, Interval, Window, moves, overlap, subtract, volume
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
@@ -44,10 +56,10 @@ class Strips:
     padding: tuple[int, ...]
     slabs: tuple[Slab, ...]
     sends: tuple[tuple[int, tuple[Slices, ...]], ...]
-    receives: tuple[tuple[int, tuple[tuple[int, Slices], ...]], ...]
+    receives: tuple[tuple[int, Parts], ...]
 
 
-def symmetric(window: Window, own: Any, out: Any) -> bool:
+def symmetric(window: Window, own: Interval, out: Interval) -> bool:
     """Whether torch's symmetric padding of the own pixels gives exactly these outputs."""
     span = window.span(out)
     before, after = max(0, own.start - span.start), max(0, span.stop - own.stop)
@@ -79,13 +91,13 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
     receives: dict[int, list[tuple[int, Slices]]] = {}
     for source, destination, moved in found:
         if source == mesh.rank:
-            sends.setdefault(destination, []).append(_within(mine, moved))
+            sends.setdefault(destination, []).append(within(mine, moved))
         elif destination == mesh.rank:
             index = next(i for i, p in enumerate(parts) if volume(overlap(p, moved)))
-            receives.setdefault(source, []).append((index, _within(parts[index], moved)))
+            receives.setdefault(source, []).append((index, within(parts[index], moved)))
     padding = tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True))
     return Strips(
-        crop=_within(mine, inner),
+        crop=within(mine, inner),
         padding=padding,
         slabs=tuple(_slab(part, windows, outs) for part in parts),
         sends=tuple((p, tuple(s)) for p, s in sorted(sends.items())),
@@ -93,15 +105,11 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
     )
 
 
-def _within(outer: Box, inner: Box) -> Slices:
-    return tuple(place((o,), i) for o, i in zip(outer, inner, strict=True))
-
-
 def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
     touched = tuple(o & w.touching(p) for w, p, o in zip(windows, part, outs, strict=True))
     spans = [w.span(t) for w, t in zip(windows, touched, strict=True)]
     amounts = [n for s, p in zip(spans[::-1], part[::-1], strict=True) for n in (p.start - s.start, s.stop - p.stop)]
-    return Slab(tuple(i.size for i in part), _within(outs, touched), tuple(amounts))
+    return Slab(tuple(i.size for i in part), within(outs, touched), tuple(amounts))
 
 
 @dataclass(frozen=True)
@@ -155,23 +163,21 @@ class _StripConv(torch.autograd.Function):
     ) -> Tensor:
         ctx.plan, ctx.conv, ctx.transport, ctx.has_bias = plan, conv, transport, bias is not None
         lead = x.shape[:2]
-        every = (slice(None), slice(None))
-        sends = {peer: pack(x, [every + part for part in parts]) for peer, parts in plan.sends}
+        sends = {peer: pack(x, [EVERY + part for part in parts]) for peer, parts in plan.sends}
         counts = {
-            peer: sum(lead[0] * lead[1] * _count(plan.slabs[i].shape, part) for i, part in parts)
-            for peer, parts in plan.receives
+            peer: sum(count(lead, plan.slabs[i].shape, part) for i, part in parts) for peer, parts in plan.receives
         }
         transfer = Transfer(transport, "convolution", sends, counts, x)
         with transport.span("interior"):
-            y = conv.forward(x[every + plan.crop], weight, bias, plan.padding)
+            y = conv.forward(x[EVERY + plan.crop], weight, bias, plan.padding)
         arrived = transfer.wait()
         slabs = [empty_like(x, (*lead, *slab.shape)) for slab in plan.slabs]
         for peer, parts in plan.receives:
-            _unpack_slabs(arrived[peer], slabs, parts)
+            unpack_each(arrived[peer], slabs, parts)
         none = (0,) * len(plan.padding)
         padded = [F.pad(s, slab.pad) for s, slab in zip(slabs, plan.slabs, strict=True)]
         for strip, slab in zip(padded, plan.slabs, strict=True):
-            y[every + slab.out] += conv.forward(strip, weight, None, none)
+            y[EVERY + slab.out] += conv.forward(strip, weight, None, none)
         ctx.save_for_backward(x, weight, *padded)
         return y
 
@@ -182,11 +188,11 @@ class _StripConv(torch.autograd.Function):
         conv: ConvArguments = ctx.conv
         x, weight, *padded = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
-        every, none = (slice(None), slice(None)), (0,) * len(plan.padding)
+        none = (0,) * len(plan.padding)
         homes: list[Tensor] = []
         weights: list[Tensor] = []
         for strip, slab in zip(padded, plan.slabs, strict=True):
-            part = grad[every + slab.out].contiguous()
+            part = grad[EVERY + slab.out].contiguous()
             home, of_weight, _ = conv.backward(part, strip, weight, none, (need_x, need_weight, False))
             if home is not None:
                 homes.append(F.pad(home, [-n for n in slab.pad]))
@@ -195,15 +201,12 @@ class _StripConv(torch.autograd.Function):
         transfer = None
         if need_x:
             sends = {
-                peer: torch.cat([homes[i][every + part].reshape(-1) for i, part in parts])
+                peer: torch.cat([homes[i][EVERY + part].reshape(-1) for i, part in parts])
                 for peer, parts in plan.receives
             }
-            counts = {
-                peer: sum(x.shape[0] * x.shape[1] * _count(x.shape[2:], part) for part in parts)
-                for peer, parts in plan.sends
-            }
+            counts = {peer: sum(count(x.shape[:2], x.shape[2:], part) for part in parts) for peer, parts in plan.sends}
             transfer = Transfer(ctx.transport, "convolution backward", sends, counts, x)
-        inner = x[every + plan.crop]
+        inner = x[EVERY + plan.crop]
         with ctx.transport.span("interior"):
             gx, gw, gb = conv.backward(
                 grad, inner, weight, plan.padding, (need_x, need_weight, bool(need_bias and ctx.has_bias))
@@ -212,29 +215,11 @@ class _StripConv(torch.autograd.Function):
             for of_weight in weights:
                 gw += of_weight
         if transfer is not None and gx is not None:
-            if inner.shape != x.shape:
-                whole = empty_like(gx, x.shape).zero_()
-                whole[every + plan.crop] = gx
-                gx = whole
+            gx = uncropped(gx, x.shape, plan.crop)
             arrived = transfer.wait()
             for peer, parts in plan.sends:
-                unpack(arrived[peer], gx, [every + part for part in parts], add=True)
+                unpack(arrived[peer], gx, [EVERY + part for part in parts], add=True)
         return gx, gw, gb if ctx.has_bias else None, None, None, None
-
-
-def _count(shape: tuple[int, ...], part: Slices) -> int:
-    total = 1
-    for n in extents(shape, part):
-        total *= n
-    return total
-
-
-def _unpack_slabs(buffer: Tensor, slabs: list[Tensor], parts: tuple[tuple[int, Slices], ...]) -> None:
-    offset = 0
-    for index, part in parts:
-        target = slabs[index][(slice(None), slice(None), *part)]
-        unpack(buffer[offset : offset + target.numel()], target, [(slice(None),) * target.ndim])
-        offset += target.numel()
 
 
 def strip_conv(

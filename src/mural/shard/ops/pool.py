@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
+from mural.shard.borders import Kernel, pooled
 from mural.shard.ops.conv import each
 from mural.shard.ops.reduce import same_value
 from mural.shard.ops.views import bound
@@ -114,6 +115,37 @@ def avg_pool_rule(
     return Windowed(f"avg_pool{n}d", windows, run)
 
 
+def kernel_of(
+    dims: int, name: str, widest: tuple[int, ...], arguments: Callable[[tuple[int, ...]], tuple[Any, ...]]
+) -> Kernel:
+    """The kernel that torch has for a pool, and its backward; one dim runs as a row of two."""
+    n = max(2, dims)
+    forward = getattr(torch.ops.aten, name.format(n=n))
+    backward = getattr(torch.ops.aten, f"{name.format(n=n)}_backward")
+
+    def widened(x: Tensor) -> Tensor:
+        return x.unsqueeze(-2) if dims == 1 else x
+
+    def padded(padding: tuple[int, ...]) -> tuple[Any, ...]:
+        return arguments((0, *padding) if dims == 1 else padding)
+
+    def run(x: Tensor, padding: tuple[int, ...]) -> tuple[Tensor, ...]:
+        found = forward(widened(x), *padded(padding))
+        found = found if isinstance(found, tuple) else (found,)
+        return (found[0].squeeze(-2) if dims == 1 else found[0], *found[1:])
+
+    def run_backward(grad: Tensor, x: Tensor, padding: tuple[int, ...], kept: tuple[Tensor, ...]) -> Tensor:
+        found = backward(widened(grad), widened(x), *padded(padding), *kept)
+        return found.squeeze(-2) if dims == 1 else found
+
+    return Kernel(run, run_backward, widest)
+
+
+def row(values: tuple[int, ...]) -> tuple[int, ...]:
+    """Arguments of one dim as those of two."""
+    return (1, *values) if len(values) == 1 else values
+
+
 def sum_pool(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], divisor: int) -> Tensor:
     """Sums over windows, divided by one number."""
     if len(kernel) == 1:
@@ -130,7 +162,23 @@ def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     n = int(name_of(func)[-2])
     if indices:
         raise UnsupportedOp("max_pool with return_indices=True; see src/mural/shard/ops/pool.py")
-    return windowed(x, max_pool_rule(tuple(x.shape[x.ndim - n :]), *rest))
+    rule = max_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
+    kernel, strides, dilation = (
+        each(rest[0], n),
+        tuple(w.num for w in rule.dims if isinstance(w, Window)),
+        each(rest[3], n),
+    )
+    fast = kernel_of(
+        n, "max_pool{n}d_with_indices", tuple(k // 2 for k in kernel),
+        lambda padding: (row(kernel), row(strides), padding, row(dilation), False),
+    )  # fmt: skip
+    return by_borders(in_plain_type(x, lambda small: func(small, 1)), rule, fast)
+
+
+def by_borders(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTensor:
+    """A pool by interior and borders where that applies, else on the attached window."""
+    with torch.autocast(x.device.type, enabled=False):
+        return found if (found := pooled(x, rule, kernel)) is not None else windowed(x, rule)
 
 
 @register("windowed", "avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -147,7 +195,13 @@ def avg_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     )
     x, *rest = bound(args, kwargs, names, None, 0, False, True, None)
     n = int(name_of(func)[-2])
-    return windowed(x, avg_pool_rule(tuple(x.shape[x.ndim - n :]), *rest))
+    rule = avg_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
+    kernel, strides = each(rest[0], n), tuple(w.num for w in rule.dims if isinstance(w, Window))
+    fast = kernel_of(
+        n, "avg_pool{n}d", tuple(k // 2 for k in kernel),
+        lambda padding: (row(kernel), row(strides), padding, False, rest[4], rest[5]),
+    )  # fmt: skip
+    return by_borders(in_plain_type(x, lambda small: func(small, 1)), rule, fast)
 
 
 def adaptive_taps(window: Window, out: Interval) -> tuple[int, Tensor]:
