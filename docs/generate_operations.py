@@ -6,36 +6,23 @@ from pathlib import Path
 import torch
 
 import mural.shard  # noqa: F401, importing it fills the table
-from mural.shard.table import KINDS
+from mural.shard.table import KINDS, TABLE
 
 PAGE = Path(__file__).parent / "reference" / "operations.md"
 
-# kind: where its rules are, what they do
 ABOUT = {
-    "windowed": (
-        "conv.py pool.py pad.py resample.py",
-        "An output interval reads an input interval. Ranks exchange what their windows reach, then run the operation.",
-    ),
-    "pointwise": (
-        "pointwise.py",
-        "Each position by itself. Operands that are cut differently are brought to one layout first; plain operands "
-        "are taken to be the same on every rank, and each rank uses its part.",
-    ),
-    "reduction": (
-        "reduce.py norm.py layernorm.py",
-        "Looks at all positions of some dims: each rank reduces its piece, and the results are merged over the ranks.",
-    ),
-    "loss": ("loss.py", "The loss of the whole batch and image: a plain number, the same on every rank."),
-    "view": (
-        "views.py",
-        "Shapes, slices, joins and products with a plain matrix. Data stay where they are unless a cut dim is merged, "
-        "split or indexed by one position; then that dim is gathered.",
-    ),
-    "along a dim": ("reduce.py", "Local along a dim that is not cut; raises `UnsupportedOp` along a dim that is."),
-    "random": ("random.py", "Draws the same numbers on every grid."),
-    "creation": ("attributes.py", "New tensors in the layout of another one."),
-    "attribute": ("attributes.py", "What can be asked of a tensor: sizes are global. Conversions and copies."),
-    "gradient": ("attributes.py", "Gradients have the scale of one device, and are sharded as their tensor is."),
+    "windowed": "An output interval reads an input interval. Ranks exchange what their windows reach, then run it.",
+    "pointwise": "Each position by itself. Operands that are cut differently are brought to one layout first; plain "
+    "operands are taken to be the same on every rank, and each rank uses its part.",
+    "reduction": "Looks at all positions of some dims: each rank reduces its piece, and the results are merged.",
+    "loss": "The loss of the whole batch and image: a plain number, the same on every rank.",
+    "view": "Shapes, slices, joins and products with a plain matrix. Data stay where they are unless a cut dim is "
+    "merged, split or indexed by one position; then that dim is gathered.",
+    "along a dim": "Local along a dim that is not cut; raises `UnsupportedOp` along a dim that is.",
+    "random": "Draws the same numbers on every grid.",
+    "creation": "New tensors in the layout of another one.",
+    "attribute": "What can be asked of a tensor: sizes are global. Conversions and copies.",
+    "gradient": "Gradients have the scale of one device, and are sharded as their tensor is.",
 }
 
 
@@ -44,6 +31,13 @@ def listed(names: list[str]) -> str:
     held = set(names)
     plain = sorted((n for n in names if not (n.endswith("_") and n[:-1] in held)), key=lambda n: (n[:2] == "__", n))
     return ", ".join(f"`{n}` (`{n}_`)" if f"{n}_" in held else f"`{n}`" for n in plain)
+
+
+def files(kind: str) -> str:
+    """Links to the files that hold the rules of a kind."""
+    rules = (rule for name, rule in TABLE.values() if KINDS.get(name, KINDS.get(name.partition(".")[0])) == kind)
+    paths = {rule.__module__.replace(".", "/") + ".py" for rule in rules}
+    return ", ".join(f"[{Path(path).name}](../../src/{path})" for path in sorted(paths))
 
 
 def page() -> str:
@@ -66,10 +60,9 @@ def page() -> str:
         "| kind | names | what its rules do | where |",
         "|---|---|---|---|",
     ]
-    for kind, (files, about) in ABOUT.items():
+    for kind, about in ABOUT.items():
         anchor = kind.replace(" ", "-")
-        links = ", ".join(f"[{f}](../../src/mural/shard/ops/{f})" for f in files.split())
-        lines.append(f"| [{kind}](#{anchor}) | {len(by_kind[kind])} | {about} | {links} |")
+        lines.append(f"| [{kind}](#{anchor}) | {len(by_kind[kind])} | {about} | {files(kind)} |")
     for kind in ABOUT:
         lines += ["", f"## {kind}", "", listed(by_kind[kind])]
     return "\n".join(lines) + "\n"

@@ -33,7 +33,7 @@ from mural.comm.exchange import (
 )
 from mural.comm.transport import Transfer, Transport
 from mural.geometry import Box, Interval, Window, overlap, subtract, volume
-from mural.shard.layout import Layout
+from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.rules import Place, Windowed, output_layout
 from mural.shard.strips import symmetric
 from mural.shard.tensor import ShardedTensor
@@ -80,10 +80,8 @@ def border_boxes(windows: tuple[Window, ...], own: Box, out: Box) -> tuple[Box, 
 def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: tuple[int, ...]) -> Borders | None:
     """This rank's part, or None where nobody exchanges or some rank's outputs need the attached window."""
     mesh, lead = have.mesh, have.ndim - len(windows)
-    fibre = mesh.peers(have.axes_of(range(lead, have.ndim)))
-    at = {rank: mesh.coordinates_of(rank) for rank in fibre}
-    own = {rank: have.box_at(at[rank])[lead:] for rank in fibre}
-    out = {rank: target.box_at(at[rank])[lead:] for rank in fibre}
+    own, out = spatial_boxes(have, target, lead)
+    fibre = tuple(own)
     if have.cuts[:lead] != target.cuts[:lead] or lead != 2 or not all(volume(out[r]) * volume(own[r]) for r in fibre):
         return None
     need: dict[int, tuple[Box, ...]] = {}

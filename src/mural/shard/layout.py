@@ -125,6 +125,14 @@ class Layout:
         )
 
 
+def spatial_boxes(have: Layout, target: Layout, lead: int) -> tuple[dict[int, Box], dict[int, Box]]:
+    """Own and output boxes of the dims from `lead` on, of every rank that shares this rank's images."""
+    mesh = have.mesh
+    at = {rank: mesh.coordinates_of(rank) for rank in mesh.peers(have.axes_of(range(lead, have.ndim)))}
+    own = {rank: have.box_at(place)[lead:] for rank, place in at.items()}
+    return own, {rank: target.box_at(place)[lead:] for rank, place in at.items()}
+
+
 @lru_cache(maxsize=16384)
 def route(have: Layout, wants: tuple[Want, ...]) -> Route:
     """This rank's part of the exchange that brings everyone from a layout to what they want."""

@@ -35,7 +35,7 @@ from mural.comm.exchange import (
 )
 from mural.comm.transport import Transfer, Transport
 from mural.geometry import Box, Interval, Window, moves, overlap, subtract, volume
-from mural.shard.layout import Layout
+from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.tensor import ShardedTensor
 
 
@@ -72,10 +72,8 @@ def symmetric(window: Window, own: Interval, out: Interval) -> bool:
 def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips | None:
     """This rank's part, or None where nobody exchanges or the outputs of some rank need another way."""
     mesh, lead = have.mesh, have.ndim - len(windows)
-    fibre = mesh.peers(have.axes_of(range(lead, have.ndim)))
-    at = {rank: mesh.coordinates_of(rank) for rank in fibre}
-    own = {rank: have.box_at(at[rank])[lead:] for rank in fibre}
-    out = {rank: target.box_at(at[rank])[lead:] for rank in fibre}
+    own, out = spatial_boxes(have, target, lead)
+    fibre = tuple(own)
     if have.cuts[:lead] != target.cuts[:lead] or not all(volume(out[r]) and volume(own[r]) for r in fibre):
         return None
     if not all(symmetric(w, s, o) for r in fibre for w, s, o in zip(windows, own[r], out[r], strict=True)):

@@ -1,8 +1,13 @@
 """The rules of all operations: importing this folder fills the table."""
 
 from mural.shard.ops import (
+    adaptive,
+    along,
     attributes,
     conv,
+    extremes,
+    indexing,
+    join,
     layernorm,
     loss,
     norm,
@@ -12,12 +17,18 @@ from mural.shard.ops import (
     random,
     reduce,
     resample,
-    views,
+    shapes,
+    softmax,
 )
 
 __all__ = [
+    "adaptive",
+    "along",
     "attributes",
     "conv",
+    "extremes",
+    "indexing",
+    "join",
     "layernorm",
     "loss",
     "norm",
@@ -27,5 +38,6 @@ __all__ = [
     "random",
     "reduce",
     "resample",
-    "views",
+    "shapes",
+    "softmax",
 ]

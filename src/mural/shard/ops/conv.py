@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.geometry import Window
-from mural.shard.ops.views import bound
+from mural.shard.ops.arguments import bound
 from mural.shard.rules import Place, Windowed, output_layout, windowed
 from mural.shard.strips import ConvArguments, strip_conv, strips
 from mural.shard.table import name_of, register

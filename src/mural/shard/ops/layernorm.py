@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mural.comm import Mesh, mark, stack
+from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm import merge_moments, result_dtype
-from mural.shard.ops.views import bound
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Reads, Remap, Window, place
 from mural.geometry.interval import Interval
-from mural.shard.ops.views import bound, dim_of, sliced
+from mural.shard.ops.arguments import bound, dim_of
+from mural.shard.ops.indexing import sliced
 from mural.shard.rules import Place, Windowed, in_plain_type, is_identity, pad_border, windowed
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor

@@ -19,8 +19,8 @@ from torch import Tensor
 from mural.geometry import Box, Interval, overlap
 from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout
+from mural.shard.ops.arguments import bound
 from mural.shard.ops.pointwise import check_writable, written
-from mural.shard.ops.views import bound
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

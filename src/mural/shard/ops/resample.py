@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
+from mural.shard.ops.adaptive import adaptive
+from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import crop_or_pad, each
-from mural.shard.ops.pool import adaptive
-from mural.shard.ops.views import bound
 from mural.shard.rules import Place, Windowed, in_plain_type, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor

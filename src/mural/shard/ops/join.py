@@ -1,0 +1,117 @@
+"""Joins: tensors one after the other, and products with a plain matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.errors import LayoutError, UnsupportedOp
+from mural.geometry import Interval
+from mural.shard.layout import Layout, Want
+from mural.shard.ops.arguments import bound, dim_of
+from mural.shard.ops.indexing import sliced, unsqueezed
+from mural.shard.ops.pointwise import common_layout, piece_of
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor, gather, pull
+
+
+@register("view", "repeat", "tile")
+def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor several times along its dims, by joining it with itself where a dim is cut."""
+    x, *rest = args
+    times = kwargs.get(
+        "repeats", kwargs.get("dims", rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest)
+    )
+    counts = [1] * (x.ndim - len(times)) + [int(n) for n in times]
+    for _ in range(len(counts) - x.ndim):
+        x = unsqueezed(x, 0)
+    for dim, count in enumerate(counts):
+        x = joined([x] * count, dim, "repeat") if count != 1 else x
+    return x
+
+
+@register("view", "cat", "concat", "concatenate")
+def cat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Tensors one after the other along a dim."""
+    tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
+    return joined(list(tensors), dim, "cat")
+
+
+@register("view", "stack")
+def stack_new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Tensors side by side along a new dim."""
+    tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
+    dim = dim_of(dim, tensors[0].ndim + 1, "stack")
+    return joined(
+        [unsqueezed(t, dim) if isinstance(t, ShardedTensor) else t.unsqueeze(dim) for t in tensors],
+        dim,
+        "stack",
+    )
+
+
+def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
+    """Tensors one after the other along a dim, which is cut in the image's proportions if it was cut."""
+    tensors = [t for t in tensors if t.ndim != 1 or t.shape[0]] or tensors[:1]  # torch skips empty 1-D tensors
+    dim = dim_of(dim, tensors[0].ndim, name)
+    rest = [tuple(n for d, n in enumerate(t.shape) if d != dim) for t in tensors]
+    if len(set(rest)) != 1:
+        raise LayoutError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
+    total = sum(t.shape[dim] for t in tensors)
+    slim = [
+        t.narrow(dim, 0, 1) if not isinstance(t, ShardedTensor) else sliced(t, dim, 0, 1)
+        for t in tensors
+        if t.shape[dim]
+    ]
+    base = (
+        common_layout(torch.cat, slim)
+        if len(slim) > 1
+        else next(t for t in tensors if isinstance(t, ShardedTensor)).placement
+    )
+    cut = [t for t in tensors if isinstance(t, ShardedTensor) and t.placement.cuts[dim] is not None]
+    if not cut:
+        layout = base.with_cut(dim, None, total)
+        pieces = [piece_of(t, layout.with_cut(dim, None, t.shape[dim]), name) for t in tensors]
+        return ShardedTensor(torch.cat(pieces, dim), layout)
+    first = cut[0].placement
+    layout = base.with_cut(dim, first.cut_for(dim, total), total)
+    layout = replace(layout, axes=(*layout.axes[:dim], first.axes[dim], *layout.axes[dim + 1 :]))
+    pieces, offset = [], 0
+    for tensor in tensors:
+        wants = list(layout.wants())
+        axis, intervals = wants[dim]
+        extent = tensor.shape[dim]
+        inside = tuple(((span & Interval(offset, offset + extent)).shift(-offset),) for (span,) in intervals)
+        wants[dim] = (axis, tuple((Interval(0, 0),) if span.size == 0 else (span,) for (span,) in inside))
+        pieces.append(part_of(tensor, tuple(wants), layout, name))
+        offset += extent
+    return ShardedTensor(torch.cat(pieces, dim), layout)
+
+
+def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) -> Tensor:
+    """What this rank wants of a sharded tensor, or of one that every rank holds whole."""
+    if isinstance(tensor, ShardedTensor):
+        return pull(tensor, wants, name)
+    at = layout.mesh.coordinates
+    mine = [intervals[at[axis] if axis else 0][0] for axis, intervals in wants]
+    return tensor[tuple(slice(i.start, i.stop) for i in mine)]
+
+
+@register("view", "linear", "matmul", "__matmul__")
+def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product with a plain matrix along the last dim, which is gathered first if it is cut."""
+    names = ("input", "weight", "bias") if name_of(func) == "linear" else ("input", "other")
+    x, weight, *rest = bound(args, kwargs, names, *(None,) * (len(names) - 2))
+    if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or weight.ndim > 2:
+        raise UnsupportedOp(f"{name_of(func)} needs a sharded tensor and a plain matrix; call .full() on the other")
+    x = gather(x, (x.ndim - 1,), name_of(func))
+    local = func(x.local, weight, *rest)
+    layout = x.placement
+    if local.ndim < layout.ndim:
+        keep = list(range(layout.ndim - 1))
+        return ShardedTensor(local, layout.pick(keep, [layout.shape[d] for d in keep])) if keep else local
+    layout = replace(layout, axes=(*layout.axes[:-1], None)).uncut_resized(local.shape)
+    return ShardedTensor(local, layout)
