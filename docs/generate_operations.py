@@ -16,7 +16,8 @@ ABOUT = {
     "operands are taken to be the same on every rank, and each rank uses its part.",
     "reduction": "Looks at all positions of some dims: each rank reduces its piece, and the results are merged.",
     "loss": "The loss of the whole batch and image: a plain number, the same on every rank.",
-    "view": "Shapes, slices, joins and products with a plain matrix. Data stay where they are unless a cut dim is "
+    "product": "Products with a plain matrix along the last dim, which is gathered first if it is cut.",
+    "view": "Shapes, slices and joins. Data stay where they are unless a cut dim is "
     "merged, split or indexed by one position; then that dim is gathered.",
     "along a dim": "Local along a dim that is not cut; raises `UnsupportedOp` along a dim that is.",
     "random": "Draws the same numbers on every grid.",

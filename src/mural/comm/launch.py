@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import tempfile
@@ -32,6 +33,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         world = int(os.environ["WORLD_SIZE"])
         if world > 1:
             dist.init_process_group(backend or default_backend(), timeout=timedelta(seconds=timeout))
+            atexit.register(leave)
         else:
             return 1, 0, Transport(None, timeout)
     elif backend is not None and backend != dist.get_backend():
@@ -44,6 +46,12 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         _transports.clear()
         _transports[key] = Transport(group, timeout)
     return dist.get_world_size(), dist.get_rank(), _transports[key]
+
+
+def leave() -> None:
+    """Leave the process group that `join` made; torch may abort a process that ends inside one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def default_backend() -> str:

@@ -65,6 +65,7 @@ class Transport:
         self.records: list[Record] = []
         self.serial = 0
         self.staged = group is not None and dist.get_backend(group) == "gloo"
+        self.on_device = group is not None and dist.get_backend(group) == "nccl"
         self.alarm = Alarm(group) if group is not None else None
 
     def describe(self) -> str:
@@ -81,13 +82,15 @@ class Transport:
 
     def outbound(self, buffer: torch.Tensor) -> torch.Tensor:
         """The buffer in memory that the backend can send from."""
-        return buffer.cpu() if self.staged and buffer.is_cuda else buffer
+        if self.staged and buffer.is_cuda:
+            return buffer.cpu()
+        return buffer.cuda() if self.on_device else buffer
 
     def inbound(self, count: int, like: torch.Tensor) -> torch.Tensor:
         """An empty buffer that the backend can receive into."""
         if self.staged and like.is_cuda:
             return torch.empty(count, dtype=like.dtype, pin_memory=True)
-        return torch.empty(count, dtype=like.dtype, device=like.device)
+        return torch.empty(count, dtype=like.dtype, device="cuda" if self.on_device else like.device)
 
     def post(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> list[tuple[int, Any]]:
         """Start all messages; the order per pair is the order of transfers, so no tags are needed."""

@@ -45,8 +45,13 @@ class Layout:
 
     @cached_property
     def cut_dims(self) -> tuple[int, ...]:
-        """The dims that are cut."""
-        return tuple(d for d, cuts in enumerate(self.cuts) if cuts is not None)
+        """The dims that are cut into several parts."""
+        return tuple(d for d in range(self.ndim) if self.is_cut(d))
+
+    def is_cut(self, dim: int) -> bool:
+        """Whether ranks hold different parts of a dim."""
+        cuts = self.cuts[dim]
+        return cuts is not None and cuts.parts > 1
 
     @cached_property
     def thin(self) -> bool:
@@ -73,7 +78,7 @@ class Layout:
 
     def axes_of(self, dims: Iterable[int]) -> tuple[str, ...]:
         """The mesh axes that cut those dims."""
-        return tuple(axis for d in dims if self.cuts[d] is not None and (axis := self.axes[d]) is not None)
+        return tuple(axis for d in dims if self.is_cut(d) and (axis := self.axes[d]) is not None)
 
     def cut_for(self, dim: int, extent: int) -> Cuts | None:
         """How a windowed operation's output of that extent is cut: the image's proportions, or not at all."""

@@ -190,6 +190,8 @@ def replicated(value: Tensor, like: Layout) -> Tensor:
     """A tensor that every rank holds whole, of the same mesh; a number stays plain."""
     if value.ndim == 0:
         return value
+    if tuple(value.shape) == like.shape and not like.cut_dims:
+        return ShardedTensor(value, like)
     axes = like.axes if like.ndim == value.ndim else (None,) * value.ndim
     return ShardedTensor(value, Layout(like.mesh, tuple(value.shape), axes, (None,) * value.ndim, like.images))
 

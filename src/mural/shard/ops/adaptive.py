@@ -100,7 +100,7 @@ def adaptive(x: ShardedTensor, sizes: tuple[int, ...], largest: bool) -> Sharded
         return global_max(x, dims) if prod(sizes) == 1 else windowed(x, adaptive_rule(x.shape[lead:], sizes, True))
     left = list(x.shape[lead:])
     for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
-        if size == 1 or (x.placement.cuts[dim] is not None and x.placement.cut_for(dim, size) is None):
+        if size == 1 or (x.placement.is_cut(dim) and x.placement.cut_for(dim, size) is None):
             x, left[i] = averaged(x, dim, size), size
     return x if tuple(left) == sizes else windowed(x, adaptive_rule(left, sizes, False))
 

@@ -41,7 +41,7 @@ def along(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if x.placement.axes_of(dims):
         raise UnsupportedOp(
             f"{name} along dims {dims} of a sharded tensor of shape {tuple(x.shape)}, where dims "
-            f"{x.placement.cut_dims} are cut: call .full() first, or add a rule to src/mural/shard/ops/reduce.py"
+            f"{x.placement.cut_dims} are cut: call .full() first, or add a rule to src/mural/shard/ops/along.py"
         )
     local = [piece_of(a, x.placement, name) if isinstance(a, Tensor) and a.ndim else a for a in args]
     result = func(*local, **kwargs)
@@ -67,7 +67,7 @@ def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 @register("along a dim", "channel_shuffle", "native_channel_shuffle")
 def channel_shuffle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Channels in another order."""
-    if args[0].placement.cuts[1] is not None:
+    if args[0].placement.is_cut(1):
         raise UnsupportedOp("channel_shuffle along a channel dim that is cut")
     return ShardedTensor(func(args[0].local, *args[1:], **kwargs), args[0].placement)
 
@@ -76,7 +76,7 @@ def channel_shuffle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 def prelu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """A slope for each channel, which are not cut."""
     x, weight = bound(args, kwargs, ("input", "weight"))
-    if x.ndim > 1 and x.placement.cuts[1] is not None and weight.numel() > 1:
+    if x.ndim > 1 and x.placement.is_cut(1) and weight.numel() > 1:
         raise UnsupportedOp("prelu with a slope for each channel, along a channel dim that is cut")
     return ShardedTensor(func(x.local, weight), x.placement)
 
@@ -93,7 +93,7 @@ def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     index = given["index"]
     dim = dim_of(dim, x.ndim, name_of(func))
     same = isinstance(index, ShardedTensor) and index.placement.gathered((dim,)).cuts == x.placement.cuts
-    if x.placement.cuts[dim] is not None or not same:
+    if x.placement.is_cut(dim) or not same:
         raise UnsupportedOp(f"{name_of(func)} along a cut dim, or with an index in another layout")
     layout = index.placement
     values = {

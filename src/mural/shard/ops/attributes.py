@@ -57,7 +57,7 @@ def of_the_piece(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A value for Python: of a tensor that is whole on every rank, or of a single position."""
     x: ShardedTensor = args[0]
-    if x.placement.cut_dims and x.numel() != 1 and any(c and c.parts > 1 for c in x.placement.cuts):
+    if x.placement.cut_dims and x.numel() != 1:
         raise UnsupportedOp(f"{name_of(func)} of a sharded tensor of shape {tuple(x.shape)}: call .full() first")
     return func(x.full(), *args[1:], **kwargs)
 

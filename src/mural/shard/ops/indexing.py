@@ -98,7 +98,7 @@ def taken(x: ShardedTensor, dim: int, positions: Any) -> ShardedTensor:
     if isinstance(positions, ShardedTensor):
         raise UnsupportedOp("indexing with a sharded tensor (a mask): use torch.where or masked_fill")
     index = torch.as_tensor(positions, device=x.device)
-    if index.ndim != 1 or x.placement.cuts[dim] is not None:
+    if index.ndim != 1 or x.placement.is_cut(dim):
         raise UnsupportedOp(
             f"indexing dim {dim} of a sharded tensor with {tuple(index.shape)} positions: only one list of positions "
             f"along a dim that is not cut is supported (cut dims: {x.placement.cut_dims})"

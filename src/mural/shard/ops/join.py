@@ -100,7 +100,7 @@ def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) 
     return tensor[tuple(slice(i.start, i.stop) for i in mine)]
 
 
-@register("view", "linear", "matmul", "__matmul__")
+@register("product", "linear", "matmul", "__matmul__")
 def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product with a plain matrix along the last dim, which is gathered first if it is cut."""
     names = ("input", "weight", "bias") if name_of(func) == "linear" else ("input", "other")

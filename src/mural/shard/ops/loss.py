@@ -122,7 +122,7 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             raise UnsupportedOp(f"{name} with a sharded weight")
         return func(scores, target.full(), weight, reduction=reduction, **given)
     layout = scores.placement
-    if layout.ndim < 2 or layout.cuts[1] is not None:
+    if layout.ndim < 2 or layout.is_cut(1):
         raise UnsupportedOp(f"{name}: scores of shape {layout.shape} need a class dim 1 that is not cut")
     soft = target.is_floating_point()
     place = layout if soft else without_classes(layout)
