@@ -139,3 +139,53 @@ def test_a_rank_that_dies_ends_the_wait_of_the_others() -> None:
     with pytest.raises((RankError, EOFError)):
         run_on(2, dies)
     assert time.perf_counter() - begun < 50
+
+
+REFUSED_BY_TORCH = """
+F.conv2d(x, image(4, 4, 3, 3), padding=-1)
+F.conv2d(x, image(4, 3, 3, 3))
+F.conv2d(x, image(4, 4, 3, 3), image(3))
+F.conv2d(x, image(5, 2, 3, 3), groups=2)
+F.conv2d(x, image(4, 4, 30, 3))
+F.conv2d(x, image(4, 4, 3, 3).float())
+F.conv_transpose2d(x, image(4, 4, 3, 3), image(1))
+F.conv_transpose2d(x, image(4, 4, 3, 3), padding=-1)
+F.conv_transpose2d(x, image(4, 4, 3, 3), stride=2, output_padding=2)
+F.max_pool2d(x, 3, padding=2)
+F.adaptive_avg_pool1d(x, 3)
+F.interpolate(x, size=5, mode='linear')
+F.interpolate(x)
+F.interpolate(x.long(), size=5)
+F.interpolate(x, size=5, mode='bilinear', recompute_scale_factor=True)
+F.pad(x, (1, 1), mode='reflect')
+F.pad(x, (1, 1, 1, 1), mode='reflect', value=1)
+F.pad(x, (12, 0, 0, 0), mode='reflect')
+F.pad(x, (1,))
+F.batch_norm(x, None, None, image(3), training=True)
+F.batch_norm(x, None, None, training=True, eps=-1.0)
+F.group_norm(x, 2, image(8), image(8))
+F.group_norm(x, 3)
+F.instance_norm(x, weight=image(3))
+F.layer_norm(x, (12, 12), image(1, 12))
+F.layer_norm(x, (11,))
+x.mean(7)
+x.long().mean()
+x.reshape(5, 5)
+x.sum(dims=1)
+torch.cat([x, x[:, :, :, :3]], 1)
+x.narrow(2, 10, 5)
+x[:, 9]
+x.softmax(9)
+F.mse_loss(x, x, reduction='median')
+F.cross_entropy(x, x[:, 0].long(), weight=image(3))
+F.pixel_shuffle(x, 3)
+F.dropout(x, 1.5)
+F.linear(x, image(3, 5))
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("code", REFUSED_BY_TORCH)
+def test_what_torch_refuses_is_refused_on_every_rank(code: str) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever torch raises
+        Expr(code)(image(1, 4, 12, 12))
+    raises("", Exception, run_expression, code)

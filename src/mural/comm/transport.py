@@ -46,6 +46,15 @@ class Transfer:
         self.incoming = {peer: transport.inbound(count, like) for peer, count in sizes.items()}
         self.works: list[tuple[int, Any]] = transport.post(self.outgoing, self.incoming)
 
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Let the messages end before their buffers go, where the work beside them raised."""
+        if kind is not None:
+            with contextlib.suppress(PeerError):
+                self.transport.wait(self)
+
     def wait(self) -> dict[int, torch.Tensor]:
         """The buffers that arrived, by peer."""
         self.transport.wait(self)

@@ -132,7 +132,7 @@ class _Pool(torch.autograd.Function):
         sends = {peer: pack(x, [EVERY + part for part in parts]) for peer, parts in plan.sends}
         sizes = {p: sum(count(lead, shapes[k], s) for k, s in parts) for p, parts in plan.receives}
         transfer = Transfer(transport, rule.name, sends, sizes, x)
-        with transport.span("interior"):
+        with transfer, transport.span("interior"):
             y, *kept = kernel.forward(x[EVERY + plan.crop], plan.padding)
         thin = [empty_like(x, (*lead, *shape)) for shape in shapes]
         for k, held, wanted in plan.keeps:

@@ -166,7 +166,7 @@ class _StripConv(torch.autograd.Function):
             peer: sum(count(lead, plan.slabs[i].shape, part) for i, part in parts) for peer, parts in plan.receives
         }
         transfer = Transfer(transport, "convolution", sends, counts, x)
-        with transport.span("interior"):
+        with transfer, transport.span("interior"):
             y = conv.forward(x[EVERY + plan.crop], weight, bias, plan.padding)
         arrived = transfer.wait()
         slabs = [empty_like(x, (*lead, *slab.shape)) for slab in plan.slabs]

@@ -88,6 +88,8 @@ def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     extents = tuple(x.shape[x.ndim - n :])
     wanted = (size,) * n if isinstance(size, int) or size is None else tuple(size) * (n if len(tuple(size)) == 1 else 1)
     sizes = tuple(e if s is None else int(s) for e, s in zip(extents, wanted, strict=True))
+    if x.ndim not in (n + 1, n + 2) or min(sizes) < 1 or not x.is_floating_point():
+        raise UnsupportedOp(f"{name} of {x.dtype} of shape {tuple(x.shape)} to {sizes}: it takes floats, to at least 1")
     return adaptive(in_plain_type(x, lambda small: func(small, (3,) * n)), sizes, largest)
 
 

@@ -104,13 +104,23 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
     def on_piece(grad: Tensor) -> Tensor | None:
         true = grad if leaf else true_gradient(grad, placement)
-        changed = hook(ShardedTensor(true, placement))
+        try:
+            changed = hook(ShardedTensor(true, placement))
+        except Exception as error:
+            placement.mesh.transport.raised(error)
+            raise
         if changed is None:
             return None
         piece = piece_of(changed, placement, "hook")
         return piece if leaf else raw_gradient(piece, placement)
 
     return x.local.register_hook(on_piece)
+
+
+@register("attribute", "__format__")
+def formatted(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The tensor in an f-string."""
+    return format(repr(args[0]), *args[1:])
 
 
 @register("gradient", "register_post_accumulate_grad_hook")

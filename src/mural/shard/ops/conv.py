@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -78,11 +79,31 @@ def conv_rule(
     return Windowed(f"conv{n}d", windows, run)
 
 
+def check_parameters(
+    x: ShardedTensor, weight: Tensor, bias: Tensor | None, channels: int, outputs: int, amounts: Any
+) -> None:
+    """Raise what torch would raise, before anything is sent: a kernel that raises later would leave messages behind."""
+    n = weight.ndim - 2
+    if x.ndim not in (n + 1, n + 2) or x.shape[-n - 1] != channels:
+        raise RuntimeError(
+            f"weight {tuple(weight.shape)} needs {channels} channels and {n} dims, input is {tuple(x.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (outputs,):
+        raise RuntimeError(f"the bias has shape {tuple(bias.shape)}, but the convolution has {outputs} outputs")
+    if not isinstance(amounts, str) and min((amounts,) if isinstance(amounts, int) else amounts) < 0:
+        raise RuntimeError(f"negative padding {amounts} is not supported")
+    if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise RuntimeError(f"input is {x.dtype} and weight {weight.dtype}: they should be the same")
+
+
 @register("windowed", "conv1d", "conv2d", "conv3d")
 def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """A convolution: by halo strips where they apply, else on the attached window."""
     x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
     n = weight.ndim - 2
+    if weight.shape[0] % groups:
+        raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
+    check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
     rule = conv_rule(tuple(x.shape[x.ndim - n :]), weight, bias, stride, padding, dilation, groups)
     if x.ndim == weight.ndim:
         target = output_layout(x.placement, rule)
@@ -154,4 +175,6 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """A transposed convolution."""
     x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
     n = int(name_of(func)[-2])
+    bias, _, padding, more, groups, _ = rest
+    check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
     return windowed(x, transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest))

@@ -64,6 +64,9 @@ def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     n = len(shape)
     if tuple(x.shape[x.ndim - n :]) != tuple(shape):
         raise RuntimeError(f"layer_norm: normalized_shape {tuple(shape)} is not the end of the shape {tuple(x.shape)}")
+    for parameter in (weight, bias):
+        if parameter is not None and tuple(parameter.shape) != tuple(shape):
+            raise RuntimeError(f"layer_norm: a parameter of shape {tuple(parameter.shape)} for {tuple(shape)}")
     dims = tuple(range(x.ndim - n, x.ndim))
     axes = x.placement.axes_of(dims)
     if not axes:

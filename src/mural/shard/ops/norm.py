@@ -206,6 +206,15 @@ def normalize(
     return y if y.shape == x.local.shape else y.view(x.local.shape), moments
 
 
+def check_affine(name: str, channels: int, eps: float, *parameters: Tensor | None) -> None:
+    """Raise what torch would raise: its kernels, called on rows, do not look."""
+    for parameter in parameters:
+        if parameter is not None and tuple(parameter.shape) != (channels,):
+            raise RuntimeError(f"{name}: a parameter of shape {tuple(parameter.shape)} for {channels} channels")
+    if eps <= 0:
+        raise ValueError(f"{name}: eps must be positive, not {eps}")
+
+
 def update(running: Tensor | None, value: Tensor, momentum: float) -> None:
     """Move a running buffer towards the batch's value."""
     if running is not None:
@@ -217,6 +226,9 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     """Batch norm over the whole batch and image; running buffers equal on every rank."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     x, mean, var, weight, bias, training, momentum, eps = bound(args, kwargs, names, None, None, False, 0.1, 1e-5)
+    check_affine("batch_norm", x.shape[1], eps, mean, var, weight, bias)
+    if (mean is None) != (var is None):
+        raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
     if not training:
         return frozen(x, mean, var, weight, bias, eps)
     count = x.numel() // max(1, x.shape[1])
@@ -246,6 +258,7 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Instance norm: each image and channel by itself, over all its positions."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
     x, mean, var, weight, bias, use, momentum, eps = bound(args, kwargs, names, None, None, None, None, True, 0.1, 1e-5)
+    check_affine("instance_norm", x.shape[1], eps, mean, var, weight, bias)
     if not use:
         return frozen(x, mean, var, weight, bias, eps)
     dims = tuple(range(2, x.ndim))
@@ -272,6 +285,7 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     )
     if x.shape[1] % groups:
         raise RuntimeError(f"group_norm: {x.shape[1]} channels are not a multiple of {groups} groups")
+    check_affine("group_norm", x.shape[1], eps, weight, bias)
     wide = result_dtype(func, x.local, weight)
     x = x.to(wide)  # where autocast normalizes in float32
     count = prod(x.shape[1:]) // groups

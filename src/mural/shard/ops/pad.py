@@ -65,6 +65,10 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         return windowed(x, constant_rule(extents, pairs, 0.0 if value is None else value))
     if mode not in REMAPS:
         raise NotImplementedError(f"pad: unknown mode {mode!r}")
+    if value is not None and value != 0:
+        raise RuntimeError(f"pad: mode {mode!r} takes no value")
+    if n not in (x.ndim - 2, x.ndim - 1) or not 1 <= n <= 3:
+        raise NotImplementedError(f"pad: {mode} padding of {n} dims is not supported for a tensor of {x.ndim} dims")
     x = in_plain_type(x, lambda small: F.pad(small, (1,) * (2 * (x.ndim - 2)), mode=mode))
     for dim, (before, after) in enumerate(pairs, x.ndim - n):
         if before < 0 or after < 0:

@@ -194,6 +194,8 @@ def avg_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     )
     x, *rest = bound(args, kwargs, names, None, 0, False, True, None)
     n = int(name_of(func)[-2])
+    if not x.is_floating_point():
+        raise UnsupportedOp(f"average pooling of {x.dtype}: convert it to a floating point type")
     rule = avg_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
     kernel, strides = each(rest[0], n), tuple(w.num for w in rule.dims if isinstance(w, Window))
     fast = kernel_of(

@@ -181,6 +181,10 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     )
     if antialias:
         raise UnsupportedOp("interpolate with antialias=True has no rule: see src/mural/shard/ops/resample.py")
+    if recompute and size is not None:
+        raise ValueError("recompute_scale_factor is not meaningful with an explicit size")
+    if not (x.is_floating_point() or (x.dtype == torch.uint8 and mode in NEAREST)):
+        raise UnsupportedOp(f"interpolate({mode!r}) of {x.dtype}: convert it to a floating point type")
     n = x.ndim - 2
     dims = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(mode, n)
     if mode not in (*LINEAR, *NEAREST, "bicubic", "area") or dims != n:
