@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mural.comm import Mesh
+from mural.errors import LayoutError
 
 BUCKET_BYTES = 32 * 2**20
 
@@ -19,10 +21,10 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
     The loss is the same number on every rank, and each rank differentiates its own copy; so the mean over
     the ranks is exact for sharded and for replicated parts of the model alike. Collective.
     """
-    parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
-    wanted = [p for p in parameters if p.requires_grad and not is_reduced(p.grad)]
+    parameters = [p for p in (model.parameters() if isinstance(model, nn.Module) else model) if p.requires_grad]
     if mesh.replicas > 1:
-        wanted = present_somewhere(wanted, mesh)
+        check_same(parameters, mesh)
+        wanted = wanted_somewhere(parameters, mesh)
         for bucket in buckets(wanted):
             flat = torch.cat([grad_of(p).reshape(-1) for p in bucket])
             dist.all_reduce(flat, group=mesh.transport.group)
@@ -32,7 +34,7 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
                 grad = grad_of(p)
                 grad.copy_(flat[offset : offset + grad.numel()].view(grad.shape))
                 offset += grad.numel()
-    for p in wanted:
+    for p in parameters:
         if p.grad is not None:
             p.grad._mural_version = p.grad._version  # type: ignore[attr-defined]
 
@@ -49,11 +51,25 @@ def grad_of(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def present_somewhere(parameters: list[Tensor], mesh: Mesh) -> list[Tensor]:
-    """The parameters that have a gradient on some rank."""
+def check_same(parameters: Sequence[Tensor], mesh: Mesh) -> None:
+    """Raise on every rank if the ranks brought different lists of parameters."""
+    code = zlib.crc32(repr([(tuple(p.shape), p.dtype) for p in parameters]).encode())
+    device = parameters[0].device if parameters else torch.device("cpu")
+    both = torch.tensor([code, -code, len(parameters), -len(parameters)], device=device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=mesh.transport.group)
+    if both[0] != -both[1] or both[2] != -both[3]:
+        raise LayoutError(
+            f"reduce_gradients got different parameters on different ranks (here {len(parameters)} that require a "
+            f"gradient, elsewhere {int(-both[3])} to {int(both[2])}): give every rank the same model"
+        )
+
+
+def wanted_somewhere(parameters: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
+    """The parameters that have a gradient on some rank that was not reduced yet."""
     if not parameters:
         return []
-    flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
+    fresh = [p.grad is not None and not is_reduced(p.grad) for p in parameters]
+    flags = torch.tensor(fresh, dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=mesh.transport.group)
     return [p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag]
 

@@ -358,3 +358,35 @@ def writes() -> dict[str, float]:
 def test_writes_through_slices_masks_and_views() -> None:
     for found in run_on(4, writes):
         assert max(found.values()) == 0.0, found
+
+
+class Nested(nn.Module):
+    """A checkpoint inside a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.MaxPool2d(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.outer, x, use_reentrant=False)
+
+    def outer(self, x: Tensor) -> Tensor:
+        return x.sigmoid() + checkpoint(self.block, x * 2, use_reentrant=False)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_nested_checkpoint(grid: Grid) -> None:
+    model = Nested().double()
+    model.block[0].bias = None
+    holds(model, image(2, 3, 12, 11), grid)
+
+
+def second_derivative() -> None:
+    grid = Grid((2, 1))
+    conv = nn.Conv2d(3, 2, 3, padding=1).double()
+    conv(grid.shard(image(1, 3, 12, 11)).requires_grad_()).sum().backward(create_graph=True)
+
+
+def test_second_derivatives_through_a_convolution_raise() -> None:
+    """Under a constant gradient, `once_differentiable` let them pass without the dependence on the weight."""
+    raises("second derivatives", mural.UnsupportedOp, second_derivative)

@@ -189,3 +189,53 @@ def test_what_torch_refuses_is_refused_on_every_rank(code: str) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever torch raises
         Expr(code)(image(1, 4, 12, 12))
     raises("", Exception, run_expression, code)
+
+
+def differs(what: str) -> None:
+    """Ranks that bring different arguments to a collective call."""
+    mesh = Grid((2, 1)).mesh()
+    second = mesh.rank == 1
+    x = image(1, 3, 12, 12)
+    if what == "cuts":
+        mural.shard(x, mesh, cuts=(5, 7) if second else (6, 6))
+    elif what == "align":
+        mural.shard(x, mesh, align=4 if second else 1, cuts=None)
+    elif what == "dims":
+        mural.shard(x, mesh, dims=(3, 2) if second else (2, 3))
+    elif what == "bad cuts on one rank":
+        mural.shard(x, mesh, cuts=(5, 6) if second else (6, 6))
+    elif what == "requires_grad":
+        mural.shard(x.requires_grad_(second), mesh)
+    elif what == "dims of the tensor":
+        mural.shard(x[0] if second else x, mesh)
+    elif what == "box":
+        rows = (0, 6) if not second else (6, 12)
+        mural.shard(x[:, :, :5] if second else x[:, :, :6], mesh, box=((0, 1), (0, 3), rows, (0, 12)))
+    elif what == "parameters":
+        weights = [torch.ones(2, requires_grad=True) for _ in range(2 + second)]
+        mural.reduce_gradients(weights, mesh)
+
+
+DIFFERENCES = ["cuts", "align", "dims", "bad cuts on one rank", "requires_grad", "dims of the tensor", "box"]
+
+
+@pytest.mark.parametrize("what", [*DIFFERENCES, "parameters"])
+def test_ranks_that_disagree(what: str) -> None:
+    raises("", mural.LayoutError, differs, what)
+
+
+def uneven_reduce() -> float:
+    """A gradient that one rank alone added to since the last reduction made the other rank miss the collective."""
+    mesh = Grid((2, 1)).mesh()
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    for w in weights:
+        w.grad = torch.ones(2)
+    mural.reduce_gradients(weights, mesh)
+    if mesh.rank == 0:
+        weights[0].grad += 2
+    mural.reduce_gradients(weights, mesh)
+    return float(weights[0].grad[0])
+
+
+def test_reduce_after_one_rank_added() -> None:
+    assert run_on(2, uneven_reduce) == [2.0, 2.0]

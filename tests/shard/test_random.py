@@ -112,3 +112,21 @@ def states() -> list[float]:
 def test_init_brings_the_generators_into_one_state() -> None:
     first, second = run_on(2, states)
     assert first == second
+
+
+def channels_dropped() -> list[bool]:
+    """Dropout of one image without a batch dim dropped positions instead of channels."""
+    found = []
+    for name, shape, dims in (
+        ("dropout1d", (8, 20), (1,)),
+        ("dropout3d", (8, 6, 6, 6), (1,)),
+        ("dropout2d", (4, 8, 9), (2,)),
+    ):
+        y = getattr(nn.functional, name)(Grid((2,), dims=dims).shard(torch.ones(shape)), 0.5).full()
+        per_channel = y.flatten(2 if name == "dropout2d" else 1)
+        found.append(bool((per_channel == per_channel[..., :1]).all()) and 0 < float((y == 0).double().mean()) < 1)
+    return found
+
+
+def test_channel_dropout_without_a_batch() -> None:
+    assert run_on(2, channels_dropped) == [[True] * 3] * 2

@@ -111,6 +111,7 @@ class Alarm:
             self.rescued += 1
             text = self.store.get(f"{self.key}/ask/{self.rank}/{self.rescued}").decode()
             peer, wanted, offered = (int(n) for n in text.split())
+            self.heard = self.heard or f"rank {peer} gave up waiting for this rank, which had raised"
             for size, send in ((wanted, True), (offered, False)):
                 if size:
                     buffer = torch.zeros(size, dtype=torch.uint8)

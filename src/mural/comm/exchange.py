@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mural.comm.transport import Transfer, Transport
+from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Move, Needs, boxes, place
 
 Slices = tuple[slice, ...]
@@ -182,6 +184,22 @@ class _Stack(torch.autograd.Function):
         # One order of addition for all ranks.
         total = sum((own if p == ctx.rank else arrived[p] for p in ctx.peers), torch.zeros_like(own))
         return total.view(grad.shape[1:]), None, None, None, None
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that refuses to be differentiated itself.
+
+    torch's `once_differentiable` refuses only a gradient that depends on something; a nonlinear node depends on
+    its inputs even under a constant gradient, and that dependence would be lost.
+    """
+
+    @wraps(backward)
+    def refusing(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedOp("second derivatives (create_graph=True) through sharded convolutions, norms and pools")
+        return backward(ctx, *grads)
+
+    return refusing
 
 
 def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -123,16 +123,16 @@ def init(
     for name, size in later.items():
         if size != 1:
             raise PlanError(f"{name}={size}: this version runs the data and spatial axes; leave {name} at 1")
-    if data < 1:
-        raise PlanError(f"data={data}: an axis has at least 1 rank")
+    grid = () if spatial is None else (spatial,) if isinstance(spatial, int) else tuple(spatial)
+    if not all(type(n) is int and n >= 1 for n in (data, *grid, *(image or ()))):
+        raise PlanError(f"spatial={spatial}, data={data}, image={image}: sizes are whole numbers of at least 1")
     world, rank, transport = join(backend, timeout)
-    if spatial is None:
-        if image is not None and world % data:
+    if spatial is None and image is not None:
+        if world % data:
             raise PlanError(f"data={data} does not divide {world} ranks: choose a divisor of {world}")
-        spatial = choose_grid(image, world // data) if image is not None else ()
-    grid = (spatial,) if isinstance(spatial, int) else tuple(spatial)
-    if len(grid) > len(SPATIAL) or any(n < 1 for n in grid):
-        raise PlanError(f"spatial={grid}: give 1 to 3 sizes, each at least 1")
+        grid = choose_grid(image, world // data)
+    if len(grid) > len(SPATIAL):
+        raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
     if data * prod(grid) != world:
         raise PlanError(
             f"spatial={grid} × data={data} needs {data * prod(grid)} ranks, but {world} run: "

@@ -39,6 +39,8 @@ class Transfer:
         sizes: Mapping[int, int],
         like: torch.Tensor,
     ):
+        if transport.alarm is not None and transport.alarm.heard:
+            raise PeerError(f"{name}: the ranks no longer agree, since {transport.alarm.heard}")
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
         self.serial = transport.next_serial()
         self.device = like.device

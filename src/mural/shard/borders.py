@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mural.comm.exchange import (
     EVERY,
@@ -24,6 +23,7 @@ from mural.comm.exchange import (
     Slices,
     count,
     empty_like,
+    first_order,
     mark,
     pack,
     uncropped,
@@ -147,7 +147,7 @@ class _Pool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan: Borders = ctx.plan
         x, *rest = ctx.saved_tensors

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
-from numbers import Integral
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -35,26 +37,43 @@ def shard(
     of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples of `align` allow.
     With `box`, `tensor` is this rank's piece alone and the box its global place. Collective.
     """
+    try:
+        place = None if box is None else box_of(box)
+        axes = axes_of(tensor, mesh, dims)
+        if place is None:
+            specs = named(cuts, [d for d, axis in axes.items() if axis != "data"], tensor.ndim)
+            found = cuts_of(tensor.shape, mesh, axes, specs, align)
+            layout = layout_of(mesh, tuple(tensor.shape), axes, found)
+        else:
+            layout = None
+            if tuple(i.size for i in place) != tuple(tensor.shape):
+                raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
+    except Exception as error:
+        agree(mesh, None)
+        raise error
+    needs = tensor.requires_grad
+    shape = None if layout is None else layout.shape
+    agree(mesh, (shape, tensor.ndim, axes, None if layout is None else layout.cuts, str(tensor.dtype), needs, align))
+    if layout is not None:
+        piece = tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
+        return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
+    found, shape = cuts_from_boxes(place or (), mesh, axes)
+    x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
+    return require_gradient(x) if needs and tensor.is_leaf else x
+
+
+def axes_of(tensor: Tensor, mesh: Mesh, dims: Sequence[int] | None) -> dict[int, str]:
+    """The mesh axis that each dim belongs to."""
     if isinstance(tensor, ShardedTensor):
         raise LayoutError("shard got a tensor that is sharded already: pass the plain tensor, or use it as it is")
-    chosen = spatial_dims(tensor.ndim, mesh, dims)
-    axes: dict[int, str] = dict(zip(chosen, SPATIAL, strict=False))
+    if not isinstance(tensor, Tensor) or not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LayoutError(f"shard takes a tensor and the mesh of mural.init, not {type(tensor)} and {type(mesh)}")
+    axes: dict[int, str] = dict(zip(spatial_dims(tensor.ndim, mesh, dims), SPATIAL, strict=False))
     if 0 not in axes:
         axes[0] = "data"
     elif mesh.size("data") > 1:
-        raise LayoutError(f"dims={tuple(chosen)} cut dim 0, which the data axis of {mesh.size('data')} ranks needs")
-    agree(tensor, mesh, box)
-    if box is None:
-        found = cuts_of(tensor.shape, mesh, axes, named(cuts, chosen, tensor.ndim), align)
-        layout = layout_of(mesh, tuple(tensor.shape), axes, found)
-        piece = tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
-        return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
-    place = box_of(box)
-    if tuple(i.size for i in place) != tuple(tensor.shape):
-        raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
-    found, shape = cuts_from_boxes(place, mesh, axes)
-    x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
-    return require_gradient(x) if tensor.requires_grad and tensor.is_leaf else x
+        raise LayoutError(f"dims={dims} cut dim 0, which the data axis of {mesh.size('data')} ranks needs")
+    return axes
 
 
 def spatial_dims(ndim: int, mesh: Mesh, dims: Sequence[int] | None) -> tuple[int, ...]:
@@ -91,8 +110,12 @@ def named(cuts: Any, dims: Sequence[int], ndim: int) -> dict[int, CutSpec]:
     if cuts is None:
         return {}
     if isinstance(cuts, Mapping):
+        if unknown := [d for d in cuts if not -ndim <= d < ndim]:
+            raise LayoutError(f"cuts were given for dims {unknown} of a tensor of {ndim} dims")
         return {d % ndim: spec for d, spec in cuts.items()}
-    if isinstance(cuts, Cuts) or (len(cuts) and isinstance(cuts[0], (int, float))):
+    if hasattr(cuts, "tolist"):
+        cuts = cuts.tolist()
+    if isinstance(cuts, Cuts) or (len(cuts) and isinstance(cuts[0], Real)):
         cuts = (cuts,)
     if len(cuts) > len(dims):
         raise LayoutError(f"{len(cuts)} cuts were given for the {len(dims)} dims {tuple(dims)}")
@@ -125,6 +148,8 @@ def one_cut(spec: CutSpec, extent: int, parts: int, align: int) -> Cuts:
     elif not all(isinstance(n, Integral) for n in spec):
         if len(spec) != parts:
             raise LayoutError(f"{len(spec)} weights {tuple(spec)} were given for {parts} ranks")
+        if not all(isfinite(w) for w in spec):
+            raise LayoutError(f"the weights {tuple(spec)} of a cut must be finite numbers")
         return Cuts.weighted(extent, spec, align)
     else:
         numbers = [int(n) for n in spec]
@@ -136,19 +161,26 @@ def one_cut(spec: CutSpec, extent: int, parts: int, align: int) -> Cuts:
     return Cuts.of(bounds)
 
 
-def agree(tensor: Tensor, mesh: Mesh, box: Sequence[tuple[int, int]] | None) -> None:
-    """Raise on every rank if the ranks brought tensors of different shapes or types."""
+def agree(mesh: Mesh, brought: tuple[Any, ...] | None) -> None:
+    """Raise on every rank if the ranks brought different things, or one could not go on (None)."""
     if mesh.world == 1:
         return
-    shape = list(tensor.shape) if box is None else [tensor.ndim]
-    code = [*shape, -1, *(ord(c) for c in str(tensor.dtype)), -1, int(box is None)]
-    mine = torch.tensor((code + [-2] * 64)[:64])
-    rows = stack(mine, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard")
-    if not bool((rows == rows[0]).all()):
-        seen = {tuple(int(n) for n in row[: row.tolist().index(-1)]) for row in rows}
+    text = repr(brought).encode()
+    shape = [int(n) for n in (brought[0] or ())] if brought is not None else []
+    code = [brought is not None, zlib.crc32(text), len(shape), *shape]
+    rows = stack(
+        torch.tensor((code + [0] * 16)[:16]), mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard"
+    ).tolist()
+    if brought is None:
+        return
+    failed = [rank for rank, row in enumerate(rows) if not row[0]]
+    if failed:
+        raise LayoutError(f"shard failed on ranks {failed}: see their errors")
+    if len({row[1] for row in rows}) > 1:
+        shapes = sorted({tuple(row[3 : 3 + row[2]]) for row in rows})
         raise LayoutError(
-            f"shard needs the same tensor on every rank, but ranks brought shapes {sorted(seen)} "
-            f"(or types that differ; here {tensor.dtype}): pass the whole tensor everywhere, or box= with pieces"
+            f"shard needs the same tensor on every rank, and the same arguments, but ranks brought shapes {shapes}, or "
+            f"cuts, types or requires_grad that differ (here {brought}): pass the whole tensor everywhere, or box="
         )
 
 

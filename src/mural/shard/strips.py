@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mural.comm.exchange import (
     EVERY,
@@ -26,6 +25,7 @@ from mural.comm.exchange import (
     Slices,
     count,
     empty_like,
+    first_order,
     mark,
     pack,
     uncropped,
@@ -180,7 +180,7 @@ class _StripConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         plan: Strips = ctx.plan
         conv: ConvArguments = ctx.conv

@@ -82,7 +82,7 @@ class ShardedTensor(Tensor):
                 f"cut dims {[t.placement.cut_dims for t in sharded]}): call .full() first if the whole tensor "
                 f"fits on one rank, or add a rule to src/mural/shard/ops/"
             )
-        except Exception as error:
+        except BaseException as error:
             if sharded:
                 sharded[0].mesh.transport.raised(error)
             raise
@@ -91,6 +91,8 @@ class ShardedTensor(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is torch.ops.aten.detach.default:  # nested checkpoints unpack the inputs that they saved
+            return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased)
         raise UnsupportedOp(
             f"{func} reached a sharded tensor below autograd: a custom autograd.Function, a reentrant checkpoint, "
             f"a full backward hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
@@ -156,11 +158,14 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
     for tensor in sharded:
         if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
             raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
+        if tensor.local.requires_grad:
+            mirror_gradient(tensor)
         if (node := grad_fn_of(tensor)) is not None:
             raise UnsupportedOp(
                 f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
                 f"reentrant checkpoint, a full backward hook, FSDP2) bypassed the sharded tensor, and gradients "
-                f"through it would be lost. Use checkpoint(use_reentrant=False), or write the operation in plain torch"
+                f"through it would be lost. Use checkpoint(use_reentrant=False), write the operation in plain torch, "
+                f"or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped module"
             )
 
 

@@ -50,6 +50,8 @@ def conv_rule(
     """The rule of a convolution of an image with these extents: windows, and the valid run."""
     n = len(extents)
     strides, dilations, kernel = each(stride, n), each(dilation, n), tuple(weight.shape[2:])
+    if min(*strides, *dilations) < 1:
+        raise RuntimeError(f"stride {strides} and dilation {dilations} must be at least 1")
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise ValueError(f"padding={padding!r}: use a number, 'same' or 'valid'")

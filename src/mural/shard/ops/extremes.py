@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mural.comm import Mesh, mark
+from mural.comm.exchange import first_order
 from mural.errors import UnsupportedOp
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.reduce import reduced
@@ -27,7 +27,7 @@ class _Share(torch.autograd.Function):
         return best.clone()
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, best, count = ctx.saved_tensors
         return (x == best) * (merged(grad, ctx.mesh, ctx.axes, "extreme backward") / count), None, None, None, None

@@ -26,6 +26,8 @@ def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     times = kwargs.get(
         "repeats", kwargs.get("dims", rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest)
     )
+    if len(times) < x.ndim and name_of(func) == "repeat":
+        raise RuntimeError(f"repeat: {tuple(times)} has fewer numbers than the tensor has dims ({x.ndim})")
     counts = [1] * (x.ndim - len(times)) + [int(n) for n in times]
     for _ in range(len(counts) - x.ndim):
         x = unsqueezed(x, 0)

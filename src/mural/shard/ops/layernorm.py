@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mural.comm import Mesh, mark, stack
+from mural.comm.exchange import first_order
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm import merge_moments, result_dtype
 from mural.shard.table import register
@@ -41,7 +41,7 @@ class _LayerNorm(torch.autograd.Function):
         return y if bias is None else y + bias
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd = ctx.saved_tensors
         hat = (x - mean) * rstd

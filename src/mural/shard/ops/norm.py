@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mural.comm import Mesh, mark, stack
+from mural.comm.exchange import first_order
 from mural.shard.ops.arguments import bound
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
@@ -111,7 +111,7 @@ class _Normalize(torch.autograd.Function):
         return y, whole
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
         rows: Rows = ctx.rows

@@ -89,10 +89,10 @@ def keep_mask(layout: Layout, keep: float, like: Tensor) -> Tensor:
     return fill(mask, layout, lambda values, generator: values.bernoulli_(keep, generator=generator))
 
 
-def feature_layout(layout: Layout) -> Layout:
-    """One value for each image and channel."""
-    shape = tuple(n if d < 2 else 1 for d, n in enumerate(layout.shape))
-    return replace(layout, shape=shape, cuts=tuple(c if d < 2 else None for d, c in enumerate(layout.cuts)))
+def feature_layout(layout: Layout, lead: int) -> Layout:
+    """One value for each image and channel, the first `lead` dims."""
+    shape = tuple(n if d < lead else 1 for d, n in enumerate(layout.shape))
+    return replace(layout, shape=shape, cuts=tuple(c if d < lead else None for d, c in enumerate(layout.cuts)))
 
 
 DROPOUTS = (
@@ -114,12 +114,16 @@ def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     inplace = inplace or name.endswith("_")
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"{name}: the probability must be between 0 and 1, not {p}")
+    if not x.is_floating_point():
+        raise RuntimeError(f"{name} of {x.dtype}: convert it to a floating point type")
     if inplace:
         check_writable(x, name)
     if not training or p == 0.0:
         return x
     whole_channels = name.startswith("feature") or name.rstrip("_")[-2:] in ("1d", "2d", "3d")
-    layout = feature_layout(x.placement) if whole_channels else x.placement
+    # torch takes these for one image without a batch dim.
+    alone = (name.rstrip("_"), x.ndim) in (("dropout1d", 2), ("dropout3d", 4))
+    layout = feature_layout(x.placement, 1 if alone else 2) if whole_channels else x.placement
     mask = keep_mask(layout, 1.0 - p, x.local)
     if "alpha" in name:
         return alpha(x, mask, p, inplace)

@@ -69,6 +69,8 @@ def spreads(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """Variances in two passes: the mean, then the squares of the differences from it."""
     name = name_of(func)
     x, *rest = args
+    if not x.is_floating_point():
+        raise RuntimeError(f"{name} needs a floating point tensor, not {x.dtype}: call .float() first")
     given = dict(kwargs)
     if rest and isinstance(rest[0], bool):  # the old form: var(x, unbiased)
         given["unbiased"], rest = rest[0], rest[1:]
