@@ -40,9 +40,7 @@ class Alarm:
         self.notes: list[tuple[int, str]] = []
         self.rescued = 0
         self.kept: list[Any] = []  # buffers of messages that may still be under way
-        self.waiting: Pending | None = None
-        self.lock = threading.Lock()
-        self.awake = threading.Event()
+        self.waiting: Pending | None = None  # written by the waiting thread, read by the watching one
         threading.Thread(target=self._watch, daemon=True, name="mural-alarm").start()
 
     def ring(self, serial: int, error: BaseException) -> None:
@@ -53,31 +51,28 @@ class Alarm:
             self.store.set(
                 f"{self.key}/note/{number}", f"{serial} rank {self.rank} raised {type(error).__name__}: {error}"
             )
-        self.awake.set()
 
     @contextlib.contextmanager
     def watching(self, transfer: Pending) -> Generator[None]:
         """Listen for notes while the block waits for a transfer."""
-        with self.lock:
-            self.waiting = transfer
-        self.awake.set()
+        self.waiting = transfer
         try:
             yield
         finally:
-            with self.lock:
-                self.waiting = None
-            if not self.own and not self.heard:
-                self.awake.clear()
+            self.waiting = None
 
     def _watch(self) -> None:
+        """Look every now and then: waking this thread for each transfer would cost more than most transfers."""
+        before: Pending | None = None
         while True:
-            self.awake.wait()
             time.sleep(POLL_SECONDS)
-            if not self.awake.is_set():
-                continue
+            now = self.waiting
+            long_wait, before = now is not None and now is before, now
             try:
-                self._read_notes()
-                self._serve()
+                if long_wait:
+                    self._read_notes()
+                if self.own or self.heard:
+                    self._serve()
             except RuntimeError:
                 return  # the store went away with the process group
 
@@ -85,14 +80,14 @@ class Alarm:
         while self.store.check([f"{self.key}/note/{len(self.notes) + 1}"]):
             serial, text = self.store.get(f"{self.key}/note/{len(self.notes) + 1}").decode().split(" ", 1)
             self.notes.append((int(serial), text))
-        with self.lock:
-            if self.waiting is None or self.heard:
+        waiting = self.waiting
+        if waiting is None or self.heard:
+            return
+        for serial, text in self.notes:
+            if serial not in self.own and serial < waiting.serial:
+                self.heard = text
+                self._ask(waiting)
                 return
-            for serial, text in self.notes:
-                if serial not in self.own and serial < self.waiting.serial:
-                    self.heard = text
-                    self._ask(self.waiting)
-                    return
 
     def _ask(self, transfer: Pending) -> None:
         """Ask every peer of a transfer to complete its messages, so that the wait ends."""
