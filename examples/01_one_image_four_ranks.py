@@ -8,7 +8,6 @@ The loss is that of the whole image, the same on every rank. On one process the 
 """
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,9 +47,6 @@ def main() -> None:
         optimizer.step()
         if mesh.rank == 0:
             print(f"step {step}  loss {loss.item():.4f}")
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

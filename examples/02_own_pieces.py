@@ -6,7 +6,6 @@
 """
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -51,9 +50,6 @@ def main() -> None:
         optimizer.step()
         if mesh.rank == 0:
             print(f"step {step}  loss {loss.item():.4f}")
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
