@@ -146,6 +146,12 @@ def test_autocast_types_of_own_kernels() -> None:
     assert run_on(2, autocast_types) == [[], []]
 
 
+def test_average_pool_with_an_overhanging_last_window() -> None:
+    """The kernel on the own pixels counted padding behind the image that ceil_mode does not count."""
+    for include in (True, False):
+        holds(nn.AvgPool2d((3, 1), None, 0, True, include), image(1, 4, 11, 3), Grid((2, 1), align=4))
+
+
 def test_unbatched_image() -> None:
     """The data axis kept the channels' extent of an image without a batch dim."""
     holds(nn.Conv2d(3, 4, 3, padding=1).double(), image(3, 12, 11), Grid((2, 1), dims=(1, 2)))

@@ -33,9 +33,9 @@ def shard(
 ) -> ShardedTensor:
     """The tensor cut over the mesh: dim 0 along the data axis, `dims` along the spatial axes.
 
-    `dims` are by default 2, 3, … (NCL, NCHW, NCDHW); for a mask (N, H, W) give dims=(1, 2). `cuts` gives for each
-    of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples of `align` allow.
-    With `box`, `tensor` is this rank's piece alone and the box its global place. Collective.
+    `dims` are by default 2, 3, … (NCL, NCHW, NCDHW); for a mask (N, H, W) give dims=(1, 2), for labels (N,) dims=().
+    `cuts` gives for each of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples
+    of `align` allow. With `box`, `tensor` is this rank's piece alone and the box its global place. Collective.
     """
     try:
         place = None if box is None else box_of(box)
@@ -48,9 +48,10 @@ def shard(
             layout = None
             if tuple(i.size for i in place) != tuple(tensor.shape):
                 raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
-    except Exception as error:
-        agree(mesh, None)
-        raise error
+    except Exception:
+        if isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+            agree(mesh, None)
+        raise
     needs = tensor.requires_grad
     shape = None if layout is None else layout.shape
     agree(mesh, (shape, tensor.ndim, axes, None if layout is None else layout.cuts, str(tensor.dtype), needs, align))
@@ -86,6 +87,8 @@ def spatial_dims(ndim: int, mesh: Mesh, dims: Sequence[int] | None) -> tuple[int
                 f"name them, as in dims=(1, 2) for a mask (N, H, W)"
             )
         return tuple(range(2, 2 + count))
+    if not dims:
+        return ()  # labels (N,): cut along the data axis alone
     chosen = tuple(d % ndim if -ndim <= d < ndim else d for d in dims)
     if len(chosen) < count or len(set(chosen)) != len(chosen) or not all(0 <= d < ndim for d in chosen):
         raise LayoutError(

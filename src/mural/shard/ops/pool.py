@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.geometry import Interval, Window
+from mural.geometry import Interval, Reads, Window
 from mural.shard.borders import Kernel, pooled
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
@@ -153,6 +153,12 @@ def sum_pool(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], diviso
     return pool(x, kernel, stride, divisor_override=divisor)
 
 
+def overhangs(window: Reads, padding: int) -> bool:
+    """Whether the last window reaches behind the padded image."""
+    last = Interval(window.out_extent - 1, window.out_extent)
+    return isinstance(window, Window) and window.span(last).stop > window.extent + padding
+
+
 @register("windowed", "max_pool1d", "max_pool2d", "max_pool3d")
 def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Max-pooling."""
@@ -198,6 +204,8 @@ def avg_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise UnsupportedOp(f"average pooling of {x.dtype}: convert it to a floating point type")
     rule = avg_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
     kernel, strides = each(rest[0], n), tuple(w.num for w in rule.dims if isinstance(w, Window))
+    if any(overhangs(w, p) for w, p in zip(rule.dims, each(rest[2], n), strict=True)):
+        return windowed(x, rule)  # ceil_mode: the kernel would count other positions than torch does
     fast = kernel_of(
         n, "avg_pool{n}d", tuple(k // 2 for k in kernel),
         lambda padding: (row(kernel), row(strides), padding, False, rest[4], rest[5]),
