@@ -79,10 +79,13 @@ class Benchmark:
         self.options = options
         self.absent = {} if options.shardtensor.is_file() else {"shardtensor": f"no {options.shardtensor}"}
         self.results: dict[str, Any] = {
-            "command": shlex.join(["mural", "bench", "peers", *sys.argv[1:]]),
+            "command": shlex.join(
+                ["mural", "bench", "peers", *(a.name if a.is_absolute() else str(a) for a in map(Path, sys.argv[1:]))]
+            ),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+            # Names alone: a folder of this machine says nothing to a reader.
+            "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()},
             "versions": {},
             "checks": {},
             "pairs": {},
