@@ -92,6 +92,12 @@ def restart(world: int) -> None:
         _pools.pop(world).close()
 
 
+def only(world: int) -> None:
+    """End the ranks of all other worlds: idle ranks keep the memory of the largest case they ran."""
+    for other in [w for w in _pools if w != world]:
+        restart(other)
+
+
 @atexit.register
 def close_all() -> None:
     """End all pools."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from law import Grid, holds, image
 from mural.models import CNN1D, CNN2D, CNN3D, FCN2D, UNet, resnet18, resnet50
+from ranks import only
 
 PLANE = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1)), Grid((1, 2), data=2)]
 OURS = {
@@ -123,21 +124,16 @@ def test_third_party(name: str) -> None:
     holds(Built(build), image(*shape), Grid((2, 1)), tolerance=1e-9 if "torchvision" in name else 1e-10)
 
 
+MORE = [Grid((2, 2)), Grid((3, 1)), Grid((1, 1), data=2), Grid((3, 2)), Grid((2, 2), data=2)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", [Grid((2, 2)), Grid((3, 1)), Grid((1, 1), data=2)], ids=str)
+@pytest.mark.parametrize("grid", MORE, ids=str)
 @pytest.mark.parametrize("name", THIRD_PARTY)
 def test_third_party_on_more_grids(name: str, grid: Grid) -> None:
     build, shape = THIRD_PARTY[name]
+    only(grid.world)
     holds(Built(build), image(*shape), grid, tolerance=1e-9 if "torchvision" in name else 1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grid", [Grid((3, 2)), Grid((2, 2), data=2)], ids=str)
-@pytest.mark.parametrize("name", [name for name in THIRD_PARTY if "monai" in name])
-def test_small_third_party_on_six_and_eight_ranks(name: str, grid: Grid) -> None:
-    """Eight copies of a ResNet-50 in float64, twice, would need more memory than a small machine has."""
-    build, shape = THIRD_PARTY[name]
-    holds(Built(build), image(*shape), grid)
 
 
 class Built(nn.Module):
