@@ -17,31 +17,36 @@ from mural.comm import Mesh, fetch, stack
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Box
 from mural.shard.layout import Layout, Want, route
-from mural.shard.table import TABLE, name_of
+from mural.shard.regroup import Folds, folded_shape, regrouped
+from mural.shard.table import FOLDED, TABLE, name_of
 
 
 class ShardedTensor(Tensor):
     """A tensor cut over a mesh. `.shape`, `.size()` and `.numel()` are global; `.local` is this rank's piece.
 
     `aliased` names the view operation that had to communicate: torch would have returned a view there, so
-    an in-place write to this tensor would not reach the original and raises.
+    an in-place write to this tensor would not reach the original and raises. `folds` says which dims merge
+    several dims of the placement; `.local` and `.box` keep those apart.
     """
 
     local: Tensor
     placement: Layout
     aliased: str
+    folds: Folds
 
     @staticmethod
-    def __new__(cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
+    def __new__(
+        cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "", folds: Folds = ()
+    ) -> ShardedTensor:
         if tuple(local.shape) != placement.local_shape:
             raise LayoutError(
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
             )
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, placement.shape, dtype=local.dtype, device=local.device
+            cls, folded_shape(placement.shape, folds), dtype=local.dtype, device=local.device
         )
-        wrapper.local, wrapper.placement, wrapper.aliased = local, placement, aliased
+        wrapper.local, wrapper.placement, wrapper.aliased, wrapper.folds = local, placement, aliased, folds
         if local.requires_grad:
             mirror_gradient(wrapper)
         return wrapper
@@ -53,16 +58,17 @@ class ShardedTensor(Tensor):
 
     @property
     def box(self) -> Box:
-        """The global place of this rank's piece, one interval per dim."""
+        """The global place of this rank's piece, one interval per dim of the placement."""
         return self.placement.box
 
     def full(self) -> Tensor:
         """The whole tensor on every rank, as a plain tensor; differentiable, collective."""
-        return relayout(self, self.placement.gathered(range(self.placement.ndim)), "full").local
+        whole = relayout(unfolded(self), self.placement.gathered(range(self.placement.ndim)), "full").local
+        return whole.reshape(tuple(self.shape)) if self.folds else whole
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         box = ", ".join(f"{i.start}:{i.stop}" for i in self.box)
-        return f"ShardedTensor(shape={self.placement.shape}, box=[{box}], rank={self.mesh.rank}, local={self.local!r})"
+        return f"ShardedTensor(shape={tuple(self.shape)}, box=[{box}], rank={self.mesh.rank}, local={self.local!r})"
 
     @classmethod
     def __torch_function__(
@@ -73,6 +79,11 @@ class ShardedTensor(Tensor):
         try:
             check_operands(func, sharded)
             entry = TABLE.get(func)
+            if any(t.folds for t in sharded):
+                if entry is not None and (rule := FOLDED.get(entry[0])) is not None:
+                    return rule(func, args, kwargs)
+                args, kwargs = pytree.tree_map(settled, (args, kwargs))
+                sharded = list(sharded_in((args, kwargs)))
             if entry is not None:
                 return entry[1](func, args, kwargs)
             if not any(t.placement.cut_dims for t in sharded):
@@ -92,7 +103,7 @@ class ShardedTensor(Tensor):
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.ops.aten.detach.default:  # nested checkpoints unpack the inputs that they saved
-            return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased)
+            return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased, args[0].folds)
         raise UnsupportedOp(
             f"{func} reached a sharded tensor below autograd: a custom autograd.Function, a reentrant checkpoint, "
             f"a full backward hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
@@ -199,6 +210,33 @@ def replicated(value: Tensor, like: Layout) -> Tensor:
         return ShardedTensor(value, like)
     axes = like.axes if like.ndim == value.ndim else (None,) * value.ndim
     return ShardedTensor(value, Layout(like.mesh, tuple(value.shape), axes, (None,) * value.ndim, like.images))
+
+
+def unfolded(tensor: ShardedTensor) -> ShardedTensor:
+    """The tensor with one dim for each dim of its placement."""
+    return ShardedTensor(tensor.local, tensor.placement, tensor.aliased) if tensor.folds else tensor
+
+
+def settled(value: Any) -> Any:
+    """A tensor with plain dims, gathered where merged dims are cut apart; any other value as it is."""
+    if not isinstance(value, ShardedTensor) or not value.folds:
+        return value
+    return reshaped(unfolded(value), tuple(value.shape), "reshape", fold=False)
+
+
+def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool = True) -> ShardedTensor:
+    """The tensor under another shape: dims that a cut cannot follow are cut elsewhere or gathered first."""
+    x, aliased = unfolded(x), x.aliased
+    plan = regrouped(x.placement, shape, fold)
+    while plan.lost or plan.aligned:
+        target = x.placement.gathered(plan.lost)
+        for dim, cuts in plan.aligned.items():
+            target = target.with_cut(dim, cuts, cuts.extent)
+        aliased = name if moves_data(x, target) else aliased
+        x = relayout(x, target, name)
+        plan = regrouped(x.placement, shape, fold)
+    layout = plan.layout(x.placement)
+    return ShardedTensor(x.local.reshape(layout.local_shape), layout, aliased, plan.fold)
 
 
 def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:
