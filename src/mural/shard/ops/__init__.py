@@ -2,6 +2,7 @@
 
 from mural.shard.ops import (
     adaptive,
+    affine,
     along,
     attention,
     attributes,
@@ -30,6 +31,7 @@ from mural.shard.ops import (
     reduce,
     refused,
     resample,
+    sample,
     scan,
     shapes,
     softmax,
@@ -41,6 +43,7 @@ from mural.shard.ops import (
 
 __all__ = [
     "adaptive",
+    "affine",
     "along",
     "attention",
     "attributes",
@@ -69,6 +72,7 @@ __all__ = [
     "reduce",
     "refused",
     "resample",
+    "sample",
     "scan",
     "shapes",
     "softmax",

@@ -46,9 +46,12 @@ INPLACE = {
 
 def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:
     """What an operand of that shape needs so that it broadcasts against pieces of the layout."""
-    wants = layout.wants()[layout.ndim - len(shape) :]
+    first = layout.ndim - len(shape)
     ones: Want = (None, ((Interval(0, 1),),))
-    return tuple(ones if extent == 1 else want for extent, want in zip(shape, wants, strict=True))
+    return tuple(
+        ones if extent == 1 and whole != 1 else want
+        for extent, whole, want in zip(shape, layout.shape[first:], layout.wants()[first:], strict=True)
+    )
 
 
 def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
@@ -87,7 +90,7 @@ def piece_of(operand: Tensor, layout: Layout, name: str) -> Tensor:
     offset = layout.ndim - operand.ndim
     slices = tuple(
         slice(None)
-        if operand.shape[d] == 1 or layout.cuts[d + offset] is None
+        if layout.cuts[d + offset] is None or (operand.shape[d] == 1 and layout.shape[d + offset] != 1)
         else slice(layout.box[d + offset].start, layout.box[d + offset].stop)
         for d in range(operand.ndim)
     )
