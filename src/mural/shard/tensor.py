@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from mural.comm import Mesh, fetch, stack
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Box
+from mural.shard.compiler import hide_from_compiler
 from mural.shard.layout import Layout, Want, route
 from mural.shard.regroup import Folds, folded_shape, regrouped
 from mural.shard.table import FOLDED, TABLE, name_of
@@ -49,6 +50,7 @@ class ShardedTensor(Tensor):
         wrapper.local, wrapper.placement, wrapper.aliased, wrapper.folds = local, placement, aliased, folds
         if local.requires_grad:
             mirror_gradient(wrapper)
+        hide_from_compiler(cls)
         return wrapper
 
     @property
