@@ -6,7 +6,8 @@ communication is a node between them. What comes past that level raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class ShardedTensor(Tensor):
     placement: Layout
     aliased: str
     folds: Folds
+    extents: torch.Size
 
     @staticmethod
     def __new__(
@@ -44,14 +46,51 @@ class ShardedTensor(Tensor):
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
             )
+        shape = folded_shape(placement.shape, folds)
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, folded_shape(placement.shape, folds), dtype=local.dtype, device=local.device
+            cls, shape, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
         )
         wrapper.local, wrapper.placement, wrapper.aliased, wrapper.folds = local, placement, aliased, folds
+        wrapper.extents = torch.Size(shape)
         if local.requires_grad:
-            mirror_gradient(wrapper)
+            with torch._C.DisableTorchFunctionSubclass():
+                wrapper._backward_hooks = REFUSING
         hide_from_compiler(cls)
         return wrapper
+
+    # What models ask most often, without the way through `__torch_function__`.
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """The global shape."""
+        return self.extents
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        """The number of dims."""
+        return len(self.extents)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The type of the pieces."""
+        return self.local.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of this rank's piece."""
+        return self.local.device
+
+    def dim(self) -> int:
+        """The number of dims."""
+        return len(self.extents)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        """The global shape, or one extent of it."""
+        return self.extents if dim is None else self.extents[dim]
+
+    def is_floating_point(self) -> bool:
+        """Whether the pieces hold floating point numbers."""
+        return self.local.is_floating_point()
 
     @property
     def mesh(self) -> Mesh:
@@ -77,7 +116,7 @@ class ShardedTensor(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = usual_names(args, kwargs or {})
-        sharded = list(sharded_in((args, kwargs)))
+        sharded = sharded_in((args, kwargs))
         try:
             check_operands(func, sharded)
             entry = TABLE.get(func)
@@ -85,7 +124,7 @@ class ShardedTensor(Tensor):
                 if entry is not None and (rule := FOLDED.get(entry[0])) is not None:
                     return rule(func, args, kwargs)
                 args, kwargs = pytree.tree_map(settled, (args, kwargs))
-                sharded = list(sharded_in((args, kwargs)))
+                sharded = sharded_in((args, kwargs))
             if entry is not None:
                 return entry[1](func, args, kwargs)
             if not any(t.placement.cut_dims for t in sharded):
@@ -113,6 +152,18 @@ class ShardedTensor(Tensor):
         )
 
 
+def refuse_gradient(grad: Tensor) -> None:
+    """Raise for a gradient that reached a wrapper."""
+    raise UnsupportedOp(
+        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
+        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
+    )
+
+
+REFUSING: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict({0: refuse_gradient})
+"""The hooks of every wrapper that requires a gradient, as torch keeps them; one dict serves all."""
+
+
 def mirror_gradient(wrapper: ShardedTensor, wanted: bool = True) -> None:
     """Let the wrapper require a gradient as its piece does, and refuse any that reaches the wrapper itself.
 
@@ -122,17 +173,9 @@ def mirror_gradient(wrapper: ShardedTensor, wanted: bool = True) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         if wanted and not wrapper.requires_grad:
             wrapper.requires_grad_(True)
-            wrapper.register_hook(refuse_gradient)
+            wrapper._backward_hooks = REFUSING
         elif not wanted:
             wrapper.requires_grad_(False)
-
-
-def refuse_gradient(grad: Tensor) -> None:
-    """Raise for a gradient that reached a wrapper."""
-    raise UnsupportedOp(
-        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
-        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
-    )
 
 
 def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -147,23 +190,24 @@ def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     return args, renamed
 
 
-def sharded_in(tree: Any) -> Iterator[ShardedTensor]:
+def sharded_in(tree: Any) -> list[ShardedTensor]:
     """Every sharded tensor among the arguments of a call."""
-    for leaf in tree if isinstance(tree, list) else (tree,):
-        if isinstance(leaf, ShardedTensor):
-            yield leaf
-        elif isinstance(leaf, (tuple, list)):
-            for item in leaf:
-                yield from sharded_in(item)
-        elif isinstance(leaf, dict):
-            for item in leaf.values():
-                yield from sharded_in(item)
+    found: list[ShardedTensor] = []
+    collect(tree, found)
+    return found
 
 
-def grad_fn_of(tensor: ShardedTensor) -> Any:
-    """The autograd node on the wrapper itself; there must be none."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.grad_fn
+def collect(tree: Any, found: list[ShardedTensor]) -> None:
+    """Append the sharded tensors of a tree to a list."""
+    if isinstance(tree, ShardedTensor):
+        found.append(tree)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            if not isinstance(item, (int, float)):
+                collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            collect(item, found)
 
 
 def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
@@ -171,20 +215,24 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
     for tensor in sharded:
         if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
             raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
-        if tensor.local.requires_grad:
-            mirror_gradient(tensor)
-        if (node := grad_fn_of(tensor)) is not None:
-            raise UnsupportedOp(
-                f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
-                f"reentrant checkpoint, a full backward hook, FSDP2) bypassed the sharded tensor, and gradients "
-                f"through it would be lost. Use checkpoint(use_reentrant=False), write the operation in plain torch, "
-                f"or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped module"
-            )
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in sharded:
+            if not tensor.requires_grad:
+                if tensor.local.requires_grad:
+                    mirror_gradient(tensor)
+            elif (node := tensor.grad_fn) is not None:
+                raise UnsupportedOp(
+                    f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
+                    f"reentrant checkpoint, a full backward hook, FSDP2) bypassed the sharded tensor, and gradients "
+                    f"through it would be lost. Use checkpoint(use_reentrant=False), write the operation in plain "
+                    f"torch, or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped "
+                    f"module"
+                )
 
 
 def run_replicated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call on tensors that every rank holds whole, which is the plain call."""
-    like = next(sharded_in((args, kwargs)))
+    like = sharded_in((args, kwargs))[0]
     plain_args, plain_kwargs = pytree.tree_map(local_of, (args, kwargs))
     result = func(*plain_args, **plain_kwargs)
 

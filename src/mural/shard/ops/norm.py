@@ -234,9 +234,11 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     count = x.numel() // max(1, x.shape[1])
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    dims = tuple(d for d in range(x.ndim) if d != 1)
+    axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
+    if not axes and x.local.numel():
+        return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
-    local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
+    local, moments = normalize(x, rows, weight, bias, axes, eps)
     with torch.no_grad():
         update(mean, moments[1], momentum)
         update(var, moments[2] / (count - 1), momentum)
@@ -265,6 +267,8 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     count = prod(x.shape[d] for d in dims)
     if count == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
+    if not x.placement.axes_of((0, *dims)) and x.local.numel():
+        return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=True)
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     if mean is not None or var is not None:
@@ -286,6 +290,8 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if x.shape[1] % groups:
         raise RuntimeError(f"group_norm: {x.shape[1]} channels are not a multiple of {groups} groups")
     check_affine("group_norm", x.shape[1], eps, weight, bias)
+    if not x.placement.axes_of(range(2, x.ndim)) and x.local.numel():
+        return ShardedTensor(func(x.local, groups, weight, bias, eps), x.placement)
     wide = result_dtype(func, x.local, weight)
     x = x.to(wide)  # where autocast normalizes in float32
     count = prod(x.shape[1:]) // groups
