@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import mural
-from law import Expr, Grid, holds, image, raises
+from law import Expr, Grid, difference, holds, image, raises
+from mural.shard.ops import deform, order
+from ranks import run_on
 
 ROWS, COLUMNS, THIRDS = Grid((2, 1)), Grid((1, 2)), Grid((3, 1))
 UNEVEN, BLOCKS, BATCH = Grid((2, 1), cuts=((3, 10),)), Grid((2, 2)), Grid((1, 2), data=2)
@@ -168,13 +169,13 @@ torch.broadcast_tensors(x, y[:, :1], image(11))
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("grid", [ROWS, UNEVEN, BLOCKS, BATCH, EMPTY], ids=str)
+@pytest.mark.parametrize("grid", [UNEVEN, BLOCKS, BATCH, EMPTY], ids=str)
 @pytest.mark.parametrize("code", POOLS)
 def test_pools(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
 
 
-@pytest.mark.parametrize("grid", [ROWS, UNEVEN, BLOCKS, BATCH, EMPTY], ids=str)
+@pytest.mark.parametrize("grid", [UNEVEN, BLOCKS, BATCH, EMPTY], ids=str)
 @pytest.mark.parametrize("code", PATCHES)
 def test_patches(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
@@ -186,13 +187,13 @@ def test_scans(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
 
 
-@pytest.mark.parametrize("grid", [ROWS, BLOCKS, EMPTY], ids=str)
+@pytest.mark.parametrize("grid", [BLOCKS, EMPTY], ids=str)
 @pytest.mark.parametrize("code", ORDERS)
 def test_orders(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
 
 
-@pytest.mark.parametrize("grid", [ROWS, BLOCKS, EMPTY], ids=str)
+@pytest.mark.parametrize("grid", [BLOCKS, EMPTY], ids=str)
 @pytest.mark.parametrize("code", OTHERS)
 def test_others(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
@@ -213,3 +214,244 @@ x.cumsum(3)
 @pytest.mark.parametrize("code", VOLUMES)
 def test_volumes(code: str, grid: Grid) -> None:
     holds(Expr(code), image(1, 2, 6, 7, 5), grid)
+
+
+RANDOM = ["F.rrelu(x, training=True)", "F.gumbel_softmax(x, 0.7, dim=1)", "F.gumbel_softmax(x, hard=True, dim=2)"]
+
+
+def drawn(code: str, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Output and input gradient of a random layer."""
+    mural.init(spatial=grid.spatial, data=grid.data)
+    torch.manual_seed(7)
+    x = grid.shard(image(2, 4, 13, 11)).requires_grad_()
+    y = Expr(code)(x)
+    (y * image(2, 4, 13, 11, seed=2)).sum().backward()
+    return y.full().detach(), x.grad.full()
+
+
+@pytest.mark.parametrize("code", RANDOM)
+def test_random_activations_draw_the_same_numbers_on_every_grid(code: str) -> None:
+    reference = run_on(1, drawn, code, Grid((1, 1)))[0]
+    assert float(reference[0].std()) > 0.05
+    for grid in (ROWS, BLOCKS, EMPTY):
+        for found in run_on(grid.world, drawn, code, grid):
+            assert max(difference(a, b) for a, b in zip(found, reference, strict=True)) < 1e-12, grid
+
+
+class Sample(nn.Module):
+    """Sampling under an affine map, or at given points; the map's parameters learn too."""
+
+    def __init__(self, map_: Any, mode: str, padding: str, align: bool, outs: tuple[int, ...], grid: Grid | None):
+        super().__init__()
+        self.points = nn.Parameter(torch.as_tensor(map_, dtype=torch.float64))
+        self.mode, self.padding, self.align, self.outs, self.grid = mode, padding, align, outs, grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        points: Tensor = self.points
+        if self.grid is not None and isinstance(x, mural.ShardedTensor):
+            # As a localisation network gives it: sharded, and whole along the image's dims.
+            points = x.mean(tuple(range(1, x.ndim))).view(-1, *(1,) * (points.ndim - 1)) * 0 + points
+        if points.ndim == 3:
+            points = nn.functional.affine_grid(points, [*x.shape[:2], *self.outs], self.align)
+        return nn.functional.grid_sample(x, points, self.mode, self.padding, self.align)
+
+
+MAPS = {
+    "nothing changes": [[1.0, 0, 0], [0, 1, 0]],
+    "a small turn": [[1.02, 0.04, 0.01], [-0.05, 0.97, 0.03]],
+    "transposed": [[0.0, 1.1, 0], [1.1, 0, 0]],
+    "far outside": [[2.5, 0.3, 1.4], [0.2, -2.2, 0.3]],
+}
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain map", "sharded map"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("name", MAPS)
+def test_sampling_under_maps(name: str, mode: str, padding: str, sharded: bool) -> None:
+    for align, outs, grid in ((False, (13, 11), ROWS), (True, (7, 20), BLOCKS)):
+        module = Sample([MAPS[name]] * 2, mode, padding, align, outs, grid if sharded else None)
+        holds(module, image(2, 3, 13, 11), grid)
+
+
+@pytest.mark.parametrize("grid", [UNEVEN, EMPTY, BATCH], ids=str)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_sampling_at_random_points(mode: str, grid: Grid) -> None:
+    module = Sample(image(2, 9, 14, 2, seed=5), mode, "border", False, (), grid)
+    holds(module, image(2, 3, 13, 11), grid)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_sampling_volumes(mode: str, padding: str) -> None:
+    turn = [[[1.02, 0.04, 0.01, 0], [-0.05, 0.97, 0.03, 0.1], [0.1, 0, 1.3, -0.2]]]
+    for grid in (Grid((2, 1, 1)), Grid((1, 2, 2))):
+        holds(Sample(turn, mode, padding, False, (6, 5, 9), grid), image(1, 2, 6, 7, 5), grid)
+
+
+def sampled_by_sharded_grid(where: str) -> float:
+    """A sharded grid, of a sharded and of a plain image, with gradients of both."""
+    grid = BLOCKS
+    x, points = image(2, 3, 13, 11), image(2, 17, 9, 2, seed=1)
+    leaves = [x.clone().requires_grad_(), points.clone().requires_grad_()]
+    weights = image(2, 3, 17, 9, seed=2)
+    expected = nn.functional.grid_sample(*leaves, align_corners=False)
+    (expected * weights).sum().backward()
+    a: Any = grid.shard(x) if where == "sharded" else x.clone()
+    b = grid.shard(points, dims=(1, 2))
+    a.requires_grad_()
+    b.requires_grad_()
+    y = nn.functional.grid_sample(a, b, align_corners=False)
+    assert isinstance(y, mural.ShardedTensor)
+    assert y.placement.cut_dims == (2, 3)
+    (y * weights).sum().backward()
+    if where == "plain":
+        mural.reduce_gradients([a], grid.mesh())
+    found = [y.full(), a.grad.full() if where == "sharded" else a.grad, b.grad.full()]
+    return max(difference(f, e) for f, e in zip(found, [expected, leaves[0].grad, leaves[1].grad], strict=True))
+
+
+@pytest.mark.parametrize("where", ["sharded", "plain"])
+def test_sampling_by_a_sharded_grid(where: str) -> None:
+    assert max(run_on(4, sampled_by_sharded_grid, where)) < 1e-10
+
+
+def sampled_bytes() -> tuple[int, tuple[int, ...]]:
+    """What travels for a grid that moves the image by two pixels."""
+    mesh = ROWS.mesh()
+    x = ROWS.shard(image(1, 4, 64, 32).float())
+    points = nn.functional.affine_grid(torch.tensor([[[1.0, 0, 0], [0, 1, 2 / 32]]]), [1, 4, 64, 32], False)
+    with mesh.transport.record() as record:
+        y = nn.functional.grid_sample(x, points, align_corners=False)
+    return record.bytes, y.placement.cut_dims
+
+
+def test_sampling_fetches_the_window_that_it_reads() -> None:
+    for sent, cut in run_on(2, sampled_bytes):
+        assert cut == (2,)
+        assert sent <= 4 * 4 * 32 * 4 + 64, "a few rows and the ranks' boxes"
+
+
+def deformable(x: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, *numbers: Any) -> Tensor:
+    """Torchvision's operator in plain torch: columns sampled at moved positions, times the weights."""
+    (sh, sw, ph, pw, dh, dw, groups, moves, use_mask), (kh, kw) = numbers, weight.shape[-2:]
+    (n, c, h, w), (ho, wo) = x.shape, offset.shape[-2:]
+    offset = offset.view(n, moves, kh, kw, 2, ho, wo)
+    rows = torch.arange(ho).view(-1, 1) * sh - ph + (torch.arange(kh) * dh).view(-1, 1, 1, 1)
+    columns = torch.arange(wo) * sw - pw + (torch.arange(kw) * dw).view(-1, 1, 1)
+    y, z = offset[:, :, :, :, 0] + rows, offset[:, :, :, :, 1] + columns
+    points = torch.stack([(2 * z + 1) / w - 1, (2 * y + 1) / h - 1], -1).flatten(0, 1).flatten(1, 4).unsqueeze(1)
+    found = nn.functional.grid_sample(x.reshape(n * moves, c // moves, h, w), points, align_corners=False)
+    found = found.view(n, moves, c // moves, kh, kw, ho, wo)
+    if use_mask:
+        found = found * mask.view(n, moves, 1, kh, kw, ho, wo)
+    found = found.reshape(n, groups, -1, ho, wo)
+    return torch.einsum("ngkhw,gok->ngohw", found, weight.reshape(groups, weight.shape[0] // groups, -1)).flatten(
+        1, 2
+    ) + bias.view(-1, 1, 1)
+
+
+class Deformable(nn.Module):
+    """A deformable convolution as `torchvision.ops.DeformConv2d` calls it."""
+
+    def __init__(self, kernel: int, stride: int, padding: int, dilation: int, moves: int, masked: bool, far: float):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(image(4, 2, kernel, kernel)), nn.Parameter(image(4, seed=3))
+        self.offset = nn.Conv2d(4, 2 * moves * kernel**2, kernel, stride, padding, dilation).double()
+        self.mask = nn.Conv2d(4, moves * kernel**2, kernel, stride, padding, dilation).double() if masked else None
+        self.numbers = (stride, stride, padding, padding, dilation, dilation, 2, moves, masked)
+        self.far = far
+
+    def forward(self, x: Tensor) -> Tensor:
+        define_deformable()
+        offset = self.offset(x) * self.far
+        mask = torch.zeros((x.shape[0], 1), dtype=x.dtype) if self.mask is None else self.mask(x).sigmoid()
+        return torch.ops.torchvision.deform_conv2d(x, self.weight, offset, mask, self.bias, *self.numbers)
+
+
+def define_deformable() -> None:
+    """Make the operator known where torchvision's library is not loaded, and the rule for it."""
+    if not hasattr(torch.ops.torchvision, "deform_conv2d"):
+        kinds = ["Tensor"] * 5 + ["int"] * 8 + ["bool"]
+        schema = ", ".join(f"{kind} a{i}" for i, kind in enumerate(kinds))
+        torch.library.define("torchvision::deform_conv2d", f"({schema}) -> Tensor")
+        torch.library.impl("torchvision::deform_conv2d", "CompositeImplicitAutograd", deformable)
+    deform.enter()
+
+
+@pytest.mark.parametrize("grid", [ROWS, BLOCKS, EMPTY, BATCH], ids=str)
+@pytest.mark.parametrize(
+    "numbers",
+    [(3, 1, 1, 1, 1, False, 1.0), (3, 2, 1, 2, 2, True, 3.0), (2, 3, 0, 1, 1, True, 20.0), (3, 1, 1, 1, 1, True, 0.0)],
+    ids=str,
+)
+def test_deformable_convolution(numbers: tuple[Any, ...], grid: Grid) -> None:
+    holds(Deformable(*numbers), image(2, 4, 13, 11), grid)
+
+
+REFUSED = {
+    "torch.fft.fft2(x)": ".full()",
+    "torch.fft.rfftn(x, dim=(2, 3))": "every frequency depends on every position",
+    "torch.fft.fftshift(x)": ".full()",
+    "F.fractional_max_pool2d(x, 2, 3)": "adaptive_max_pool",
+    "F.fractional_max_pool2d(x, 2, output_ratio=0.5, return_indices=True)": "adaptive_max_pool",
+    "F.fractional_max_pool3d(x[:, None], 2, 3)": "adaptive_max_pool",
+    "x.unique()": ".full()",
+    "x.nonzero()": ".full()",
+    "torch.where(x > 0)": "give both values",
+    "torch.histc(x)": ".full()",
+    "torch.bincount((x > 0).long()[0, 0, :, 0])": ".full()",
+    "torch.masked_select(x, x > 0)": ".full()",
+    "x[x > 0]": "torch.where",
+    "torch.cdist(x, x)": ".full()",
+    "F.glu(x, 2)": ".full()",
+    "F.embedding((x > 0).long(), image(2, 3), max_norm=1.0)": ".full()",
+    "torch.searchsorted(x.sort(1).values, x)": ".full()",
+    "F.max_unpool2d(x, (x * 0).long() + 999, 2)": "outside",
+    "F.unfold(x, 13)": "no output",
+    "F.fold(x.reshape(1, 4, 144), (13, 13), 2, stride=5)": "columns",
+    "F.grid_sample(x, image(2, 3, 3, 2))": "of the same batch",
+    "x.topk(20, 2)": "out of range",
+    "x.unfold(2, 13, 1)": "dim 2, which has 12",
+}
+
+
+def run_refused(code: str) -> None:
+    Expr(code)(ROWS.shard(image(1, 4, 12, 12)))
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_what_is_refused_says_why(code: str) -> None:
+    raises(REFUSED[code], Exception, run_refused, code)
+
+
+def too_much_to_gather() -> None:
+    order.LIMIT = 100
+    try:
+        ROWS.shard(image(1, 4, 12, 12)).sort(2)
+    finally:
+        order.LIMIT = 2**22
+
+
+def test_sorting_more_than_a_rank_should_hold_is_refused() -> None:
+    raises("call .full() first if they fit", mural.UnsupportedOp, too_much_to_gather)
+
+
+def whole_spectrum() -> float:
+    """A tensor that every rank holds whole is transformed as torch does it."""
+    x = ROWS.shard(image(1, 4, 12, 12)).mean(2)
+    return difference(torch.fft.fft2(x).abs().full(), torch.fft.fft2(image(1, 4, 12, 12).mean(2)).abs())
+
+
+def test_the_spectrum_of_a_replicated_tensor() -> None:
+    assert max(run_on(2, whole_spectrum)) < 1e-12
+
+
+def columns_stay_apart() -> tuple[int, ...]:
+    """How many values each rank holds of an unfolded image, and of its fold."""
+    columns = nn.functional.unfold(BLOCKS.shard(image(1, 2, 16, 16)), 3, padding=1)
+    return columns.local.numel(), nn.functional.fold(columns, (16, 16), 3, padding=1).local.numel()
+
+
+def test_columns_stay_where_their_windows_lie() -> None:
+    assert run_on(4, columns_stay_apart) == [(2 * 9 * 64, 2 * 64)] * 4

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.alarm import Alarm
-from mural.comm.ways import Direct, Outgoing, Paths, Way
+from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import PeerError
 
 
@@ -50,12 +50,12 @@ class Transfer:
             sends = {peer: paths.home(buffer) for peer, buffer in sends.items()}
         self.awaited = {peer: transport.way(peer, like, n).receive(n, like) for peer, n in sizes.items()}
         # Messages are copied beside the calling stream, from what it had done now, and to what it had left free now.
-        self.now = paths.lanes.now() if paths is not None else None
-        self.leaving = {peer: transport.way(peer, like, b.numel()).send(b, self.now) for peer, b in sends.items()}
+        self.turn = Turn(transport.serial + 1, paths.lanes.now() if paths is not None else None)
+        self.leaving = {peer: transport.way(peer, like, b.numel()).send(b, self.turn) for peer, b in sends.items()}
         self.outgoing = {peer: message.wire for peer, message in self.leaving.items()}
         self.incoming = {peer: message.wire for peer, message in self.awaited.items()}
         self.works: list[tuple[int, Any]] = []
-        # From here on the messages count as begun: a rank that raises before tells its peers not to wait for them.
+        # From here on the transfer counts as begun: a rank that raises before tells its peers not to wait for it.
         self.serial = transport.next_serial()
         transport.post(self)
 
@@ -68,13 +68,13 @@ class Transfer:
             with contextlib.suppress(PeerError):
                 self.transport.wait(self)
                 for incoming in self.awaited.values():
-                    incoming.skipped()
+                    incoming.skipped(self.turn)
                 self._release()
 
     def wait(self) -> dict[int, torch.Tensor]:
         """The buffers that arrived, by peer."""
         self.transport.wait(self)
-        found = {peer: message.arrived(self.now) for peer, message in self.awaited.items()}
+        found = {peer: message.arrived(self.turn) for peer, message in self.awaited.items()}
         arrived = {peer: buffer.to(self.device, non_blocking=True) for peer, buffer in found.items()}
         self._release()
         for record in self.transport.records:

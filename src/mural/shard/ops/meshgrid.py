@@ -53,4 +53,5 @@ def meshgrid(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return broadcast_all(func, raised)
 
 
-TABLE[torch._C._VariableFunctions.meshgrid] = ("meshgrid", meshgrid)  # where torch takes the sequences in one list
+_builtin: Any = torch._C  # torch's stubs leave its submodules out
+TABLE[_builtin._VariableFunctions.meshgrid] = ("meshgrid", meshgrid)  # where torch takes the sequences in one list

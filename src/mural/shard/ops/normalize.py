@@ -55,5 +55,3 @@ def local_response_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs:
             f".full() first, or shard other dims"
         )
     return ShardedTensor(func(x.local, *args[1:], **kwargs), x.placement)
-
-

@@ -55,9 +55,10 @@ def whole_along(x: Any, dims: tuple[int, ...], name: str) -> ShardedTensor:
         return x
     if (count := prod(x.placement.gathered(dims).local_shape)) > LIMIT:
         raise UnsupportedOp(
-            f"{name} along dims {dims} of a sharded tensor of shape {tuple(x.shape)}, where dims {x.placement.cut_dims} "
-            f"are cut, would gather {count} values on every rank, more than {LIMIT}: call .full() first if they fit, "
-            f"pool or slice the tensor before, or take a dim that is not cut (src/mural/shard/ops/order.py)"
+            f"{name} along dims {dims} of a sharded tensor of shape {tuple(x.shape)}, where dims "
+            f"{x.placement.cut_dims} are cut, would gather {count} values on every rank, more than {LIMIT}: call "
+            f".full() first if they fit, pool or slice the tensor before, or take a dim that is not cut "
+            f"(src/mural/shard/ops/order.py)"
         )
     return gather(x, dims, name)
 
@@ -66,9 +67,10 @@ def whole_along(x: Any, dims: tuple[int, ...], name: str) -> ShardedTensor:
 def sorts(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Positions in ascending or descending order."""
     name = name_of(func)
-    dim = 0 if name == "msort" else kwargs.get("dim", args[1] if len(args) > 1 else -1)
-    x = whole_along(args[0], (dim_of(dim, args[0].ndim, name),), name)
-    result = func(x.local, *args[1:], **kwargs)
+    given, *rest = args
+    dim = 0 if name == "msort" else kwargs.get("dim", rest[0] if rest else -1)
+    x = whole_along(given, (dim_of(dim, given.ndim, name),), name)
+    result = func(x.local, *rest, **kwargs)
     if isinstance(result, Tensor):
         return ShardedTensor(result, x.placement)
     return type(result)([ShardedTensor(value, x.placement) for value in result])
@@ -110,5 +112,5 @@ def aminmax(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """The smallest and the largest value."""
     x, dim, keepdim = bound(args, kwargs, ("input", "dim", "keepdim"), None, False)
     dims = dims_of(dim, x.ndim, "aminmax")
-    found = [reduced(x, extreme_of(x, dims, largest, "aminmax"), dims, keepdim) for largest in (False, True)]
-    return torch.return_types.aminmax(tuple(found))
+    low, high = (reduced(x, extreme_of(x, dims, largest, "aminmax"), dims, keepdim) for largest in (False, True))
+    return torch.return_types.aminmax((low, high))

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.shard.ops.arguments import bound, dim_of
-from mural.shard.ops.pointwise import check_writable, written
 from mural.shard.table import name_of, register
 
 
@@ -25,10 +24,7 @@ def rrelu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         return F.leaky_relu(x, (low + high) / 2, inplace or name_of(func) == "rrelu_")
     slope = torch.rand_like(x.detach()) * (high - low) + low
     slope = torch.where(x.detach() <= 0, slope, 1.0)
-    if inplace or name_of(func) == "rrelu_":
-        check_writable(x, "rrelu_")
-        return written(x, x.local.mul_(slope.local))
-    return x * slope
+    return x.mul_(slope) if inplace or name_of(func) == "rrelu_" else x * slope
 
 
 @register("random", "gumbel_softmax")
@@ -45,4 +41,3 @@ def gumbel_softmax(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     position = torch.arange(x.shape[dim], device=x.device).view(-1, *(1,) * (x.ndim - 1 - dim))
     one = (position == largest).to(x.dtype)
     return one - soft.detach() + soft
-

@@ -23,7 +23,7 @@ def refusal(why: str) -> Rule:
         if not cut:
             return run_replicated(func, args, kwargs)
         raise UnsupportedOp(
-            f"{getattr(func, '__name__', name_of(func))} of a sharded tensor of shape {tuple(cut[0].shape)}, where dims "
+            f"{name_of(func)} of a sharded tensor of shape {tuple(cut[0].shape)}, where dims "
             f"{cut[0].placement.cut_dims} are cut: {why} (or add a rule to src/mural/shard/ops/)"
         )
 
@@ -44,7 +44,7 @@ for name in FRACTIONAL:
         TABLE[function] = (
             name,
             refusal(
-                "torch draws the windows of every image and channel at random, other ones on each rank. Use max_pool or "
-                "adaptive_max_pool, or call .full() first if the tensor fits on one rank"
+                "torch draws the windows of every image and channel at random, other ones on each rank. Use max_pool "
+                "or adaptive_max_pool, or call .full() first if the tensor fits on one rank"
             ),
         )

@@ -78,7 +78,7 @@ def unpooled(x: ShardedTensor, indices: ShardedTensor, outs: tuple[int, ...], na
         return ShardedTensor(values.new_zeros(target.local_shape) + 0 * values.sum(), target)
     # torch's own kernel, so that of values for one position the same one wins; what lands elsewhere goes to one
     # position more, which is dropped.
-    plane = torch._C._nn.max_unpool2d(values.flatten(lead).unsqueeze(-1), position.unsqueeze(-1), (count + 1, 1))
+    plane = torch.ops.aten.max_unpool2d(values.flatten(lead).unsqueeze(-1), position.unsqueeze(-1), (count + 1, 1))
     return ShardedTensor(plane[..., :count, 0].reshape(target.local_shape), target)
 
 
