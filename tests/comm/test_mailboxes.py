@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
