@@ -75,6 +75,8 @@ class Transport:
         self.group, self.timeout = group, timeout
         self.records: list[Record] = []
         self.serial = 0
+        self.memory: Any = None
+        """What the operations on the mesh learned of the program, for later runs of it."""
         self.staged = group is not None and dist.get_backend(group) == "gloo"
         self.on_device = group is not None and dist.get_backend(group) == "nccl"
         self.alarm = Alarm(group) if group is not None else None

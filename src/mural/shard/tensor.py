@@ -17,6 +17,7 @@ from mural.comm import Mesh, fetch, stack
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Box
 from mural.shard.layout import Layout, Want, route
+from mural.shard.margin import Margin, forget
 from mural.shard.table import TABLE, name_of
 
 
@@ -24,12 +25,16 @@ class ShardedTensor(Tensor):
     """A tensor cut over a mesh. `.shape`, `.size()` and `.numel()` are global; `.local` is this rank's piece.
 
     `aliased` names the view operation that had to communicate: torch would have returned a view there, so
-    an in-place write to this tensor would not reach the original and raises.
+    an in-place write to this tensor would not reach the original and raises. `margin` holds the piece with
+    positions of neighbours around it, where some were computed here as well, and `sites` the windowed operations
+    whose results this one takes its margin from (see `fuse.py`).
     """
 
-    local: Tensor
     placement: Layout
     aliased: str
+    margin: Margin | None = None
+    sites: tuple[Any, ...] = ()
+    _local: Tensor | None
 
     @staticmethod
     def __new__(cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
@@ -38,13 +43,45 @@ class ShardedTensor(Tensor):
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
             )
+        return cls._wrapping(local, placement, aliased)
+
+    @classmethod
+    def _wrapping(cls, carrier: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, placement.shape, dtype=local.dtype, device=local.device
+            cls, placement.shape, dtype=carrier.dtype, device=carrier.device
         )
-        wrapper.local, wrapper.placement, wrapper.aliased = local, placement, aliased
-        if local.requires_grad:
+        wrapper._local, wrapper.placement, wrapper.aliased = carrier, placement, aliased
+        if carrier.requires_grad:
             mirror_gradient(wrapper)
         return wrapper
+
+    @classmethod
+    def with_margin(cls, margin: Margin) -> ShardedTensor:
+        """The tensor of an extended piece; its own piece is cut out when it is asked for."""
+        wrapper = cls._wrapping(margin.extended, margin.placement)
+        wrapper._local, wrapper.margin = None, margin
+        return wrapper
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's piece, without a margin."""
+        if self._local is None and self.margin is not None:
+            self._local = self.margin.cut_out()
+        return self._local  # type: ignore[return-value]
+
+    @property
+    def carrier(self) -> Tensor:
+        """The plain tensor that carries the history: the piece, or the extended piece where there is one."""
+        return self.margin.extended if self.margin is not None and self.margin.live else self.local
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether a plain tensor is this tensor's piece, or its extended one."""
+        return value is self._local or (self.margin is not None and value is self.margin.extended)
+
+    def settle(self) -> None:
+        """Before a write: the own piece alone is this tensor from now on."""
+        self._local, self.margin, self.sites = self.local, None, ()
+        forget(self._local)
 
     @property
     def mesh(self) -> Mesh:
@@ -158,7 +195,7 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
     for tensor in sharded:
         if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
             raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
-        if tensor.local.requires_grad:
+        if tensor.carrier.requires_grad:
             mirror_gradient(tensor)
         if (node := grad_fn_of(tensor)) is not None:
             raise UnsupportedOp(
