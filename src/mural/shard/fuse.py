@@ -35,19 +35,24 @@ ROOM = 4096
 """How many exchanging sites are remembered for one mesh."""
 
 _mode: bool | None = None
+_given: Constants | None = None
 _weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers = count(1)
 
 
 @contextmanager
-def fusing(on: bool | None = None) -> Generator[None]:
-    """Decide on fused halos inside the block, on all ranks alike: always, never, or (None) by their cost."""
-    global _mode
-    before, _mode = _mode, on
+def fusing(on: bool | None = None, constants: Constants | None = None) -> Generator[None]:
+    """Decide on fused halos inside the block, on all ranks alike: always, never, or (None) by their cost.
+
+    `constants` take the place of measured ones.
+    """
+    global _mode, _given
+    before = _mode, _given
+    _mode, _given = on, constants
     try:
         yield
     finally:
-        _mode = before
+        _mode, _given = before
 
 
 @dataclass
@@ -73,11 +78,11 @@ def enabled() -> bool:
     Not in a checkpoint: its recompute has to take the decisions of its forward. Not where the order of additions must
     not depend on measured times. Not where torch does not count writes, which could make margins stale unnoticed.
     """
-    return (
+    return bool(
         _mode is not False
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # type: ignore[attr-defined]
         and not torch.is_inference_mode_enabled()
-        and (_mode is True or not torch.are_deterministic_algorithms_enabled())
+        and (_mode or _given or not torch.are_deterministic_algorithms_enabled())
     )
 
 
@@ -167,8 +172,8 @@ def constants_for(x: ShardedTensor, site: Site) -> Constants | None:
 
     They are measured when first something can be fused, which all ranks come to together.
     """
-    if _mode is True:
-        return None
+    if _mode is True or _given is not None:
+        return _given
     known = memory_of(x.placement).constants
     key = x.device.type, x.dtype
     if key not in known:

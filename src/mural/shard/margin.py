@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -90,6 +92,7 @@ class Margin:
     piece: Tensor | None = None
     version: int = 0
     grad: Tensor | None = None
+    keeper: Any = None
 
     @property
     def crop(self) -> Slices:
@@ -129,8 +132,27 @@ class Margin:
         shape = self.placement.local_shape
         return give_back(grad, found, self.placement.mesh.transport, "gradient of a margin", shape)
 
+    def hook(self, of_own: Callable[[Tensor], Tensor | None]) -> Any:
+        """Call a hook with the gradient of the own piece; it may return another."""
+
+        def on_extended(grad: Tensor) -> Tensor:
+            own = self.homed(grad)
+            changed = of_own(own)
+            return self.spread(own if changed is None else changed)
+
+        handle = self.extended.register_hook(on_extended)
+        if self.keeper is not None:
+            self.retain()
+        return handle
+
+    def retain(self) -> None:
+        """Keep the gradient of the own piece as `grad`; after all hooks, as torch does."""
+        if self.keeper is not None:
+            self.keeper.remove()
+        self.keeper = self.extended.register_hook(self.keep)
+
     def keep(self, grad: Tensor) -> None:
-        """Keep the gradient of the own piece, as `retain_grad` does."""
+        """Keep the gradient of the own piece."""
         own = self.homed(grad)
         self.grad = own if self.grad is None else self.grad + own
 

@@ -106,7 +106,7 @@ def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if (margin := read_margin(args[0])) is None:
         args[0].local.retain_grad()
     else:
-        margin.extended.register_hook(margin.keep)
+        margin.retain()
 
 
 @register("gradient", "register_hook")
@@ -128,15 +128,8 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         piece = piece_of(changed, placement, "hook")
         return piece if leaf else raw_gradient(piece, placement)
 
-    if (margin := read_margin(x)) is None:
-        return x.local.register_hook(on_piece)
-
-    def on_extended(grad: Tensor) -> Tensor:
-        own = margin.homed(grad)
-        changed = on_piece(own)
-        return margin.spread(own if changed is None else changed)
-
-    return margin.extended.register_hook(on_extended)
+    margin = read_margin(x)
+    return x.local.register_hook(on_piece) if margin is None else margin.hook(on_piece)
 
 
 @register("attribute", "__format__")
