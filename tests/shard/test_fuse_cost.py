@@ -49,7 +49,7 @@ def test_composed_windows_of_a_chain() -> None:
     b = conv(a, 5, 2)
     conv(b, 3)
     assert a.own[2] == (Interval(0, 8), Interval(8, 16))
-    # Behind stride 2, rank 0 owns outputs 0-4. The last convolution reads 0-5 of them, which read 0-11, which read 0-12.
+    # Behind stride 2, rank 0 owns [0, 4). The last convolution reads [0, 5), which reads [0, 11), which reads [0, 12).
     assert [(rows(outs), rows(ins)) for outs, ins in a.depths()] == [
         ([(0, 8), (8, 16)], [(0, 9), (7, 16)]),
         ([(0, 9), (6, 16)], [(0, 10), (5, 16)]),
@@ -148,6 +148,11 @@ def test_shared_exchange_pays_its_wait_its_copy_and_what_is_computed_again() -> 
     assert together([Wide(0, 0)], [(LAYER, 50)], COSTS, True) - base == pytest.approx(3 * 50 * 1e4 / COSTS.rate)
 
 
+def test_large_pieces_are_not_copied() -> None:
+    assert together([Wide(0, 2**22)], [], COSTS, True) == inf
+    assert together([Wide(0, 2**22)], [], replace(COSTS, piece=2**23), True) < inf
+
+
 def test_a_long_chain_is_divided() -> None:
     """Margins grow with each layer, so their price with the square: equal parts are cheapest."""
     levels = 6
@@ -162,5 +167,7 @@ def test_spans() -> None:
     b = ((Interval(1, 6), Interval(4, 8)),)
     assert common(a, b) == ((Interval(1, 4), Interval(4, 8)),)
     assert hull(a, b) == ((Interval(0, 6), Interval(3, 8)),)
-    assert covers(hull(a, b), a) and covers(a, common(a, b)) and not covers(a, b)
+    assert covers(hull(a, b), a)
+    assert covers(a, common(a, b))
+    assert not covers(a, b)
     assert prod(i.size for i in own_spans(layout((7, 5)))[2]) == 12

@@ -211,22 +211,21 @@ def thin(ins: Spans, owned: Spans) -> bool:
 def _worth(site: Site, constants: Constants | None) -> tuple[Spans, Spans] | None:
     members = levels_after(site)
     total = max(members.values()) + 1
-    if total == 1:
+    piece = largest(own_spans(site.have), site.have.ndim - len(site.dims)) * site.width
+    if total == 1 or (constants is not None and piece > constants.piece):
         return None
     price = [
         [_price(members, i, j, constants, site.gradients) if i <= j else inf for j in range(total)]
         for i in range(total)
     ]
-    if constants is None:
-        last = max(j for j in range(total) if price[0][j] < inf)
-    else:
-        last = first_part(total, price) - 1
+    forced = max(j for j in range(total) if price[0][j] < inf)
+    last = forced if constants is None else first_part(total, price) - 1
     return site.depths()[last] if last else None
 
 
 def _price(members: dict[Site, int], first: int, last: int, constants: Constants | None, gradients: bool) -> float:
     """The price of levels first, …, last as one part; infinite where they cannot share an exchange."""
-    costs = constants or Constants()
+    costs = constants or Constants(piece=inf)
     starts = [s for s, level in members.items() if level == first and s.layer.exchanges]
     if first == last:
         return sum(alone(s.layer, costs, gradients) for s in starts)

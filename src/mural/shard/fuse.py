@@ -63,6 +63,17 @@ class Memory:
     exchanging: int = 0
     constants: dict[Any, Constants] = field(default_factory=dict[Any, Constants])
 
+    def enter(self, key: Any, site: Site | None) -> None:
+        """Remember a site, or that there is none; where there are too many, forget all.
+
+        Sites that exchange are counted: one rank alone may run operations that do not, but all must forget together.
+        """
+        counts = site is not None and site.layer.exchanges
+        if self.exchanging + counts > ROOM or (self.exchanging == 0 and len(self.sites) > ROOM):
+            self.sites, self.exchanging = {}, 0
+        self.exchanging += counts
+        self.sites[key] = site
+
 
 def memory_of(layout: Layout) -> Memory:
     """The memory of a mesh."""
@@ -87,8 +98,8 @@ def enabled() -> bool:
 
 
 def number_of(weight: Tensor | None) -> int:
-    """The number of a parameter, in the order of first use; 0 for a tensor that is computed anew for each run."""
-    if weight is None or not weight.is_leaf:
+    """The number of a parameter, in the order of first use; 0 for another tensor, which each run may make anew."""
+    if not isinstance(weight, torch.nn.Parameter):
         return 0
     number = _weights.get(weight)
     if number is None:
@@ -101,22 +112,19 @@ def site_of(x: ShardedTensor, rule: Windowed, weight: Tensor | None, flops: floa
     layout = x.placement
     if all(layout.axes[d] == "data" for d in layout.cut_dims) or not enabled():
         return None
-    kind = x.device.type
+    piece = x.carrier  # asking the sharded tensor itself takes longer
+    kind = piece.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     grad = torch.is_grad_enabled()
-    key = (x.sites, rule.name, rule.dims, number_of(weight), layout, x.dtype, kind, autocast, grad)
+    key = (x.sites, rule.name, rule.dims, number_of(weight), layout, piece.dtype, kind, autocast, grad)
     memory = memory_of(layout)
-    site = memory.sites.get(key, memory)
-    if site is memory:
+    site = memory.sites.get(key)
+    if site is None and key not in memory.sites:
         dims = whole_dims(rule, layout)
-        lead = layout.ndim - len(dims)
-        width = prod(layout.local_shape[:lead]) * x.element_size()
-        site = new_site(x.sites, dims, layout, output_layout(layout, rule), flops, width, grad)
-        if site is not None and site.layer.exchanges:
-            memory.exchanging += 1
-            if memory.exchanging > ROOM:
-                memory.sites, memory.exchanging = {}, 1
-        memory.sites[key] = site
+        lead = [max(i.size for i in intervals) for intervals in own_spans(layout)[: layout.ndim - len(dims)]]
+        work, width = flops * prod(lead[:-1]), prod(lead) * piece.element_size()
+        site = new_site(x.sites, dims, layout, output_layout(layout, rule), work, width, grad)
+        memory.enter(key, site)
     if site is not None:
         site.run()
     return site
@@ -139,7 +147,7 @@ def through(
 
     `flops` are the operations for one output position of one image.
     """
-    site = site_of(x, rule, weight, flops * (x.placement.local_shape[0] if x.ndim > len(rule.dims) + 1 else 1))
+    site = site_of(x, rule, weight, flops)
     result = None if site is None else fused(x, rule, site)
     if result is None:
         result = windowed(x, rule) if usual is None else usual()
@@ -161,10 +169,7 @@ def fused(x: ShardedTensor, rule: Windowed, site: Site) -> ShardedTensor | None:
     if found is None:
         return None
     piece = fetch(x.local, route(x.placement, wants_in(found[1], x.placement)), x.mesh.transport, rule.name)
-    result = run_wide(piece, rule, site, found)
-    if result.carrier.requires_grad:
-        result.carrier.register_hook(first_order_only)
-    return result
+    return run_wide(piece, rule, site, found)
 
 
 def constants_for(x: ShardedTensor, site: Site) -> Constants | None:
@@ -175,7 +180,7 @@ def constants_for(x: ShardedTensor, site: Site) -> Constants | None:
     if _mode is True or _given is not None:
         return _given
     known = memory_of(x.placement).constants
-    key = x.device.type, x.dtype
+    key = x.carrier.device.type, x.carrier.dtype
     if key not in known:
         if len(site.depths()) == 1:
             return Constants()
@@ -197,6 +202,8 @@ def run_wide(piece: Tensor, rule: Windowed, site: Site, plan: tuple[Spans, Spans
     out, have = box_in(outs, site.target)[first:], box_in(ins, site.have)[first:]
     places = tuple(Place(r, o, (h,)) for r, o, h in zip(rule.dims, out, have, strict=True))
     local = rule.run(piece, places)
+    if site.layer.exchanges and local.requires_grad:
+        local.register_hook(first_order_only)
     return with_spans(local, outs, site.target.uncut_resized(local.shape))
 
 
@@ -267,9 +274,7 @@ def same_place(a: Layout, b: Layout) -> bool:
 def flat(tensor: Tensor, layout: Layout) -> bool:
     """Whether an operand has one value along every cut dim, so that it meets any margin."""
     offset = layout.ndim - tensor.ndim
-    return all(
-        d < offset or tensor.shape[d - offset] == 1 or layout.axes[d] == "data" for d in layout.cut_dims
-    )
+    return all(d < offset or tensor.shape[d - offset] == 1 or layout.axes[d] == "data" for d in layout.cut_dims)
 
 
 def wide_piece(tensor: Tensor, layout: Layout, spans: Spans) -> Tensor | None:

@@ -31,6 +31,8 @@ class Constants:
     """Floating point operations a second of a convolution."""
     copying: float = 5e9
     """Bytes a second of a copy on the device."""
+    piece: float = 2**21
+    """The largest piece, in bytes, that is copied to attach a window: large images lack memory more than time."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def together(
     exchanges: Sequence[Wide], extra: Sequence[tuple[Layer, int]], constants: Constants, gradients: bool
 ) -> float:
     """Seconds that shared exchanges add, with the output positions that each layer computes for its margin."""
+    if any(e.piece > constants.piece for e in exchanges):
+        return inf
     passes = 2 if gradients else 1
     waits = sum(
         constants.fetch + constants.latency + e.halo / constants.bandwidth + 2 * e.piece / constants.copying

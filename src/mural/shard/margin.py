@@ -1,11 +1,11 @@
 """Margins: positions of neighbours around a piece that this rank computed as well, so that it need not ask for them.
 
-        own box        extended piece
-        +-----+        +.........+
-        |     |   ->   . +-----+ .      Each rank's extended piece has the values that its neighbours hold there.
-        |     |        . |     | .      Operations that know of margins run on it; all others see the own piece,
-        +-----+        . +-----+ .      which is cut out of it when somebody first asks for it.
-                       +.........+
+own box        extended piece
++-----+        +.........+
+|     |   ->   . +-----+ .      Each rank's extended piece has the values that its neighbours hold there.
+|     |        . |     | .      Operations that know of margins run on it; all others see the own piece,
++-----+        . +-----+ .      which is cut out of it when somebody first asks for it.
+               +.........+
 """
 
 from __future__ import annotations

@@ -16,11 +16,13 @@ from mural.geometry import Cuts, Interval
 from mural.shard.fusecost import Constants
 from mural.shard.layout import Layout, route
 from mural.shard.margin import own_spans, wants_in
-from mural.shard.tensor import ShardedTensor
+from mural.shard.tensor import ShardedTensor, local_of
 
 REPEATS = 7
 SMALLEST = 1e-7
 MEBI = 2**20
+PIECE = {"cpu": 2 * MEBI, "cuda": 32 * MEBI}
+"""The largest piece that may be copied to attach a window."""
 CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -49,7 +51,7 @@ def _measure(mesh: Mesh, device: torch.device, dtype: torch.dtype) -> list[float
     path = route(small.placement, wants_in(wider, small.placement))
 
     def sharded() -> None:
-        CONVS[n](small, weight, padding=1).local.sum().backward()
+        local_of(CONVS[n](small, weight, padding=1)).sum().backward()
 
     def plain() -> None:
         CONVS[n](small.local, weight, padding=1).sum().backward()
@@ -73,6 +75,7 @@ def _measure(mesh: Mesh, device: torch.device, dtype: torch.dtype) -> list[float
         MEBI / max(SMALLEST, large - message),
         work / max(SMALLEST, compute),
         block.numel() * dtype.itemsize / max(SMALLEST, seconds(block.clone, device)),
+        PIECE.get(device.type, 2 * MEBI),
     ]
 
 

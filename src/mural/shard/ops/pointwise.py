@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Interval, broadcast
-from mural.shard.fuse import Operands, same_place, wide_piece, with_spans
+from mural.shard.fuse import NOTHING, Operands, same_place, wide_piece, with_spans
 from mural.shard.layout import Layout, Want
 from mural.shard.margin import Margin, Spans
 from mural.shard.table import functions, name_of, register
@@ -44,6 +44,8 @@ INPLACE = {
     for function in functions(name)
 }
 """The functions that write to their first argument."""
+VIEWS = {"real", "imag", "conj"}
+"""The functions whose result may be a view."""
 
 
 def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:
@@ -135,7 +137,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             raise LayoutError(f"{name}: the operands {[tuple(t.shape) for t in operands]} do not fit in place")
     else:
         layout = common_layout(func, operands)
-    shared = Operands.of(operands, layout)
+    shared = NOTHING if name in VIEWS else Operands.of(operands, layout)
     if inplace and shared.spans is not None:
         return write_wide(func, leaves, spec, shared)
     if inplace:
