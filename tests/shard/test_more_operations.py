@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mural
 from law import Expr, Grid, difference, holds, image, raises
+from mural.geometry import Interval
 from mural.shard.ops import deform, order
+from mural.shard.ops.diff import diff_rule
+from mural.shard.ops.unfold import fold_rule, unfold_rule
+from mural.shard.rules import tile
 from ranks import run_on
 
 ROWS, COLUMNS, THIRDS = Grid((2, 1)), Grid((1, 2)), Grid((3, 1))
@@ -455,3 +461,72 @@ def columns_stay_apart() -> tuple[int, ...]:
 
 def test_columns_stay_where_their_windows_lie() -> None:
     assert run_on(4, columns_stay_apart) == [(2 * 9 * 64, 2 * 64)] * 4
+
+
+class Recomputed(nn.Module):
+    """Exchanges that depend on data, under a checkpoint that runs them again in backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=False) * x
+
+    def body(self, x: Tensor) -> Tensor:
+        f = nn.functional
+        y = f.max_unpool2d(*f.max_pool2d(x, 2, return_indices=True), 2, output_size=x.shape)
+        points = (x[:, :2] + y[:, :2].cumsum(2) * 0.1).permute(0, 2, 3, 1).tanh()
+        return f.grid_sample(y + x.logcumsumexp(2), points, align_corners=False) + x.cummax(2).values
+
+
+@pytest.mark.parametrize("grid", [UNEVEN, BLOCKS, EMPTY], ids=str)
+def test_under_checkpoint(grid: Grid) -> None:
+    holds(Recomputed(), image(2, 4, 13, 11), grid)
+
+
+@pytest.mark.parametrize("name", ["logcumsumexp", "cumsum", "cummax"])
+def test_scans_over_stretches_without_a_number(name: str) -> None:
+    """A scan by totals gave NaN gradients where a rank's first values, or all, were minus infinity."""
+    x = image(2, 4, 13, 11)
+    x[:, :, 4:9] = float("-inf")
+    x[x < -0.7] = float("-inf")
+    holds(Expr(f"x.{name}(2)"), x, THIRDS)
+
+
+AUTOCAST = """
+F.grid_sample(F.conv2d(x, image(4, 4, 1, 1).float()), image(2, 9, 8, 2).float(), align_corners=False)
+F.cosine_similarity(F.conv2d(x, image(4, 4, 1, 1).float()), x, dim=2)
+F.conv2d(x, image(4, 4, 1, 1).float()).cumprod(2)
+F.conv2d(x, image(4, 4, 1, 1).float()).prod(2)
+F.max_pool2d(F.conv2d(x, image(4, 4, 1, 1).float()), 2, return_indices=True)[0]
+F.lp_pool2d(F.conv2d(x, image(4, 4, 1, 1).float()), 2, 2)
+""".strip().splitlines()
+
+
+def autocast_types(code: str) -> tuple[bool, float]:
+    """Whether the result has torch's type under autocast, and the difference."""
+    x = image(2, 4, 13, 11).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = Expr(code)(x), Expr(code)(ROWS.shard(x))
+    return found.dtype == expected.dtype, difference(found.full(), expected)
+
+
+@pytest.mark.parametrize("code", AUTOCAST)
+def test_types_under_autocast(code: str) -> None:
+    for same, gap in run_on(2, autocast_types, code):
+        assert same
+        assert gap < 0.01
+
+
+@pytest.mark.parametrize("cuts", [(2,), (3, 4), (1, 5)], ids=str)
+def test_patches_and_differences_in_tiles(cuts: tuple[int, ...]) -> None:
+    """Disjoint tiles of the new rules give torch's result."""
+    x, f = image(2, 4, 13, 11), nn.functional
+    columns = f.unfold(x, (3, 2), 2, 1, (2, 1))
+    blocks = columns.unflatten(-1, (6, 11))
+    cases = [
+        (unfold_rule((13, 11), (3, 2), 2, 1, (2, 1)), x, blocks),
+        (fold_rule((6, 11), (13, 11), (3, 2), 2, 1, (2, 1)), blocks, f.fold(columns, (13, 11), (3, 2), 2, 1, (2, 1))),
+        (diff_rule((13, 11), 2), x, x.diff(2, 2)),
+    ]
+    for rule, given, expected in cases:
+        rows = [0, *cuts, expected.shape[-2]]
+        parts = [tile(given, rule, (Interval(a, b), Interval(0, expected.shape[-1]))) for a, b in pairwise(rows)]
+        assert difference(torch.cat(parts, -2), expected) < 1e-12, rule.name

@@ -136,6 +136,18 @@ def post(
     return Transfer(transport, name, buffers, sizes, source)
 
 
+def give_back(grad: Tensor, route: Route, transport: Transport, name: str, shape: Sequence[int]) -> Tensor:
+    """The adjoint of `fetch`: what every rank was given goes back to its owner, and is added up there."""
+    transfer = post(transport, name, grad, route.receives, route.sends, shape)
+    local = empty_like(grad, shape).zero_()
+    for held, wanted in route.keeps:
+        local[held] += grad[wanted]
+    arrived = transfer.wait()
+    for peer, parts in route.sends:
+        unpack(arrived[peer], local, parts, add=True)
+    return local
+
+
 class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, route: Route, transport: Transport, name: str) -> Tensor:
@@ -152,15 +164,7 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        route: Route = ctx.route
-        transfer = post(ctx.transport, f"{ctx.name} backward", grad, route.receives, route.sends, ctx.shape)
-        local = empty_like(grad, ctx.shape).zero_()
-        for held, wanted in route.keeps:
-            local[held] += grad[wanted]
-        arrived = transfer.wait()
-        for peer, parts in route.sends:
-            unpack(arrived[peer], local, parts, add=True)
-        return local, None, None, None
+        return give_back(grad, ctx.route, ctx.transport, f"{ctx.name} backward", ctx.shape), None, None, None
 
 
 class _Stack(torch.autograd.Function):

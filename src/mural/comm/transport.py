@@ -98,6 +98,8 @@ class Transport:
         self.group, self.timeout = group, timeout
         self.records: list[Record] = []
         self.serial = 0
+        self.memory: Any = None
+        """What the operations on the mesh learned of the program, for later runs of it."""
         self.direct = Direct(dist.get_backend(group) if group is not None else "")
         self.paths: dict[str, Paths] = {}
         self.unsent: list[tuple[Transfer, int, Outgoing]] = []

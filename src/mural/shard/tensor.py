@@ -19,6 +19,7 @@ from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Box
 from mural.shard.compiler import hide_from_compiler
 from mural.shard.layout import Layout, Want, route
+from mural.shard.margin import Margin, forget
 from mural.shard.regroup import Folds, folded_shape, regrouped
 from mural.shard.table import FOLDED, TABLE, name_of
 
@@ -28,14 +29,18 @@ class ShardedTensor(Tensor):
 
     `aliased` names the view operation that had to communicate: torch would have returned a view there, so
     an in-place write to this tensor would not reach the original and raises. `folds` says which dims merge
-    several dims of the placement; `.local` and `.box` keep those apart.
+    several dims of the placement; `.local` and `.box` keep those apart. `margin` holds the piece with positions of
+    neighbours around it, where some were computed here as well, and `sites` the windowed operations whose results
+    this one takes its margin from (see `fuse.py`).
     """
 
-    local: Tensor
     placement: Layout
     aliased: str
     folds: Folds
     extents: torch.Size
+    margin: Margin | None = None
+    sites: tuple[Any, ...] = ()
+    _local: Tensor | None
 
     @staticmethod
     def __new__(
@@ -46,19 +51,55 @@ class ShardedTensor(Tensor):
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
             )
+        return cls._wrapping(local, placement, aliased, folds)
+
+    @classmethod
+    def _wrapping(cls, carrier: Tensor, placement: Layout, aliased: str = "", folds: Folds = ()) -> ShardedTensor:
         shape = folded_shape(placement.shape, folds)
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, shape, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
+            cls, shape, dtype=carrier.dtype, device=carrier.device, requires_grad=carrier.requires_grad
         )
-        wrapper.local, wrapper.placement, wrapper.aliased, wrapper.folds = local, placement, aliased, folds
+        wrapper._local, wrapper.placement, wrapper.aliased, wrapper.folds = carrier, placement, aliased, folds
         wrapper.extents = torch.Size(shape)
-        if local.requires_grad:
+        if carrier.requires_grad:
             with torch._C.DisableTorchFunctionSubclass():
                 wrapper._backward_hooks = REFUSING
         hide_from_compiler(cls)
         return wrapper
 
+    @classmethod
+    def with_margin(cls, margin: Margin) -> ShardedTensor:
+        """The tensor of an extended piece; its own piece is cut out when it is asked for."""
+        wrapper = cls._wrapping(margin.extended, margin.placement)
+        wrapper._local, wrapper.margin = None, margin
+        return wrapper
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's piece, without a margin."""
+        if self._local is None and self.margin is not None:
+            self._local = self.margin.cut_out()
+        return self._local  # type: ignore[return-value]
+
+    @property
+    def carrier(self) -> Tensor:
+        """The plain tensor that carries the history: the piece, or the extended piece where there is one."""
+        return self.margin.extended if self.margin is not None and self.margin.live else self.local
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether a plain tensor is this tensor's piece, or its extended one."""
+        return value is self._local or (self.margin is not None and value is self.margin.extended)
+
+    def drop_margin(self) -> None:
+        """Before a write: the own piece alone is this tensor from now on."""
+        self._local, self.margin, self.sites = self.local, None, ()
+        forget(self._local)
+
     # What models ask most often, without the way through `__torch_function__`.
+
+    @property
+    def _some(self) -> Tensor:
+        return self.margin.extended if self._local is None and self.margin is not None else self.local
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -73,12 +114,12 @@ class ShardedTensor(Tensor):
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         """The type of the pieces."""
-        return self.local.dtype
+        return self._some.dtype
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The device of this rank's piece."""
-        return self.local.device
+        return self._some.device
 
     def dim(self) -> int:
         """The number of dims."""
@@ -90,7 +131,7 @@ class ShardedTensor(Tensor):
 
     def is_floating_point(self) -> bool:
         """Whether the pieces hold floating point numbers."""
-        return self.local.is_floating_point()
+        return self._some.is_floating_point()
 
     @property
     def mesh(self) -> Mesh:
@@ -218,7 +259,7 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in sharded:
             if not tensor.requires_grad:
-                if tensor.local.requires_grad:
+                if tensor.carrier.requires_grad:
                     mirror_gradient(tensor)
             elif (node := tensor.grad_fn) is not None:
                 raise UnsupportedOp(

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
+from mural.shard.fuse import mapped
 from mural.shard.ops.arguments import bound, dim_of, dims_of
-from mural.shard.ops.pointwise import common_layout, piece_of
+from mural.shard.ops.pointwise import check_writable, common_layout, piece_of
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -83,7 +84,7 @@ def prelu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     x, weight = bound(args, kwargs, ("input", "weight"))
     if x.ndim > 1 and x.placement.is_cut(1) and weight.numel() > 1:
         raise UnsupportedOp("prelu with a slope for each channel, along a channel dim that is cut")
-    return ShardedTensor(func(x.local, weight), x.placement)
+    return mapped(x, lambda piece: func(piece, weight))
 
 
 @register("along a dim", "scatter_", "scatter", "gather", "scatter_add", "scatter_add_")
@@ -96,6 +97,8 @@ def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         rest = [a.full() if isinstance(a, ShardedTensor) else a for a in args[1:]]
         return func(x, *rest, **{k: v.full() if isinstance(v, ShardedTensor) else v for k, v in kwargs.items()})
     index = given["index"]
+    if name_of(func).endswith("_"):
+        check_writable(x, name_of(func))
     dim = dim_of(dim, x.ndim, name_of(func))
     same = isinstance(index, ShardedTensor) and index.placement.gathered((dim,)).cuts == x.placement.cuts
     if x.placement.is_cut(dim) or not same:

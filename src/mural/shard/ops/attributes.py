@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from mural.errors import LayoutError, UnsupportedOp
 from mural.shard.gradients import raw_gradient, replicated_axes, require_gradient, true_gradient
 from mural.shard.layout import Layout
+from mural.shard.margin import Margin
 from mural.shard.ops.pointwise import check_writable, piece_of
 from mural.shard.table import KINDS, TABLE, name_of, register
 from mural.shard.tensor import ShardedTensor, local_of, replicated
@@ -39,7 +40,7 @@ def of_the_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 @register("attribute", *LOCAL.split())
 def of_the_piece(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A property that the pieces have, the same on every rank."""
-    return func(args[0].local, *args[1:], **kwargs)
+    return func(args[0].carrier, *args[1:], **kwargs)
 
 
 @register(
@@ -62,6 +63,14 @@ def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return func(x.full(), *args[1:], **kwargs)
 
 
+def read_margin(x: ShardedTensor) -> Margin | None:
+    """The margin through which gradients reach a tensor too; without one, all come through its piece from now on."""
+    if x.margin is None:
+        return None
+    x.margin.live = x.margin.live and x.margin.used
+    return x.margin if x.margin.used else None
+
+
 @register("gradient", "requires_grad_", "requires_grad.__set__")
 def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Turn gradients of a leaf on or off; they arrive with the true scale."""
@@ -72,6 +81,8 @@ def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 def gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient, sharded as the tensor is."""
     x: ShardedTensor = args[0]
+    if x.margin is not None and x.margin.grad is not None:
+        return ShardedTensor(true_gradient(x.margin.grad, x.placement), x.placement)
     if x.local.grad is None:
         return None
     if x.local.is_leaf:
@@ -92,7 +103,10 @@ def set_gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 @register("gradient", "retain_grad")
 def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Keep the gradient of an intermediate tensor."""
-    args[0].local.retain_grad()
+    if (margin := read_margin(args[0])) is None:
+        args[0].local.retain_grad()
+    else:
+        margin.retain()
 
 
 @register("gradient", "register_hook")
@@ -100,7 +114,7 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Call a hook with the sharded gradient; it may return another."""
     x, hook = args[0], args[1]
     placement: Layout = x.placement
-    leaf = x.local.is_leaf
+    leaf = x.carrier.is_leaf
 
     def on_piece(grad: Tensor) -> Tensor | None:
         true = grad if leaf else true_gradient(grad, placement)
@@ -114,7 +128,8 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         piece = piece_of(changed, placement, "hook")
         return piece if leaf else raw_gradient(piece, placement)
 
-    return x.local.register_hook(on_piece)
+    margin = read_margin(x)
+    return x.local.register_hook(on_piece) if margin is None else margin.hook(on_piece)
 
 
 @register("attribute", "__format__")
@@ -142,6 +157,8 @@ def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         grad = torch.ones(x.shape, dtype=x.dtype, device=x.device)
     inputs = given.pop("inputs", None)
     if inputs is not None:
+        if any(read_margin(i) for i in pytree.tree_leaves(inputs) if isinstance(i, ShardedTensor)):
+            raise UnsupportedOp("backward(inputs=…) of an intermediate tensor: use torch.autograd.grad")
         given["inputs"] = pytree.tree_map(local_of, inputs)
     x.local.backward(raw_gradient(piece_of(grad, x.placement, "backward"), x.placement), **given)
 
@@ -172,12 +189,15 @@ def grad_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         else raw_gradient(piece_of(seed, out.placement, "grad"), out.placement)
         for out, seed in zip(outputs, seeds, strict=True)
     ]
-    found = func([local_of(o) for o in outputs], [local_of(i) for i in inputs], raw, **given)
+    margins = [read_margin(i) if isinstance(i, ShardedTensor) else None for i in inputs]
+    carriers = [local_of(i) if m is None else m.extended for i, m in zip(inputs, margins, strict=True)]
+    found = func([local_of(o) for o in outputs], carriers, raw, **given)
+    own = [g if m is None or g is None else m.homed(g) for g, m in zip(found, margins, strict=True)]
     return tuple(
-        ShardedTensor(g if i.local.is_leaf else true_gradient(g, i.placement), i.placement)
+        ShardedTensor(g if i.carrier.is_leaf else true_gradient(g, i.placement), i.placement)
         if isinstance(i, ShardedTensor) and g is not None
         else g
-        for i, g in zip(inputs, found, strict=True)
+        for i, g in zip(inputs, own, strict=True)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.geometry import Window
+from mural.shard.fuse import through
 from mural.shard.ops.arguments import bound
 from mural.shard.rules import Place, Windowed, output_layout, windowed
 from mural.shard.strips import ConvArguments, strip_conv, strips
@@ -107,12 +109,17 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
     rule = conv_rule(tuple(x.shape[x.ndim - n :]), weight, bias, stride, padding, dilation, groups)
-    if x.ndim == weight.ndim:
-        target = output_layout(x.placement, rule)
-        plan = strips(x.placement, target, tuple(w for w in rule.dims if isinstance(w, Window)))
-        if plan is not None:
-            return strip_conv(x, weight, bias, plan, target, ConvArguments(each(stride, n), each(dilation, n), groups))
-    return windowed(x, rule)
+
+    def usual() -> ShardedTensor:
+        if x.ndim == weight.ndim:
+            target = output_layout(x.placement, rule)
+            plan = strips(x.placement, target, tuple(w for w in rule.dims if isinstance(w, Window)))
+            if plan is not None:
+                arguments = ConvArguments(each(stride, n), each(dilation, n), groups)
+                return strip_conv(x, weight, bias, plan, target, arguments)
+        return windowed(x, rule)
+
+    return through(x, rule, usual, weight, 2.0 * weight.numel())
 
 
 def transposed_rule(
@@ -179,4 +186,5 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     n = int(name_of(func)[-2])
     bias, _, padding, more, groups, _ = rest
     check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
-    return windowed(x, transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest))
+    rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)
+    return through(x, rule, None, weight, 2.0 * weight.numel() / prod(each(rest[1], n)))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mural.comm import Mesh, mark, stack
 from mural.comm.exchange import first_order
+from mural.shard.fuse import mapped
 from mural.shard.ops.arguments import bound
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
@@ -249,10 +250,10 @@ def frozen(
     x: ShardedTensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> ShardedTensor:
     """Batch norm with given statistics, which is local."""
-    if x.local.numel() == 0:
+    if x.carrier.numel() == 0:
         anchor = sum((p.sum() for p in (weight, bias) if p is not None), torch.zeros((), device=x.device))
         return ShardedTensor(x.local + (0 * anchor).to(x.dtype), x.placement)
-    return ShardedTensor(F.batch_norm(x.local, mean, var, weight, bias, False, 0.0, eps), x.placement)
+    return mapped(x, lambda piece: F.batch_norm(piece, mean, var, weight, bias, False, 0.0, eps))
 
 
 @register("reduction", "instance_norm")

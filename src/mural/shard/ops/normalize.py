@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mural.errors import LayoutError, UnsupportedOp
@@ -34,7 +35,8 @@ def cosine_similarity(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     dims = dims_of(dim, layout.ndim, "cosine_similarity")
     if not layout.axes_of(dims):
         return along(func, (x, y, dims[0], eps), {})
-    x, y = x.expand(layout.shape), y.expand(layout.shape)
+    kind = func(*(torch.ones((1, 1), dtype=t.dtype, device=t.device) for t in (x, y))).dtype  # autocast may change it
+    x, y = x.to(kind).expand(layout.shape), y.to(kind).expand(layout.shape)
     return (x / at_least(x.norm(2, dims, keepdim=True), eps) * (y / at_least(y.norm(2, dims, keepdim=True), eps))).sum(
         dims
     )

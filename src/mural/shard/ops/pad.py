@@ -12,6 +12,7 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Reads, Remap, Window, place
 from mural.geometry.interval import Interval
+from mural.shard.fuse import through
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.indexing import sliced
 from mural.shard.rules import Place, Windowed, in_plain_type, is_identity, pad_border, windowed
@@ -62,7 +63,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     if any(e + min(a, 0) < 0 or e + min(b, 0) < 0 or e + a + b < 0 for e, (a, b) in zip(extents, pairs, strict=True)):
         raise RuntimeError(f"pad {tuple(amounts)} leaves a negative extent of {extents}")
     if mode == "constant":
-        return windowed(x, constant_rule(extents, pairs, 0.0 if value is None else value))
+        return through(x, constant_rule(extents, pairs, 0.0 if value is None else value))
     if mode not in REMAPS:
         raise NotImplementedError(f"pad: unknown mode {mode!r}")
     if value is not None and value != 0:
@@ -82,7 +83,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         REMAPS[mode](e, a, b) if a or b else Window(e, e)
         for e, (a, b) in zip(x.shape[x.ndim - n :], positive, strict=True)
     )
-    return windowed(x, remap_rule(f"pad({mode})", dims))
+    return through(x, remap_rule(f"pad({mode})", dims))
 
 
 @register("windowed", "roll")

@@ -10,7 +10,9 @@ from torch.utils import _pytree as pytree
 
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Interval, broadcast
+from mural.shard.fuse import NOTHING, Operands, same_place, wide_piece, with_spans
 from mural.shard.layout import Layout, Want
+from mural.shard.margin import Margin, Spans
 from mural.shard.table import functions, name_of, register
 from mural.shard.tensor import ShardedTensor, mirror_gradient, pull, sharded_in
 
@@ -42,6 +44,8 @@ INPLACE = {
     for function in functions(name)
 }
 """The functions that write to their first argument."""
+VIEWS = {"real", "imag", "conj"}
+"""The functions whose result may be a view."""
 
 
 def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:
@@ -98,12 +102,13 @@ def piece_of(operand: Tensor, layout: Layout, name: str) -> Tensor:
 
 
 def check_writable(tensor: ShardedTensor, name: str) -> None:
-    """Raise if an in-place write would not reach the tensor that torch would alias."""
+    """Raise if an in-place write would not reach the tensor that torch would alias; else drop its margin."""
     if tensor.aliased:
         raise LayoutError(
             f"{name} writes in place to the result of {tensor.aliased}: torch would write through to the original, "
             f"but mural had to communicate to make it. Write to a copy (.clone()), or to the original"
         )
+    tensor.drop_margin()
 
 
 def written(tensor: ShardedTensor, local: Tensor) -> ShardedTensor:
@@ -130,32 +135,74 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         target = args[0]
         if not isinstance(target, ShardedTensor):
             return write_to_plain(func, args, kwargs)
-        check_writable(target, name)
         layout = target.placement
         if broadcast(*(tuple(t.shape) for t in operands)) != layout.shape:
             raise LayoutError(f"{name}: the operands {[tuple(t.shape) for t in operands]} do not fit in place")
     else:
         layout = common_layout(func, operands)
-    pieces = [piece_of(leaf, layout, name) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    shared = NOTHING if name in VIEWS else Operands.of(operands, layout)
+    if inplace and shared.spans is not None:
+        return write_wide(func, leaves, spec, shared)
+    if inplace:
+        check_writable(args[0], name)
+    pieces = pieces_of(leaves, layout, shared.spans, name)
     local_args, local_kwargs = pytree.tree_unflatten(pieces, spec)
     result = func(*local_args, **local_kwargs)
     if inplace:
         if args[0].dtype != result.dtype:
             raise LayoutError(f"{name} in place changed the type from {args[0].dtype} to {result.dtype}")
+        args[0].sites = shared.sites
         return written(args[0], result)
-    return wrap(result, layout, args[0] if args else None)
+    return wrap(result, layout, args[0] if args else None, shared)
 
 
-def wrap(result: Any, layout: Layout, first: Any) -> Any:
+def pieces_of(leaves: Sequence[Any], layout: Layout, spans: Spans | None, name: str) -> list[Any]:
+    """The call's arguments with pieces for tensors: extended ones where the result is to have a margin."""
+    found: list[Any] = []
+    for leaf in leaves:
+        wide = wide_piece(leaf, layout, spans) if spans is not None else None
+        found.append(leaf if not isinstance(leaf, Tensor) else piece_of(leaf, layout, name) if wide is None else wide)
+    return found
+
+
+def wrap(result: Any, layout: Layout, first: Any, shared: Operands) -> Any:
     """Pieces as sharded tensors; the very operand where torch returned it unchanged (`.float()` of a float)."""
     if isinstance(result, (tuple, list)):
-        items = [wrap(item, layout, first) for item in result]
+        items = [wrap(item, layout, first, shared) for item in result]
         return type(result)(items)
-    if isinstance(first, ShardedTensor) and result is first.local:
+    if isinstance(first, ShardedTensor) and first.holds(result):
         return first
     if result.ndim == 0:
         return result
-    return ShardedTensor(result, layout)
+    made = ShardedTensor(result, layout) if shared.spans is None else with_spans(result, shared.spans, layout)
+    made.sites = shared.sites
+    return made
+
+
+def write_wide(func: Callable[..., Any], leaves: Sequence[Any], spec: Any, shared: Operands) -> ShardedTensor:
+    """An in-place operation on the extended piece, and on the own one where somebody has it."""
+    target: ShardedTensor = leaves[0]
+    margin, spans, name = target.margin, shared.spans, name_of(func)
+    if not isinstance(margin, Margin) or spans is None:
+        raise LayoutError(f"{name}: no margin to write to")
+    wide = pieces_of(leaves, target.placement, spans, name)
+
+    def write(pieces: list[Any]) -> Tensor:
+        local_args, local_kwargs = pytree.tree_unflatten(pieces, spec)
+        result = func(*local_args, **local_kwargs)
+        if result.dtype != target.dtype:
+            raise LayoutError(f"{name} in place changed the type from {target.dtype} to {result.dtype}")
+        return result
+
+    if margin.piece is not None:
+        own = [
+            t.local if isinstance(t, ShardedTensor) and same_place(t.placement, target.placement) else w
+            for t, w in zip(leaves, wide, strict=True)
+        ]
+        margin.version = write(own)._version
+    margin.extended, margin.spans, margin.used = write(wide), spans, False
+    target.sites = shared.sites
+    return written(target, margin.extended)
 
 
 def write_to_plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

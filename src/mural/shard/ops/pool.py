@@ -13,6 +13,7 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Reads, Window
 from mural.shard.borders import Kernel, pooled
+from mural.shard.fuse import through
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
 from mural.shard.rules import Place, Windowed, in_plain_type, pad_border, windowed
@@ -182,8 +183,18 @@ def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 def by_borders(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTensor:
     """A pool by interior and borders where that applies, else on the attached window."""
-    with torch.autocast(x.device.type, enabled=False):
+
+    def usual() -> ShardedTensor:
         return found if (found := pooled(x, rule, kernel)) is not None else windowed(x, rule)
+
+    with torch.autocast(x.device.type, enabled=False):
+        return through(x, rule, usual, None, pool_work(x, rule))
+
+
+def pool_work(x: ShardedTensor, rule: Windowed) -> float:
+    """The operations of a pool for one output position."""
+    reach = prod(w.hi - w.lo for w in rule.dims if isinstance(w, Window))
+    return float(reach * x.shape[x.ndim - len(rule.dims) - 1])
 
 
 @register("windowed", "avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -205,7 +216,8 @@ def avg_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     rule = avg_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
     kernel, strides = each(rest[0], n), tuple(w.num for w in rule.dims if isinstance(w, Window))
     if any(overhangs(w, p) for w, p in zip(rule.dims, each(rest[2], n), strict=True)):
-        return windowed(x, rule)  # ceil_mode: the kernel would count other positions than torch does
+        # ceil_mode: the kernel would count other positions than torch does
+        return through(x, rule, None, None, pool_work(x, rule))
     fast = kernel_of(
         n, "avg_pool{n}d", tuple(k // 2 for k in kernel),
         lambda padding: (row(kernel), row(strides), padding, False, rest[4], rest[5]),

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
+from mural.shard.fuse import through
 from mural.shard.ops.adaptive import adaptive
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import crop_or_pad, each
-from mural.shard.rules import Place, Windowed, in_plain_type, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -199,7 +200,7 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if align:
         scales = [(e - 1) / (o - 1) if o > 1 else 0.0 for e, o in zip(extents, outs, strict=True)]
     taps = tuple(Taps(e, o, mode, bool(align), s) for e, o, s in zip(extents, outs, scales, strict=True))
-    return windowed(x, interpolate_rule(extents, taps))
+    return through(x, interpolate_rule(extents, taps), None, None, 2.0 * 2**n * x.shape[1])
 
 
 def shuffle_rule(extents: Sequence[int], factor: int) -> Windowed:
@@ -236,7 +237,7 @@ def shuffle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if name == "pixel_shuffle":
         if x.shape[-3] % factor**2:
             raise RuntimeError(f"pixel_shuffle: {x.shape[-3]} channels are not a multiple of {factor}² = {factor**2}")
-        return windowed(x, shuffle_rule(extents, factor))
+        return through(x, shuffle_rule(extents, factor))
     if any(e % factor for e in extents):
         raise RuntimeError(f"pixel_unshuffle: extents {extents} are not multiples of {factor}")
-    return windowed(x, unshuffle_rule(extents, factor))
+    return through(x, unshuffle_rule(extents, factor))

@@ -34,8 +34,10 @@ def grid_sample(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         x, grid, mode, padding, align = bound(args, kwargs, names)
         mode, padding = MODES[mode], PADDINGS[padding]
     check_arguments(x, grid, mode, name)
-    if torch.is_autocast_enabled(x.device.type):
-        common = torch.promote_types(x.dtype, grid.dtype)
+    if torch.is_autocast_enabled(x.device.type):  # torch says in which type it samples then
+        pixel = torch.zeros((1,) * x.ndim, dtype=x.dtype, device=x.device)
+        point = torch.zeros((*(1,) * (x.ndim - 1), x.ndim - 2), dtype=grid.dtype, device=x.device)
+        common = torch.grid_sampler(pixel, point, 0, 0, False).dtype
         x, grid = x.to(common), grid.to(common)
     if x.dtype != grid.dtype:
         raise RuntimeError(f"grid_sample: image and grid must have one type, not {x.dtype} and {grid.dtype}")

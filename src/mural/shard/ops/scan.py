@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mural.shard.ops.along import along
 from mural.shard.ops.arguments import bound, dim_of, dims_of
-from mural.shard.ops.reduce import reduced
+from mural.shard.ops.reduce import reduced, wide
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, stacked
 
@@ -34,11 +34,11 @@ def log_total(piece: Tensor, dim: int) -> Tensor:
     return torch.where(nothing, float("-inf"), total)
 
 
-def total_of(piece: Tensor, dim: int, dtype: torch.dtype | None, name: str) -> Tensor:
+def total_of(piece: Tensor, dim: int, name: str) -> Tensor:
     """What a scan of a piece ends with."""
     if name == "logcumsumexp":
         return log_total(piece, dim)
-    return (piece.sum if name == "cumsum" else piece.prod)(dim, keepdim=True, dtype=dtype)
+    return (piece.sum if name == "cumsum" else piece.prod)(dim, keepdim=True, dtype=piece.dtype)
 
 
 @register("reduction", "cumsum", "cumprod", "logcumsumexp")
@@ -49,11 +49,13 @@ def running(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     dim = dim_of(dim, x.ndim, name)
     if not x.placement.is_cut(dim):
         return along(func, args, kwargs)
-    ends = stacked(total_of(x.local, dim, dtype, name), x.mesh, x.placement.axes_of((dim,)), name)
+    options = {} if name == "logcumsumexp" else {"dtype": dtype}
+    kind = func(x.local.new_zeros((1,) * x.ndim), dim, **options).dtype  # torch's own result has this type
+    piece = x.local.to(wide(kind))
+    ends = stacked(total_of(piece, dim, name), x.mesh, x.placement.axes_of((dim,)), name)
     before = [ends[c] for c in parts_before(x, dim)]
-    scanned = func(torch.cat([*before, x.local.to(ends.dtype)], dim), dim)
-    scanned = scanned.narrow(dim, len(before), x.local.shape[dim])
-    return ShardedTensor(scanned + ends[:0].sum(), x.placement)  # the sum of nothing keeps the graph whole
+    scanned = func(torch.cat([*before, piece], dim), dim).narrow(dim, len(before), piece.shape[dim])
+    return ShardedTensor((scanned + ends[:0].sum()).to(kind), x.placement)  # the sum of nothing keeps the graph whole
 
 
 @register("reduction", "cummax", "cummin")
