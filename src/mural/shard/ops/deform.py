@@ -18,7 +18,7 @@ from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Window
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
-from mural.shard.ops.reach import fetched, part_at
+from mural.shard.ops.reach import empty_piece, fetched, part_at
 from mural.shard.table import KINDS, TABLE
 from mural.shard.tensor import ShardedTensor
 
@@ -66,8 +66,7 @@ def deform_conv2d(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     reached = tuple(reach(offsets, numbers, target, dim) for dim in (0, 1))
     piece = fetched(x, (target.box[0], Interval(0, x.shape[1]), *reached), "deform_conv2d")
     if not prod(target.local_shape):
-        nothing = sum((t.sum() * 0 for t in (offsets, mask, weight, bias)), piece.sum() * 0)
-        return ShardedTensor(piece.new_zeros(target.local_shape) + nothing, target)
+        return ShardedTensor(empty_piece(target, piece, offsets, mask, weight, bias), target)
     return ShardedTensor(on_piece(func, (piece, weight, offsets, mask, bias), numbers, reached, target), target)
 
 

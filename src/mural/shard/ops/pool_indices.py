@@ -19,6 +19,7 @@ from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
 from mural.shard.ops.extremes import lowest
 from mural.shard.ops.pool import MAX, max_pool_rule
+from mural.shard.ops.reach import empty_piece
 from mural.shard.rules import Place, Windowed, in_plain_type, output_layout, pad_border, wants_of, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, pull, stacked
@@ -165,7 +166,7 @@ def adaptive_cells(piece: Tensor, windows: tuple[Window, ...], target: Layout, h
             index.append(torch.full(values[-1].shape, NOWHERE, device=piece.device))
     shape = target.local_shape
     if not prod(shape[lead:]):
-        return piece.new_zeros(shape) + piece.sum() * 0, torch.zeros(shape, dtype=torch.int64, device=piece.device)
+        return empty_piece(target, piece), torch.zeros(shape, dtype=torch.int64, device=piece.device)
     return torch.stack(values, -1).view(shape), torch.stack(index, -1).view(shape)
 
 

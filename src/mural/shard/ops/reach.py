@@ -28,3 +28,13 @@ def part_at(tensor: Tensor, layout: Layout, name: str) -> Tensor:
     if isinstance(tensor, ShardedTensor):
         return pull(tensor, layout.wants(), name)
     return tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
+
+
+def empty_piece(layout: Layout, first: Tensor, *others: Tensor) -> Tensor:
+    """The empty piece of a rank without outputs, of the first tensor's type and connected to all tensors.
+
+    It saves a tensor, as the kernels of its peers do: what a checkpoint saved is computed again when backward first
+    asks for it, with its exchanges, and that must come before the same exchanges on every rank.
+    """
+    nothing = sum((other.sum().to(first.dtype) for other in others), first.sum())
+    return first.new_zeros(layout.local_shape) + nothing * first.new_zeros(())

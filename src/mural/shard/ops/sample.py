@@ -14,7 +14,7 @@ from mural.geometry import Cuts
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.positions import Lattice, positions_of
-from mural.shard.ops.reach import fetched, part_at
+from mural.shard.ops.reach import empty_piece, fetched, part_at
 from mural.shard.ops.sampler import MODES, PADDINGS, sampled
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
@@ -100,8 +100,7 @@ def sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -> Sha
     else:
         piece = x[tuple(slice(i.start, i.stop) for i in (*target.box[:2], *needs))]
     if not prod(target.local_shape):
-        nothing = sum((p.sum() * 0 for p in positions), piece.sum() * 0)
-        return ShardedTensor(piece.new_zeros(target.local_shape) + nothing.to(piece.dtype), target)
+        return ShardedTensor(empty_piece(target, piece, *positions), target)
     for dim, (lattice, window, need) in enumerate(zip(lattices, windows, needs, strict=True), 2):
         if window != need:  # the border repeats or mirrors the image
             index = torch.tensor([lattice.source(i) - need.start for i in range(*window)], device=piece.device)

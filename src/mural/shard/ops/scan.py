@@ -71,11 +71,11 @@ def running_extremes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     axes = x.placement.axes_of((dim,))
     all_values = stacked(ending(values, dim), x.mesh, axes, name)
     all_index = stacked(ending(index, dim), x.mesh, axes, name)
-    if values.is_floating_point():
-        values = values + all_values[:0].sum()  # keeps the graph whole where no piece comes before
     later = torch.ge if name == "cummax" else torch.le
-    for c in reversed(parts_before(x, dim)):
+    before = parts_before(x, dim)
+    for c in reversed(before or [0]):  # every rank compares, so that all save a tensor behind the exchange
         stays = values.isnan() | (~all_values[c].isnan() & later(values, all_values[c]))
+        stays = stays if before else torch.ones_like(stays)
         values, index = torch.where(stays, values, all_values[c]), torch.where(stays, index, all_index[c])
     kind = torch.return_types.cummax if name == "cummax" else torch.return_types.cummin
     return kind((ShardedTensor(values, x.placement), ShardedTensor(index, x.placement)))

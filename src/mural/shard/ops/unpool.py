@@ -16,6 +16,7 @@ from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
 from mural.shard.ops.pointwise import piece_of
 from mural.shard.ops.pool_indices import ravelled, unravelled
+from mural.shard.ops.reach import empty_piece
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, pull, stacked
 
@@ -75,7 +76,7 @@ def unpooled(x: ShardedTensor, indices: ShardedTensor, outs: tuple[int, ...], na
     count = prod(shape)
     position = torch.where(inside, ravelled(local, shape), count).flatten(lead)
     if not values.numel():
-        return ShardedTensor(values.new_zeros(target.local_shape) + 0 * values.sum(), target)
+        return ShardedTensor(empty_piece(target, values), target)
     # torch's own kernel, so that of values for one position the same one wins; what lands elsewhere goes to one
     # position more, which is dropped.
     plane = torch.ops.aten.max_unpool2d(values.flatten(lead).unsqueeze(-1), position.unsqueeze(-1), (count + 1, 1))
