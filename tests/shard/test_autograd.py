@@ -326,13 +326,11 @@ def aliases(what: str) -> None:
     x = Grid((2, 1)).shard(image(1, 3, 12, 11))
     if what == "reshape":
         x.reshape(1, 3, 11, 12).add_(1)
-    elif what == "index":
-        x[:, :, 3].mul_(2)
     else:
-        x.view(1, -1)[:, 3:5] = 0
+        x[:, :, 3].mul_(2)
 
 
-@pytest.mark.parametrize("what", ["reshape", "index", "assignment"])
+@pytest.mark.parametrize("what", ["reshape", "index"])
 def test_inplace_write_to_a_lost_alias_raises(what: str) -> None:
     raises("had to communicate", mural.LayoutError, aliases, what)
 
@@ -353,6 +351,7 @@ def writes() -> dict[str, float]:
                 x.permute(0, 2, 3, 1)[..., 0].add_(1)
                 x.flatten(2).mul_(2)
                 x.flatten(2)[:, 1].add_(1)
+                x.view(2, -1)[:, 3:50] = 0
         found[name] = difference(sharded.full(), plain)
     return found
 

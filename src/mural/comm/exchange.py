@@ -167,16 +167,20 @@ class _Fetch(torch.autograd.Function):
         return give_back(grad, ctx.route, ctx.transport, f"{ctx.name} backward", ctx.shape), None, None, None
 
 
+def rows_of(local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> list[Tensor]:
+    """The tensors of all peers, in their order, without a history."""
+    flat = local.contiguous().view(-1)
+    others = [p for p in peers if p != rank]
+    sends = dict.fromkeys(others, flat)
+    arrived = Transfer(transport, name, sends, dict.fromkeys(others, flat.numel()), flat).wait()
+    return [local if p == rank else arrived[p].view(local.shape) for p in peers]
+
+
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:
         ctx.peers, ctx.rank, ctx.transport, ctx.name = peers, rank, transport, name
-        flat = local.contiguous().view(-1)
-        others = [p for p in peers if p != rank]
-        sends = dict.fromkeys(others, flat)
-        arrived = Transfer(transport, name, sends, dict.fromkeys(others, flat.numel()), flat).wait()
-        rows = [flat if p == rank else arrived[p] for p in peers]
-        return torch.stack(rows).view(len(peers), *local.shape)
+        return torch.stack(rows_of(local, peers, rank, transport, name))
 
     @staticmethod
     @once_differentiable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -66,9 +66,7 @@ class Mesh:
 
     def peers(self, axes: Iterable[str]) -> tuple[int, ...]:
         """The ranks that differ from this one along those axes alone, itself included, in one order for all."""
-        names = [axis for axis in AXES if axis in set(axes)]
-        ranges = (range(self.size(axis)) for axis in names)
-        return tuple(self.rank_at(**dict(zip(names, at, strict=True))) for at in product(*ranges))
+        return _peers(self, tuple(axes))
 
     @property
     def replicas(self) -> int:
@@ -78,6 +76,13 @@ class Mesh:
     def __str__(self) -> str:
         used = ", ".join(f"{a}={s}" for a, s in zip(AXES, self.sizes, strict=True) if s > 1) or "one rank"
         return f"Mesh({used}; rank {self.rank} of {self.world}; {self.transport.describe()})"
+
+
+@lru_cache(maxsize=1024)
+def _peers(mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
+    names = [axis for axis in AXES if axis in axes]
+    ranges = (range(mesh.size(axis)) for axis in names)
+    return tuple(mesh.rank_at(**dict(zip(names, at, strict=True))) for at in product(*ranges))
 
 
 def choose_grid(image: Sequence[int], ranks: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
+from mural.errors import LayoutError
 from mural.geometry import Cuts
 from mural.shard.layout import Layout
 
@@ -110,6 +111,8 @@ def aligned_cuts(cuts: Cuts, step: int) -> Cuts | None:
 @lru_cache(maxsize=8192)
 def regrouped(layout: Layout, shape: tuple[int, ...], fold: bool) -> Regrouped:
     """What a reshape to a shape asks of a layout; without `fold`, dims that would fold are lost instead."""
+    if prod(layout.shape) != prod(shape):
+        raise LayoutError(f"a tensor of shape {layout.shape} cannot be seen as {shape}: the positions differ in number")
     found = Regrouped()
     for left, right in groups(layout.shape, shape):
         regroup(layout, left, [shape[d] for d in right], fold, found)
@@ -118,7 +121,9 @@ def regrouped(layout: Layout, shape: tuple[int, ...], fold: bool) -> Regrouped:
 
 def regroup(layout: Layout, left: list[int], right: list[int], fold: bool, found: Regrouped) -> None:
     """Add one run of new extents, made of a run of old dims."""
-    real = [d for d in left if layout.shape[d] != 1 or layout.is_cut(d)]
+    real = [d for d in left if layout.shape[d] != 1]
+    found.lost += [d for d in left if real and layout.shape[d] == 1 and layout.is_cut(d)]
+    real = real or [d for d in left if layout.is_cut(d)]
     named = [d for d in left if layout.axes[d] is not None and (d in real or not real)]
     main = next((i for i, n in enumerate(right) if n != 1), 0)
     single = sum(n != 1 for n in right) <= 1

@@ -232,7 +232,6 @@ def strip_conv(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         operands = [t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in operands]
-    with torch.autocast(kind, enabled=False):
-        local: Tensor = _StripConv.apply(*operands, plan, conv, x.mesh.transport)
+    local: Tensor = _StripConv.apply(*operands, plan, conv, x.mesh.transport)
     mark()
     return ShardedTensor(local, target.uncut_resized(local.shape))

@@ -17,7 +17,11 @@ Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Any, tuple[str, Rule]] = {}
 FOLDED: dict[str, Rule] = {}
-"""Rules for tensors with merged dims (folds), by name; without one, a tensor is settled into plain dims first."""
+"""Rules for tensors with merged dims (folds), by name; that of no name settles tensors into plain dims first."""
+RESHAPING = frozenset(
+    ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_")
+)
+"""In-place operations that change a tensor's shape: they have no rule."""
 KINDS: dict[str, str] = {}
 """The kind of rule behind each name in the table, in the words of the documentation."""
 
@@ -59,6 +63,17 @@ def register_folded(*names: str) -> Callable[[Rule], Rule]:
         return rule
 
     return enter
+
+
+def writes(name: str) -> bool:
+    """Whether the operation of that name writes to its first argument.
+
+    >>> [writes(name) for name in ("add_", "__setitem__", "__iadd__", "__add__", "__invert__")]
+    [True, True, True, False, False]
+    """
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
+    return name.endswith("_")
 
 
 def name_of(func: Any) -> str:

@@ -20,8 +20,8 @@ from mural.geometry import Box
 from mural.shard.compiler import hide_from_compiler
 from mural.shard.layout import Layout, Want, route
 from mural.shard.margin import Margin, forget
-from mural.shard.regroup import Folds, folded_shape, regrouped
-from mural.shard.table import FOLDED, TABLE, name_of
+from mural.shard.regroup import Folds, folded_shape
+from mural.shard.table import FOLDED, RESHAPING, TABLE, name_of
 
 
 class ShardedTensor(Tensor):
@@ -162,12 +162,11 @@ class ShardedTensor(Tensor):
             check_operands(func, sharded)
             entry = TABLE.get(func)
             if any(t.folds for t in sharded):
-                if entry is not None and (rule := FOLDED.get(entry[0])) is not None:
-                    return rule(func, args, kwargs)
-                args, kwargs = pytree.tree_map(settled, (args, kwargs))
-                sharded = sharded_in((args, kwargs))
+                return FOLDED.get(entry[0] if entry else "", FOLDED[""])(func, args, kwargs)
             if entry is not None:
                 return entry[1](func, args, kwargs)
+            if name_of(func) in RESHAPING:
+                raise UnsupportedOp(f"{name_of(func)} changes the shape of a sharded tensor in place: use its result")
             if not any(t.placement.cut_dims for t in sharded):
                 return run_replicated(func, args, kwargs)
             raise UnsupportedOp(
@@ -306,28 +305,6 @@ def replicated(value: Tensor, like: Layout) -> Tensor:
 def unfolded(tensor: ShardedTensor) -> ShardedTensor:
     """The tensor with one dim for each dim of its placement."""
     return ShardedTensor(tensor.local, tensor.placement, tensor.aliased) if tensor.folds else tensor
-
-
-def settled(value: Any) -> Any:
-    """A tensor with plain dims, gathered where merged dims are cut apart; any other value as it is."""
-    if not isinstance(value, ShardedTensor) or not value.folds:
-        return value
-    return reshaped(unfolded(value), tuple(value.shape), "reshape", fold=False)
-
-
-def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool = True) -> ShardedTensor:
-    """The tensor under another shape: dims that a cut cannot follow are cut elsewhere or gathered first."""
-    x, aliased = unfolded(x), x.aliased
-    plan = regrouped(x.placement, shape, fold)
-    while plan.lost or plan.aligned:
-        target = x.placement.gathered(plan.lost)
-        for dim, cuts in plan.aligned.items():
-            target = target.with_cut(dim, cuts, cuts.extent)
-        aliased = name if moves_data(x, target) else aliased
-        x = relayout(x, target, name)
-        plan = regrouped(x.placement, shape, fold)
-    layout = plan.layout(x.placement)
-    return ShardedTensor(x.local.reshape(layout.local_shape), layout, aliased, plan.fold)
 
 
 def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:

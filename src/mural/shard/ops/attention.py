@@ -1,8 +1,8 @@
 """Attention over all positions: keys and values travel to the queries, or few queries to the keys.
 
 Gathered keys and values move S·(E + Ev) numbers a head, as much as a ring would move, and leave torch's own kernel to
-do the work. Where there are few queries for many keys, every rank attends to its own keys instead, and the parts are
-merged by their log-sums: then the queries and P partial results move.
+do the work. Where there are few queries for many keys, every rank attends to its own keys instead, and sums of weights
+and weighted values are merged: then the queries and P partial results move.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ HEADS = (
 def attention(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """softmax(q·kᵀ · scale + mask)·v with all keys of the whole image."""
     q, k, v, mask, dropout, causal, scale, grouped = bound(args, kwargs, NAMES, None, 0.0, False, None, False)
+    mask = mask.unsqueeze(0) if mask is not None and mask.ndim == 1 else mask
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise RuntimeError(f"attention: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} do not fit")
     if causal and mask is not None:
@@ -49,7 +50,8 @@ def attention(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     operands = labelled(q, k, v, mask, grouped)
     factors = common_factors(operands)
     apart = [(opened(x, labels, factors), labels) for x, labels in operands]
-    out: list[Label] = [*operands[0][1][:-1], "value"]
+    longest = max((x for x, _ in operands[:3]), key=lambda x: x.ndim)
+    out: list[Label] = [*(-d for d in range(longest.ndim - 2, 0, -1)), "query", "value"]
     if not causal and not grouped and (at := keys_stay(apart, out, factors)) is not None:
         return by_parts(apart, out, factors, at, q.shape[-1] ** -0.5 if scale is None else scale)
     at = placed(apart, out, factors, summed=False)
@@ -119,23 +121,26 @@ def keys_stay(apart: Sequence[Labelled], out: Sequence[Label], factors: dict[Lab
 def by_parts(
     apart: Sequence[Labelled], out: Sequence[Label], factors: dict[Label, tuple[int, ...]], at: Placed, scale: float
 ) -> ShardedTensor:
-    """Attention of all queries to this rank's keys, merged over the ranks by the log-sums of their scores."""
+    """Attention of all queries to this rank's keys, merged over the ranks with the largest score of all."""
     like = next(x for x, _ in apart if isinstance(x, ShardedTensor)).placement
     q, k, v, *mask = local_parts(apart, factors, at)
-    scores = q @ k.transpose(-2, -1) * scale
-    if mask:
-        scores = scores.masked_fill(~mask[0], float("-inf")) if mask[0].dtype == torch.bool else scores + mask[0]
+    dtype = v.dtype
+    if torch.is_autocast_enabled(v.device.type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(v.device.type)
+    wide = torch.promote_types(dtype, torch.float32)
     axes = [axis for piece, (axis, _) in at.items() if piece[0] == "key" and axis]
-    if scores.shape[-1]:
-        logs = torch.logsumexp(scores.to(torch.promote_types(scores.dtype, torch.float32)), -1, keepdim=True)
-    else:
-        logs = scores.sum(-1, keepdim=True) + float("-inf")
-    # Nothing to attend to here: a finite stand-in keeps the gradient free of NaN.
-    seen = logs.isfinite()
-    every = stacked(torch.where(seen, logs, float("-inf")), like.mesh, axes, "attention")
-    total = torch.logsumexp(every, 0)
-    weights = torch.where(seen, scores.to(logs.dtype) - torch.where(seen, total, 0.0), float("-inf")).exp()
-    local = merged(weights.to(v.dtype) @ v, like.mesh, axes, "attention")
+    with torch.autocast(v.device.type, enabled=False):
+        q, k, v = (part.to(dtype).to(wide) for part in (q, k, v))
+        scores = (q * scale) @ k.transpose(-2, -1)
+        if mask:
+            scores = scores.masked_fill(~mask[0], float("-inf")) if mask[0].dtype == torch.bool else scores + mask[0]
+        lowest = scores.new_full((*scores.shape[:-1], 1), float("-inf"))
+        top = torch.cat((scores.detach(), lowest), -1).amax(-1, keepdim=True)
+        best = stacked(top, like.mesh, axes, "attention").amax(0)
+        shares = (scores - torch.where(best == float("-inf"), 0.0, best)).exp()
+        total = merged(torch.cat((shares @ v, shares.sum(-1, keepdim=True)), -1), like.mesh, axes, "attention")
+        weight = total[..., -1:]
+        local = (total[..., :-1] / torch.where(weight == 0, 1.0, weight)).to(dtype)
     return wrapped(local, layout_for(like, out, factors, at), [len(factors[label]) for label in out])
 
 

@@ -71,6 +71,12 @@ def read_margin(x: ShardedTensor) -> Margin | None:
     return x.margin if x.margin.used else None
 
 
+@register("attribute", "_nested_tensor_from_mask_left_aligned")
+def no_nested_tensor(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What torch's encoder asks before it takes a way that is for plain tensors alone: no."""
+    return False
+
+
 @register("gradient", "requires_grad_", "requires_grad.__set__")
 def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Turn gradients of a leaf on or off; they arrive with the true scale."""

@@ -18,7 +18,7 @@ from mural.shard.ops.arguments import bound
 from mural.shard.rules import Place, Windowed, output_layout, windowed
 from mural.shard.strips import ConvArguments, strip_conv, strips
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor
+from mural.shard.tensor import ShardedTensor, gather
 
 CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -114,6 +114,12 @@ def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> 
     return Windowed(f"conv{n}d", found.windows, run)
 
 
+def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
+    """The tensor with its channels whole on every rank, where a permutation has cut them."""
+    channel = x.ndim - dims - 1
+    return gather(x, (channel,), "convolution") if channel >= 0 and x.placement.is_cut(channel) else x
+
+
 def check_parameters(
     x: ShardedTensor, weight: Tensor, bias: Tensor | None, channels: int, outputs: int, amounts: Any
 ) -> None:
@@ -136,6 +142,7 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     """A convolution: by halo strips where they apply, else on the attached window."""
     x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
     n = weight.ndim - 2
+    x = whole_channels(x, n)
     if weight.shape[0] % groups:
         raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
@@ -220,6 +227,7 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """A transposed convolution."""
     x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
     n = int(name_of(func)[-2])
+    x = whole_channels(x, n)
     bias, _, padding, more, groups, _ = rest
     check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
     rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)

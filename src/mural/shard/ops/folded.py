@@ -6,6 +6,7 @@ What has no rule here settles the tensor into plain dims first, which may have t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -14,19 +15,14 @@ from torch.utils import _pytree as pytree
 from mural.geometry import broadcast
 from mural.shard.ops.pointwise import INPLACE, NAMES, written
 from mural.shard.regroup import Folds, spans
+from mural.shard.reshape import on_settled, reshaped, settled
 from mural.shard.table import TABLE, register_folded
-from mural.shard.tensor import ShardedTensor, reshaped, settled, unfolded
+from mural.shard.tensor import ShardedTensor, unfolded
 
 
 def rule_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The usual rule's result."""
     return TABLE[func][1](func, args, kwargs)
-
-
-def on_settled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result on tensors that were settled first."""
-    args, kwargs = pytree.tree_map(settled, (args, kwargs))
-    return rule_of(func, args, kwargs)
 
 
 def folded(value: Any, folds: Folds) -> Any:
@@ -52,11 +48,8 @@ def common_factors(operands: Sequence[tuple[Tensor, Sequence[Any]]]) -> dict[Any
     found: dict[Any, tuple[int, ...]] = {}
     for x, labels in operands:
         for label, extents in zip(labels, factors_of(x), strict=True):
-            extent = 1
-            for n in extents:
-                extent *= n
-            now = found.get(label)
-            if now is None or (len(now) == 1 and (len(extents) > 1 or now == (1,)) and (extent != 1 or now == (1,))):
+            now = found.setdefault(label, (1,))
+            if prod(extents) != 1 and (prod(now) == 1 or (len(now) == 1 and len(extents) > 1)):
                 found[label] = extents
     return found
 

@@ -94,15 +94,16 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def taken(x: ShardedTensor, dim: int, positions: Any) -> ShardedTensor:
-    """Listed positions along one dim that is not cut."""
+    """Listed positions along one dim, which is gathered first if it is cut."""
     if isinstance(positions, ShardedTensor):
         raise UnsupportedOp("indexing with a sharded tensor (a mask): use torch.where or masked_fill")
     index = torch.as_tensor(positions, device=x.device)
-    if index.ndim != 1 or x.placement.is_cut(dim):
+    if index.ndim != 1:
         raise UnsupportedOp(
-            f"indexing dim {dim} of a sharded tensor with {tuple(index.shape)} positions: only one list of positions "
-            f"along a dim that is not cut is supported (cut dims: {x.placement.cut_dims})"
+            f"indexing dim {dim} of a sharded tensor with {tuple(index.shape)} positions: only one "
+            f"list of positions is supported"
         )
+    x = gather(x, (dim,), "indexing")
     local = x.local[(slice(None),) * dim + (index,)]
     return ShardedTensor(local, x.placement.uncut_resized(local.shape))
 
@@ -140,6 +141,9 @@ def write_positions(x: ShardedTensor, items: tuple[Any, ...], part: ShardedTenso
     """Write to listed positions of one dim, all others whole."""
     if any(isinstance(i, slice) and i != slice(None) for i in items) or Ellipsis in [i for i in items if i is Ellipsis]:
         raise UnsupportedOp("assignment to listed positions together with slices: assign to one after the other")
+    at = next(d for d, i in enumerate(items) if not isinstance(i, slice))
+    if x.placement.is_cut(at):
+        raise UnsupportedOp(f"assignment to listed positions of dim {at}, which is cut: use torch.where or masked_fill")
     source = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
     x.local[items] = piece_of(source, part.placement, "assignment").to(x.dtype)
     written(x, x.local)

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from mural.shard.ops.along import ALONG, DEFAULT_DIM
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.attributes import GLOBAL, LOCAL, new
-from mural.shard.ops.folded import common_factors, folded, folds_of, on_settled, opened, rule_of
+from mural.shard.ops.folded import common_factors, folded, folds_of, opened, rule_of
 from mural.shard.regroup import Folds, spans
+from mural.shard.reshape import on_settled
 from mural.shard.table import name_of, register_folded
 from mural.shard.tensor import ShardedTensor, local_of, unfolded
 
@@ -22,8 +23,9 @@ detach data.__get__ clone to cpu cuda type_as pin_memory contiguous zeros_like o
 """
 WHOLE = f"""
 {GLOBAL} {LOCAL} reshape view flatten unflatten reshape_as view_as ravel
-requires_grad_ requires_grad.__set__ retain_grad
+requires_grad_ requires_grad.__set__ retain_grad detach_ grad.__delete__
 """
+GRAD_OPTIONS = ("retain_graph", "create_graph", "only_inputs", "allow_unused")
 NORMS = ("batch_norm", "group_norm", "instance_norm", "prelu")
 ALONG_DIM = ALONG | {
     "softmax": 1, "log_softmax": 1, "softmin": 1, "unbind": 1, "chunk": 2, "split": 2, "tensor_split": 2,
@@ -59,6 +61,39 @@ def keeping(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     inner = unfolded(x) if isinstance(x, ShardedTensor) else x
     result = rule_of(func, (inner, *pytree.tree_map(local_of, args[1:])), pytree.tree_map(local_of, kwargs))
     return x if result is inner else refolded(result, folds_of(x))
+
+
+@register_folded("grad.__set__")
+def set_gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace or clear the gradient."""
+    x, *value = args
+    inner = unfolded(x)
+    rule_of(func, (inner, *(None if v is None else v.reshape(x.placement.shape) for v in value)), kwargs)
+
+
+@register_folded("autograd.grad")
+def gradients(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gradients of merged inputs are merged as they are."""
+    names = ("outputs", "inputs", "grad_outputs")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    several: dict[str, list[Any]] = {
+        k: [v] if isinstance(v, Tensor) else list(v) for k, v in given.items() if k in names and v is not None
+    }
+    outputs, inputs, seeds = (several.get(name, []) for name in names)
+    apart = [o.placement.shape if isinstance(o, ShardedTensor) else tuple(o.shape) for o in outputs]
+    opened_up: dict[str, Any] = {
+        "outputs": [unfolded(o) if isinstance(o, ShardedTensor) else o for o in outputs],
+        "inputs": [unfolded(i) if isinstance(i, ShardedTensor) else i for i in inputs],
+    }
+    if seeds:
+        opened_up["grad_outputs"] = [
+            None if s is None else s.reshape(shape) for s, shape in zip(seeds, apart, strict=True)
+        ]
+    rest = {k: v for k, v in kwargs.items() if k not in names}
+    found = rule_of(func, (), opened_up | rest | dict(zip(GRAD_OPTIONS, args[3:], strict=False)))
+    return tuple(
+        folded(g, folds_of(i)) if isinstance(g, ShardedTensor) else g for g, i in zip(found, inputs, strict=True)
+    )
 
 
 @register_folded("grad.__get__", "_grad.__get__")
@@ -162,7 +197,16 @@ def over_dims(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     else:
         kwargs = kwargs | {"dim": inner}
     left = tuple(n for d, n in enumerate(x.folds) if d not in dims)
-    return refolded(refolded(rule_of(func, args, kwargs), x.folds), left)
+    # Where the reduced dims are kept, a merged one is kept as one dim.
+    more = tuple(d for k in dims for d in range(*spans(x.folds)[k])[1:])
+    kept = tuple(1 if d in dims else n for d, n in enumerate(x.folds))
+
+    def shaped(y: Any) -> Any:
+        if not isinstance(y, ShardedTensor) or y.placement.ndim != sum(x.folds):
+            return refolded(y, left)
+        return folded(y.squeeze(more) if more else y, kept)
+
+    return pytree.tree_map(shaped, rule_of(func, args, kwargs))
 
 
 @register_folded("layer_norm", "rms_norm")

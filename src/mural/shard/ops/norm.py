@@ -23,7 +23,7 @@ from mural.shard.fuse import mapped
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm_cuda import batch_norm_cuda, total_of
 from mural.shard.table import register
-from mural.shard.tensor import ShardedTensor
+from mural.shard.tensor import ShardedTensor, gather
 
 CHUNK = 2**22
 """How many values of a temporary the backward of a norm makes at a time."""
@@ -223,6 +223,7 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     x, mean, var, weight, bias, training, momentum, eps = bound(args, kwargs, names, None, None, False, 0.1, 1e-5)
     check_affine("batch_norm", x.shape[1], eps, mean, var, weight, bias)
+    x = gather(x, (1,), "batch_norm")
     if (mean is None) != (var is None):
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
     if not training:
@@ -261,6 +262,7 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
     x, mean, var, weight, bias, use, momentum, eps = bound(args, kwargs, names, None, None, None, None, True, 0.1, 1e-5)
     check_affine("instance_norm", x.shape[1], eps, mean, var, weight, bias)
+    x = gather(x, (1,), "instance_norm")
     if not use:
         return frozen(x, mean, var, weight, bias, eps)
     dims = tuple(range(2, x.ndim))
@@ -290,10 +292,11 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if x.shape[1] % groups:
         raise RuntimeError(f"group_norm: {x.shape[1]} channels are not a multiple of {groups} groups")
     check_affine("group_norm", x.shape[1], eps, weight, bias)
+    x = gather(x, (1,), "group_norm")
     if not x.placement.axes_of(range(2, x.ndim)) and x.local.numel():
         return ShardedTensor(func(x.local, groups, weight, bias, eps), x.placement)
     wide = result_dtype(func, x.local, weight)
-    x = x.to(wide)  # where autocast normalizes in float32
+    x = ShardedTensor(x.local.to(wide), x.placement)  # where autocast normalizes in float32
     count = prod(x.shape[1:]) // groups
     rows = Rows(x.local.shape[0], x.shape[1], groups, count, per_image=True)
     local, _ = normalize(x, rows, weight, bias, x.placement.axes_of(range(2, x.ndim)), eps)

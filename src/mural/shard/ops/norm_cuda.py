@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.comm import Mesh, mark, stack
-from mural.comm.exchange import first_order
+from mural.comm import Mesh, mark
+from mural.comm.exchange import first_order, rows_of
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
@@ -51,11 +51,9 @@ class _BatchNorm(torch.autograd.Function):
         mesh: Mesh, peers: tuple[int, ...], counts: tuple[int, ...],
     ) -> Tensor:  # fmt: skip
         mine = torch.stack(torch.batch_norm_stats(x, eps))
-        every = stack(mine, peers, mesh.rank, mesh.transport, "norm statistics")
+        every = torch.stack(rows_of(mine, peers, mesh.rank, mesh.transport, "norm statistics"), 1)
         shared = counts_of(counts, mine.dtype, x.device)
-        mean, rstd = torch.batch_norm_gather_stats_with_counts(
-            x, every[:, 0].contiguous(), every[:, 1].contiguous(), *buffers, momentum, eps, shared
-        )
+        mean, rstd = torch.batch_norm_gather_stats_with_counts(x, every[0], every[1], *buffers, momentum, eps, shared)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.mesh, ctx.peers, ctx.count = mesh, peers, sum(counts)
         return torch.batch_norm_elemt(x, weight, bias, mean, rstd, eps)
@@ -69,8 +67,9 @@ class _BatchNorm(torch.autograd.Function):
         one, hat, of_weight, of_bias = torch.batch_norm_backward_reduce(same, x, mean, rstd, weight, True, *parameters)
         of_x = None
         if need_x:
-            sums = torch.stack((one, hat))
-            total = stack(sums, ctx.peers, ctx.mesh.rank, ctx.mesh.transport, "norm statistics backward").sum(0)
+            name = "norm statistics backward"
+            first, *others = rows_of(torch.stack((one, hat)), ctx.peers, ctx.mesh.rank, ctx.mesh.transport, name)
+            total = sum(others, first)  # in one order on all ranks
             counts = total_of(ctx.count, x.device)
             of_x = torch.batch_norm_backward_elemt(same, x, mean, rstd, weight, total[0], total[1], counts)
         return of_x, of_weight if parameters[0] else None, of_bias if parameters[1] else None, *(None,) * 6
@@ -89,9 +88,8 @@ def batch_norm_cuda(
     counts = shares(x.placement, axes)
     if counts is None:
         return None
-    with torch.autocast("cuda", enabled=False):
-        local: Tensor = _BatchNorm.apply(  # type: ignore[assignment]
-            x.local, weight, bias, buffers, momentum, eps, x.mesh, x.mesh.peers(axes), counts
-        )
+    local: Tensor = _BatchNorm.apply(  # type: ignore[assignment]
+        x.local, weight, bias, buffers, momentum, eps, x.mesh, x.mesh.peers(axes), counts
+    )
     mark()
     return ShardedTensor(local, x.placement)

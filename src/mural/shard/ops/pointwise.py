@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Interval, broadcast
-from mural.shard.fuse import NOTHING, Operands, same_place, wide_piece, with_spans
+from mural.shard.fuse import NOTHING, Operands, enabled, same_place, wide_piece, with_spans
 from mural.shard.layout import Layout, Want
 from mural.shard.margin import Margin, Spans
 from mural.shard.table import functions, name_of, register
@@ -128,9 +128,12 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         raise UnsupportedOp("where(condition) of a sharded tensor lists positions: give both values")
     if kwargs.get("out") is not None:
         raise LayoutError(f"{name}(out=…) is not supported for sharded tensors: use its result")
+    inplace = func in INPLACE or bool(kwargs.get("inplace"))
+    x = args[0] if args else None
+    if isinstance(x, ShardedTensor) and x.margin is None and name not in VIEWS and is_lone(args, kwargs):
+        return of_one(func, x, args, kwargs, inplace)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    inplace = func in INPLACE or bool(kwargs.get("inplace"))
     if inplace:
         target = args[0]
         if not isinstance(target, ShardedTensor):
@@ -154,6 +157,27 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         args[0].sites = shared.sites
         return written(args[0], result)
     return wrap(result, layout, args[0] if args else None, shared)
+
+
+def is_lone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has no other tensor than its first argument."""
+    return not any(isinstance(a, (Tensor, list, tuple)) for a in (*args[1:], *kwargs.values()))
+
+
+def of_one(
+    func: Callable[..., Any], x: ShardedTensor, args: tuple[Any, ...], kwargs: dict[str, Any], inplace: bool
+) -> Any:
+    """An operation on one tensor without a margin, on its piece: the short way."""
+    sites = x.sites if x.sites and enabled() else ()
+    if inplace:
+        check_writable(x, name_of(func))
+    result = func(x.local, *args[1:], **kwargs)
+    if not inplace:
+        return wrap(result, x.placement, x, Operands(None, sites))
+    if x.dtype != result.dtype:
+        raise LayoutError(f"{name_of(func)} in place changed the type from {x.dtype} to {result.dtype}")
+    x.sites = sites
+    return written(x, result)
 
 
 def pieces_of(leaves: Sequence[Any], layout: Layout, spans: Spans | None, name: str) -> list[Any]:

@@ -186,6 +186,8 @@ def added_product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     x, a, b, beta, alpha = bound(args, kwargs, ("input", first, second, "beta", "alpha"), 1, 1)
     product = torch.matmul(a, b)
     product = product.sum(0) if name == "addbmm" else product
+    if torch.is_autocast_enabled(product.device.type):
+        x = x.to(product.dtype)
     return beta * x + alpha * product if beta else alpha * product
 
 

@@ -12,8 +12,9 @@ from mural.errors import UnsupportedOp
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.indexing import unsqueezed
 from mural.shard.ops.pointwise import common_layout, piece_of
+from mural.shard.reshape import reshaped
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather, moves_data, reshaped
+from mural.shard.tensor import ShardedTensor, gather, moves_data
 
 
 @register("view", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
@@ -88,3 +89,15 @@ def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         layout = layout.gathered(grown)
     local = piece_of(x, layout, name_of(func)).expand(layout.local_shape)
     return ShardedTensor(local, layout, x.aliased if isinstance(x, ShardedTensor) else "")
+
+
+@register("view", "view_as_complex", "view_as_real")
+def complex_view(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Pairs of the last dim as complex numbers, and back."""
+    x: ShardedTensor = args[0]
+    if name_of(func) == "view_as_complex":
+        x = gather(x, (x.ndim - 1,), "view_as_complex")
+        layout = x.placement.pick(range(x.ndim - 1), x.shape[:-1])
+    else:
+        layout = x.placement.pick([*range(x.ndim), None], (*x.shape, 2))
+    return ShardedTensor(func(x.local), layout, x.aliased)
