@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from mural.comm.exchange import (
     count,
     dense,
     empty_like,
+    extents,
     first_order,
     mark,
     pack,
@@ -54,9 +56,9 @@ class Slab:
 
 @dataclass(frozen=True)
 class Strips:
-    """One rank's part of a convolution with strips, in local slices of the spatial dims."""
+    """One rank's part of a convolution with strips, in local slices; `crop` is None where it is the whole piece."""
 
-    crop: Slices
+    crop: Slices | None
     padding: tuple[int, ...]
     slabs: tuple[Slab, ...]
     sends: tuple[tuple[int, tuple[Slices, ...]], ...]
@@ -93,13 +95,13 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
     receives: dict[int, list[tuple[int, Slices]]] = {}
     for source, destination, moved in found:
         if source == mesh.rank:
-            sends.setdefault(destination, []).append(within(mine, moved))
+            sends.setdefault(destination, []).append(EVERY + within(mine, moved))
         elif destination == mesh.rank:
             index = next(i for i, p in enumerate(parts) if volume(overlap(p, moved)))
             receives.setdefault(source, []).append((index, within(parts[index], moved)))
     padding = tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True))
     return Strips(
-        crop=within(mine, inner),
+        crop=EVERY + within(mine, inner) if inner != mine else None,
         padding=padding,
         slabs=tuple(_slab(part, windows, outs) for part in parts),
         sends=tuple((p, tuple(s)) for p, s in sorted(sends.items())),
@@ -110,7 +112,12 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
 def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
     touched = tuple(o & w.touching(p) for w, p, o in zip(windows, part, outs, strict=True))
     spans = tuple(w.span(t) for w, t in zip(windows, touched, strict=True))
-    return Slab(tuple(i.size for i in part), within(outs, touched), tuple(i.size for i in spans), within(spans, part))
+    return Slab(
+        tuple(i.size for i in part),
+        EVERY + within(outs, touched),
+        tuple(i.size for i in spans),
+        EVERY + within(spans, part),
+    )
 
 
 @dataclass(frozen=True)
@@ -164,21 +171,21 @@ class _StripConv(torch.autograd.Function):
     ) -> Tensor:
         ctx.plan, ctx.conv, ctx.transport, ctx.has_bias = plan, conv, transport, bias is not None
         lead = x.shape[:2]
-        sends = {peer: pack(x, [EVERY + part for part in parts]) for peer, parts in plan.sends}
+        sends = {peer: pack(x, parts) for peer, parts in plan.sends}
         counts = {
             peer: sum(count(lead, plan.slabs[i].shape, part) for i, part in parts) for peer, parts in plan.receives
         }
         transfer = Transfer(transport, "convolution", sends, counts, x)
         with transfer, transport.span("interior"):
-            y = conv.forward(x[EVERY + plan.crop], weight, bias, plan.padding)
+            y = conv.forward(x if plan.crop is None else x[plan.crop], weight, bias, plan.padding)
         arrived = transfer.wait()
         padded = [empty_like(x, (*lead, *slab.padded)).zero_() for slab in plan.slabs]
-        slabs = [whole[EVERY + slab.inner] for whole, slab in zip(padded, plan.slabs, strict=True)]
+        slabs = [whole[slab.inner] for whole, slab in zip(padded, plan.slabs, strict=True)]
         for peer, parts in plan.receives:
             unpack_each(arrived[peer], slabs, parts)
         none = (0,) * len(plan.padding)
         for strip, slab in zip(padded, plan.slabs, strict=True):
-            y[EVERY + slab.out] += conv.forward(strip, weight, None, none)
+            y[slab.out].add_(conv.forward(strip, weight, None, none))
         ctx.save_for_backward(x, weight, *padded)
         return y
 
@@ -193,10 +200,10 @@ class _StripConv(torch.autograd.Function):
         homes: list[Tensor] = []
         weights: list[Tensor] = []
         for strip, slab in zip(padded, plan.slabs, strict=True):
-            part = dense(grad[EVERY + slab.out], strip)
+            part = dense(grad[slab.out], strip)
             home, of_weight, _ = conv.backward(part, strip, weight, none, (need_x, need_weight, False))
             if home is not None:
-                homes.append(home[EVERY + slab.inner])
+                homes.append(home[slab.inner])
             if of_weight is not None:
                 weights.append(of_weight)
         transfer = None
@@ -205,9 +212,9 @@ class _StripConv(torch.autograd.Function):
                 peer: torch.cat([homes[i][EVERY + part].reshape(-1) for i, part in parts])
                 for peer, parts in plan.receives
             }
-            counts = {peer: sum(count(x.shape[:2], x.shape[2:], part) for part in parts) for peer, parts in plan.sends}
+            counts = {peer: sum(prod(extents(x.shape, part)) for part in parts) for peer, parts in plan.sends}
             transfer = Transfer(ctx.transport, "convolution backward", sends, counts, x)
-        inner = x[EVERY + plan.crop]
+        inner = x if plan.crop is None else x[plan.crop]
         with ctx.transport.span("interior"):
             gx, gw, gb = conv.backward(
                 grad, inner, weight, plan.padding, (need_x, need_weight, bool(need_bias and ctx.has_bias))
@@ -216,10 +223,10 @@ class _StripConv(torch.autograd.Function):
             for of_weight in weights:
                 gw += of_weight
         if transfer is not None and gx is not None:
-            gx = uncropped(gx, x.shape, plan.crop)
+            gx = gx if plan.crop is None else uncropped(gx, x.shape, plan.crop[2:])
             arrived = transfer.wait()
             for peer, parts in plan.sends:
-                unpack(arrived[peer], gx, [EVERY + part for part in parts], add=True)
+                unpack(arrived[peer], gx, parts, add=True)
         return gx, gw, gb if ctx.has_bias else None, None, None, None
 
 
