@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -34,6 +35,10 @@ class Meter(Protocol):
 
     def alone(self, work: Callable[[], Any]) -> float:
         """Seconds of work on a device that nobody else uses now."""
+        ...
+
+    def computing(self, work: Callable[[], Any]) -> float:
+        """Seconds for which that work keeps the device itself busy, without the gaps between."""
         ...
 
 
@@ -77,6 +82,14 @@ class CudaMeter:
         end.synchronize()
         return begin.elapsed_time(end) / 1000
 
+    def computing(self, work: Callable[[], Any]) -> float:
+        """The kernels' own durations, added up."""
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            work()
+            torch.cuda.synchronize()
+        kernels = (event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+        return sum(event.device_time for event in kernels) / 1e6
+
 
 class CpuMeter:
     """Resident memory of the process above what it had at the last reset. The cap is checked after each peak."""
@@ -111,6 +124,10 @@ class CpuMeter:
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
+
+    def computing(self, work: Callable[[], Any]) -> float:
+        """By the clock: a CPU has no gaps."""
+        return self.alone(work)
 
 
 def resident(field: str) -> int:

@@ -126,16 +126,22 @@ class Rank:
             problem.step()
         plain = Problem(replace(problem.case, extents=problem.extents, sharded=False), self.device)
         times: dict[str, list[float]] = {"plain": [], "mural": []}
+        computing: dict[str, float] = {}
+        steps = {"plain": plain.step, "mural": problem.step}
         for turn in range(self.ranks):
             if self.ranks > 1:
                 dist.barrier()
             for index in range(count + 2 if turn == self.rank else 0):
                 for name in ("plain", "mural") if index % 2 == 0 else ("mural", "plain"):
                     with replaying(tape):
-                        times[name].append(self.meter.alone(plain.step if name == "plain" else problem.step))
+                        times[name].append(self.meter.alone(steps[name]))
+            for name in ("plain", "mural") if turn == self.rank else ():
+                with replaying(tape):
+                    computing[name] = self.meter.computing(steps[name])
         if self.ranks > 1:
             dist.barrier()
-        return {name: seconds[2:] for name, seconds in times.items()} | {"extents": list(problem.extents)}
+        found: dict[str, Any] = {name: seconds[2:] for name, seconds in times.items()}
+        return found | {"computing": computing, "extents": list(problem.extents)}
 
     def train(self, case: dict[str, Any], steps: int, rate: float) -> dict[str, Any]:
         """The losses of some steps of SGD, and the peaks."""

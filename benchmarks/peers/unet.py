@@ -32,7 +32,8 @@ class Sizes:
     single: tuple[int, ...] = (1024, 2048, 3072, 4096)
     memory: tuple[tuple[int, int], ...] = ((8, 4096), (4, 3072), (2, 2048))
     """Ranks and size: what should fit in 16 GiB a rank."""
-    speed: int = 2048
+    speed: tuple[tuple[int, int], ...] = ((1, 2048), (2, 2048), (2, 4096))
+    """Ranks and size."""
     pairs: int = 15
     guesses: tuple[int, ...] = (1280, 1792)
     """For each precision, a size that fits on one rank."""
@@ -40,7 +41,7 @@ class Sizes:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-TOY = Sizes((32, 48), ((2, 48),), 48, 2, (32, 32), 16, (("width", 4), ("depth", 2)))
+TOY = Sizes((32, 48), ((2, 48),), ((1, 48), (2, 48)), 2, (32, 32), 16, (("width", 4), ("depth", 2)))
 
 
 class Parts:
@@ -86,9 +87,9 @@ class Parts:
 
     def speed(self, compiled: bool = False) -> None:
         """A mesh of one rank, and each shard of two, against plain torch on an image of the same extents."""
-        for ranks in (1, 2):
+        for ranks, size in self.sizes.speed:
             for precision in reversed(PRECISIONS):
-                case = self.case(self.sizes.speed, ranks, precision, compiled=compiled)
+                case = self.case(size, ranks, precision, compiled=compiled)
                 if self.session.log.find("pairs", case=case.encode()) is not None:
                     continue
                 longest = 400.0 if compiled else 120.0
@@ -118,7 +119,8 @@ class Parts:
 def said(answer: dict[str, Any]) -> str:
     """The ratio of the medians of one rank."""
     middle = {name: sorted(answer[name])[len(answer[name]) // 2] for name in ("mural", "plain")}
-    return f"{middle['mural'] / middle['plain']:.3f}"
+    busy = answer["computing"]["mural"] / answer["computing"]["plain"]
+    return f"{middle['mural'] / middle['plain']:.3f} (GPU busy {busy:.3f})"
 
 
 def main() -> None:
