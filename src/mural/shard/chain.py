@@ -18,8 +18,8 @@ from itertools import count
 from math import inf, prod
 from typing import Any
 
-from mural.geometry import Reads
-from mural.shard.fusecost import Constants, Layer, Wide, alone, first_part, together
+from mural.geometry import Interval, Reads, Window
+from mural.shard.fusecost import Constants, Layer, Part, alone, first_part, together
 from mural.shard.layout import Layout
 from mural.shard.margin import Spans, common, covers, hull, own_spans
 
@@ -138,7 +138,13 @@ def new_site(
     if not ins:
         return None
     halo = width * (largest(ins, lead) - largest(common(ins, owned), lead))
-    layer = Layer(flops, largest(outs, lead), halo, not covers(owned, ins))
+    pads = any(
+        isinstance(w, Window)
+        and (w.span(Interval(0, 1)).start < 0 or w.span(Interval(0, w.out_extent)).stop > w.extent)
+        for d, w in enumerate(dims, lead)
+        if have.is_cut(d)
+    )
+    layer = Layer(flops, largest(outs, lead), halo, not covers(owned, ins), pads)
     return Site(sources, dims, have, target, layer, width, gradients)
 
 
@@ -232,12 +238,12 @@ def _price(members: dict[Site, int], first: int, last: int, constants: Constants
     outs = needs(members, first, last)
     if outs is None:
         return inf
-    wide: list[Wide] = []
-    for site in starts:
-        ins, owned, lead = site.reads(outs[site]), own_spans(site.have), site.have.ndim - len(site.dims)
-        if not ins or thin(ins, owned):
+    parts: list[Part] = []
+    for site, spans in outs.items():
+        ins, owned, lead = site.reads(spans), own_spans(site.have), site.have.ndim - len(site.dims)
+        if not ins or (site in starts and thin(ins, owned)):
             return inf
-        positions = largest(ins, lead)
-        wide.append(Wide((positions - largest(common(ins, owned), lead)) * site.width, positions * site.width))
-    extra = [(s.layer, largest(spans, s.have.ndim - len(s.dims)) - s.layer.outputs) for s, spans in outs.items()]
-    return together(wide, extra, costs, gradients)
+        read = largest(ins, lead)
+        halo = site.width * (read - largest(common(ins, owned), lead)) if site in starts else None
+        parts.append(Part(site.layer, largest(spans, lead) - site.layer.outputs, read * site.width, halo))
+    return together(parts, costs, gradients)

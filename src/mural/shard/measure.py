@@ -21,7 +21,7 @@ from mural.shard.tensor import ShardedTensor, local_of
 REPEATS = 7
 SMALLEST = 1e-7
 MEBI = 2**20
-PIECE = {"cpu": 2 * MEBI, "cuda": 32 * MEBI}
+PIECE = {"cpu": 4 * MEBI, "cuda": 32 * MEBI}
 """The largest piece that may be copied to attach a window."""
 CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -75,7 +75,7 @@ def _measure(mesh: Mesh, device: torch.device, dtype: torch.dtype) -> list[float
         MEBI / max(SMALLEST, large - message),
         work / max(SMALLEST, compute),
         block.numel() * dtype.itemsize / max(SMALLEST, seconds(block.clone, device)),
-        PIECE.get(device.type, 2 * MEBI),
+        PIECE.get(device.type, 4 * MEBI),
     ]
 
 
