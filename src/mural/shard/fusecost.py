@@ -20,12 +20,12 @@ from math import inf
 class Constants:
     """Seconds and rates of one device and its links, for one pass (forward, or backward)."""
 
-    latency: float = 3e-4
-    """Seconds between posting a small message and its arrival."""
-    strips: float = 5e-4
-    """Seconds of work around an exchange by strips: packing, and the small kernels for the border."""
-    fetch: float = 2e-4
-    """Seconds of work around an exchange that attaches the window."""
+    strips: float = 1e-3
+    """Seconds of a small exchange by strips: packing, the message, and small kernels for the border."""
+    fetch: float = 7e-4
+    """Seconds of a small exchange that attaches the window."""
+    latency: float = 5e-4
+    """Of these, the seconds that the message is under way."""
     bandwidth: float = 1e9
     """Bytes a second between neighbours."""
     rate: float = 2e10
@@ -71,7 +71,7 @@ def alone(layer: Layer, constants: Constants, gradients: bool) -> float:
     travel = constants.latency + layer.halo / constants.bandwidth
     interior = layer.flops * layer.outputs / constants.rate
     passes = (interior, 2 * interior) if gradients else (interior,)
-    return sum(constants.strips + max(0.0, travel - hidden) for hidden in passes)
+    return sum(constants.strips - constants.latency + max(0.0, travel - hidden) for hidden in passes)
 
 
 def together(parts: Sequence[Part], constants: Constants, gradients: bool) -> float:
@@ -79,7 +79,7 @@ def together(parts: Sequence[Part], constants: Constants, gradients: bool) -> fl
     if any(part.piece > constants.piece for part in parts):
         return inf
     fetched = [part for part in parts if part.halo is not None]
-    waits = sum(constants.fetch + constants.latency + (part.halo or 0) / constants.bandwidth for part in fetched)
+    waits = sum(constants.fetch + (part.halo or 0) / constants.bandwidth for part in fetched)
     copies = sum(2 * part.piece * (part.layer.pads + (part.halo is not None)) for part in parts) / constants.copying
     again = sum(part.layer.flops * part.again for part in parts) / constants.rate
     return (2 if gradients else 1) * (waits + copies) + (3 if gradients else 1) * again
