@@ -16,10 +16,12 @@ ABOUT = {
     "operands are taken to be the same on every rank, and each rank uses its part.",
     "reduction": "Looks at all positions of some dims: each rank reduces its piece, and the results are merged.",
     "loss": "The loss of the whole batch and image: a plain number, the same on every rank.",
-    "product": "Products with a plain matrix along the last dim, which is gathered first if it is cut.",
-    "view": "Shapes, slices and joins. Data stay where they are unless a cut dim is "
-    "merged, split or indexed by one position; then that dim is gathered.",
-    "along a dim": "Local along a dim that is not cut; raises `UnsupportedOp` along a dim that is.",
+    "product": "Linear layers, matrix products and einsum. A mesh axis cuts one dim of a product; the smaller operand "
+    "is brought to it.",
+    "attention": "Every query meets every key: keys and values are gathered, or few queries go to the keys.",
+    "view": "Shapes, slices and joins. Data stay where they are: merged cut dims stay apart underneath, a split moves "
+    "cuts to the nearest part. A cut dim that is indexed by one position is gathered.",
+    "along a dim": "Local along a dim that is not cut. Along a cut dim scans are exact, and the rest says what it needs.",
     "random": "Draws the same numbers on every grid.",
     "creation": "New tensors in the layout of another one.",
     "attribute": "What can be asked of a tensor: sizes are global. Conversions and copies.",

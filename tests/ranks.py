@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 _pools: dict[int, Pool] = {}
 
 
@@ -28,7 +28,7 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
     )
     while True:
         call = pipe.recv()

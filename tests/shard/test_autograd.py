@@ -325,7 +325,7 @@ def test_float32() -> None:
 def aliases(what: str) -> None:
     x = Grid((2, 1)).shard(image(1, 3, 12, 11))
     if what == "reshape":
-        x.flatten(1).add_(1)
+        x.reshape(1, 3, 11, 12).add_(1)
     elif what == "index":
         x[:, :, 3].mul_(2)
     else:
@@ -351,6 +351,8 @@ def writes() -> dict[str, float]:
             else:
                 x[:, :, 4:8].mul_(3)
                 x.permute(0, 2, 3, 1)[..., 0].add_(1)
+                x.flatten(2).mul_(2)
+                x.flatten(2)[:, 1].add_(1)
         found[name] = difference(sharded.full(), plain)
     return found
 

@@ -1,4 +1,4 @@
-"""The law on a GPU that several ranks share (gloo, messages staged through pinned memory)."""
+"""The law on a GPU that several ranks share (gloo, messages through CUDA IPC or pinned memory)."""
 
 from __future__ import annotations
 

@@ -215,14 +215,23 @@ def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return new
 
 
+def dense(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor without gaps in memory, in the memory format of another."""
+    for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if like.ndim == ndim and not like.is_contiguous() and like.is_contiguous(memory_format=order):
+            return tensor.contiguous(memory_format=order)
+    return tensor.contiguous()
+
+
 def mark() -> None:
     """Leave a saved tensor behind an exchange.
 
     Non-reentrant checkpoint stops its recompute at the last saved tensor of a region. With a mark behind
     every exchange, that stop lies behind the same exchange on every rank, so nobody waits for a peer that
-    stopped early.
+    stopped early. Outside of a checkpoint nobody looks.
     """
-    if torch.is_grad_enabled():
+    hooks: Any = torch._C._autograd  # type: ignore[attr-defined]
+    if torch.is_grad_enabled() and hooks._top_saved_tensors_default_hooks(True) is not None:
         token = torch.empty(0, requires_grad=True)
         _ = token * token
 

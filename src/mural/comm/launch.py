@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from mural.comm.choice import settle
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 
@@ -26,6 +27,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
 
     A process group made before (by Lightning, Ray, or the caller) is joined. torchrun's variables start
     one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
+    Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.choice`.
     """
     if not dist.is_initialized():
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -44,7 +46,9 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         # A group of our own: DDP's collectives on the default group never meet our messages.
         group = cast(dist.ProcessGroup, dist.new_group(timeout=timedelta(seconds=timeout)))
         _transports.clear()
-        _transports[key] = Transport(group, timeout)
+        transport = Transport(group, timeout)
+        settle(transport)
+        _transports[key] = transport
     return dist.get_world_size(), dist.get_rank(), _transports[key]
 
 

@@ -116,6 +116,10 @@ def init(
     choose the grid with the least traffic for the ranks that `data` leaves. Afterwards torch's default
     random generator is in the same state on every rank.
 
+    Over gloo, GPU tensors travel through CUDA IPC between ranks that share a GPU (the current device at the first
+    call), where that works and is faster, else through pinned memory; `print(mesh)` says which. The environment
+    variable MURAL_GPU_PATH, set to `ipc` or `pinned` on all ranks, decides instead.
+
     >>> init(image=(64, 64)).spatial
     (1, 1)
     """

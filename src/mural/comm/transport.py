@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.alarm import Alarm
+from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import PeerError
 
 
@@ -42,11 +43,21 @@ class Transfer:
         if transport.alarm is not None and transport.alarm.heard:
             raise PeerError(f"{name}: the ranks no longer agree, since {transport.alarm.heard}")
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
-        self.serial = transport.next_serial()
         self.device = like.device
-        self.outgoing = {peer: transport.outbound(buffer) for peer, buffer in sends.items()}
-        self.incoming = {peer: transport.inbound(count, like) for peer, count in sizes.items()}
-        self.works: list[tuple[int, Any]] = transport.post(self.outgoing, self.incoming)
+        self.bytes = sum(b.numel() * b.element_size() for b in sends.values())
+        paths = transport.paths.get(like.device.type)
+        if paths is not None:
+            sends = {peer: paths.home(buffer) for peer, buffer in sends.items()}
+        self.awaited = {peer: transport.way(peer, like, n).receive(n, like) for peer, n in sizes.items()}
+        # Messages are copied beside the calling stream, from what it had done now, and to what it had left free now.
+        self.turn = Turn(transport.serial + 1, paths.lanes.now() if paths is not None else None)
+        self.leaving = {peer: transport.way(peer, like, b.numel()).send(b, self.turn) for peer, b in sends.items()}
+        self.outgoing = {peer: message.wire for peer, message in self.leaving.items()}
+        self.incoming = {peer: message.wire for peer, message in self.awaited.items()}
+        self.works: list[tuple[int, Any]] = []
+        # From here on the transfer counts as begun: a rank that raises before tells its peers not to wait for it.
+        self.serial = transport.next_serial()
+        transport.post(self)
 
     def __enter__(self) -> Transfer:
         return self
@@ -56,20 +67,32 @@ class Transfer:
         if kind is not None:
             with contextlib.suppress(PeerError):
                 self.transport.wait(self)
+                for incoming in self.awaited.values():
+                    incoming.skipped(self.turn)
+                self._release()
 
     def wait(self) -> dict[int, torch.Tensor]:
         """The buffers that arrived, by peer."""
         self.transport.wait(self)
-        arrived = {peer: buffer.to(self.device, non_blocking=True) for peer, buffer in self.incoming.items()}
+        found = {peer: message.arrived(self.turn) for peer, message in self.awaited.items()}
+        arrived = {peer: buffer.to(self.device, non_blocking=True) for peer, buffer in found.items()}
+        self._release()
         for record in self.transport.records:
             record.events.append(("transfer", self.posted, time.perf_counter()))
             record.messages += len(self.outgoing)
-            record.bytes += sum(b.numel() * b.element_size() for b in self.outgoing.values())
+            record.bytes += self.bytes
         return arrived
+
+    def _release(self) -> None:
+        for outgoing in self.leaving.values():
+            outgoing.sent()
 
 
 class Transport:
-    """Point-to-point messages over one torch.distributed group (None: a world of one process)."""
+    """Point-to-point messages over one torch.distributed group (None: a world of one process).
+
+    `paths` says for a kind of device how its tensors travel; what it does not name is handed to the backend.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout: float):
         self.group, self.timeout = group, timeout
@@ -77,16 +100,16 @@ class Transport:
         self.serial = 0
         self.memory: Any = None
         """What the operations on the mesh learned of the program, for later runs of it."""
-        self.staged = group is not None and dist.get_backend(group) == "gloo"
-        self.on_device = group is not None and dist.get_backend(group) == "nccl"
+        self.direct = Direct(dist.get_backend(group) if group is not None else "")
+        self.paths: dict[str, Paths] = {}
+        self.unsent: list[tuple[Transfer, int, Outgoing]] = []
         self.alarm = Alarm(group) if group is not None else None
 
     def describe(self) -> str:
         """How messages travel, in words."""
         if self.group is None:
             return "no messages"
-        how = ", GPU tensors staged through pinned memory" if self.staged and torch.cuda.is_available() else ""
-        return f"messages over {dist.get_backend(self.group)}{how}"
+        return ", ".join([f"messages over {self.direct.backend}", *(paths.words for paths in self.paths.values())])
 
     def next_serial(self) -> int:
         """The number of this transfer; the same on every rank, as all run the same operations."""
@@ -95,20 +118,37 @@ class Transport:
 
     def outbound(self, buffer: torch.Tensor) -> torch.Tensor:
         """The buffer in memory that the backend can send from."""
-        if self.staged and buffer.is_cuda:
-            return buffer.cpu()
-        return buffer.cuda() if self.on_device else buffer
+        return self.direct.outbound(buffer)
 
-    def inbound(self, count: int, like: torch.Tensor) -> torch.Tensor:
-        """An empty buffer that the backend can receive into."""
-        if self.staged and like.is_cuda:
-            return torch.empty(count, dtype=like.dtype, pin_memory=True)
-        return torch.empty(count, dtype=like.dtype, device="cuda" if self.on_device else like.device)
+    def way(self, peer: int, like: torch.Tensor, count: int) -> Way:
+        """How that many values travel to or from a peer; none do not travel at all."""
+        paths = self.paths.get(like.device.type)
+        return self.direct if paths is None or not count else paths.ways.get(peer, self.direct)
 
-    def post(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> list[tuple[int, Any]]:
+    def post(self, transfer: Transfer) -> None:
         """Start all messages; the order per pair is the order of transfers, so no tags are needed."""
-        operations = [dist.P2POp(dist.irecv, b, peer, self.group) for peer, b in incoming.items() if b.numel()]
-        operations += [dist.P2POp(dist.isend, b, peer, self.group) for peer, b in outgoing.items() if b.numel()]
+        self.flush()
+        operations = [
+            dist.P2POp(dist.irecv, wire, peer, self.group) for peer, wire in transfer.incoming.items() if wire.numel()
+        ]
+        for peer, wire in transfer.outgoing.items():
+            if not wire.numel():
+                continue
+            if transfer.leaving[peer].prompt:
+                operations.append(dist.P2POp(dist.isend, wire, peer, self.group))
+            else:
+                self.unsent.append((transfer, peer, transfer.leaving[peer]))
+        transfer.works += self.begin(operations)
+
+    def flush(self) -> None:
+        """Send what was left until its copy in host memory is complete, in the order of transfers."""
+        while self.unsent:
+            transfer, peer, message = self.unsent.pop(0)
+            message.ready()
+            transfer.works += self.begin([dist.P2POp(dist.isend, transfer.outgoing[peer], peer, self.group)])
+
+    def begin(self, operations: list[dist.P2POp]) -> list[tuple[int, Any]]:
+        """What to wait for, by peer, of messages that start now."""
         if not operations:
             return []
         try:
@@ -122,6 +162,7 @@ class Transport:
 
     def wait(self, transfer: Transfer) -> None:
         """Wait for every message, or raise what kept a peer from sending it."""
+        self.flush()
         if self.alarm is None or not transfer.works:
             return
         with self.alarm.watching(transfer):
@@ -139,6 +180,8 @@ class Transport:
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
         if self.alarm is not None and not isinstance(error, PeerError):
+            with contextlib.suppress(RuntimeError):  # the peers wait for what was posted before, and get it
+                self.flush()
             self.alarm.ring(self.serial, error)
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from mural.models.arguments import check_image, check_positive
+from mural.models.arguments import check_image, check_positive, check_rate
 from mural.models.layers import LAYERS
 
 LAYERS_2D = LAYERS[2]
@@ -52,8 +52,7 @@ class FCN2D(nn.Module):
         """Builds VGG-16 with its channels scaled to `width`, and with `dropout` in its classifier."""
         super().__init__()
         check_positive("FCN2D", in_channels=in_channels, classes=classes, width=width)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"FCN2D got dropout={dropout!r}, but dropout is in [0, 1): set dropout=0.5")
+        check_rate("FCN2D", dropout=dropout)
         channels = [width * multiple for multiple in CHANNELS]
         self.in_channels = in_channels
         self.stages = nn.ModuleList(

@@ -35,7 +35,7 @@ def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
 def require_gradient(x: ShardedTensor, wanted: bool = True) -> ShardedTensor:
     """Turn the gradient of a leaf on or off; it arrives with the true scale."""
     placement = x.placement
-    x.settle()
+    x.drop_margin()
     x.local.requires_grad_(wanted)
     if wanted and not hasattr(x.local, "_mural_scaled"):
         x.local._mural_scaled = x.local.register_hook(lambda grad: true_gradient(grad, placement))  # type: ignore[attr-defined]

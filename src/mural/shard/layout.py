@@ -71,7 +71,7 @@ class Layout:
             for extent, cuts, axis in zip(self.shape, self.cuts, self.axes, strict=True)
         )
 
-    @property
+    @cached_property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of this rank's piece."""
         return tuple(interval.size for interval in self.box)
@@ -89,9 +89,7 @@ class Layout:
 
     def resized(self, extents: Mapping[int, int]) -> Layout:
         """The layout of a windowed operation's output: some dims have other extents and the image's cuts."""
-        shape = tuple(extents.get(d, n) for d, n in enumerate(self.shape))
-        cuts = tuple(self.cut_for(d, extents[d]) if d in extents else c for d, c in enumerate(self.cuts))
-        return replace(self, shape=shape, cuts=cuts)
+        return _resized(self, tuple(extents.items()))
 
     def gathered(self, dims: Iterable[int]) -> Layout:
         """The layout with some dims replicated."""
@@ -105,13 +103,7 @@ class Layout:
 
     def uncut_resized(self, shape: Sequence[int]) -> Layout:
         """The layout of a local result of that local shape: cut dims keep their extent, others take the local one."""
-        whole = [c is None or c.parts == 1 for c in self.cuts]
-        extents = tuple(n if w else g for n, g, w in zip(shape, self.shape, whole, strict=True))
-        cuts = tuple(
-            Cuts.of((0, n)) if c is not None and w and c.extent != n else c
-            for n, c, w in zip(extents, self.cuts, whole, strict=True)
-        )
-        return replace(self, shape=extents, cuts=cuts)
+        return _uncut_resized(self, tuple(shape))
 
     def pick(self, dims: Sequence[int | None], shape: Sequence[int]) -> Layout:
         """The layout whose dim i is this layout's dim dims[i] (None: a new, uncut dim of extent shape[i])."""
@@ -128,6 +120,28 @@ class Layout:
             (None, ((Interval(0, extent),),)) if cuts is None else (axis, tuple((i,) for i in cuts.intervals()))
             for extent, axis, cuts in zip(self.shape, self.axes, self.cuts, strict=True)
         )
+
+
+# Layouts are asked for again in every step: one object for each makes comparing them a look at their address.
+
+
+@lru_cache(maxsize=16384)
+def _resized(layout: Layout, extents: tuple[tuple[int, int], ...]) -> Layout:
+    wanted = dict(extents)
+    shape = tuple(wanted.get(d, n) for d, n in enumerate(layout.shape))
+    cuts = tuple(layout.cut_for(d, wanted[d]) if d in wanted else c for d, c in enumerate(layout.cuts))
+    return replace(layout, shape=shape, cuts=cuts)
+
+
+@lru_cache(maxsize=16384)
+def _uncut_resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    whole = [c is None or c.parts == 1 for c in layout.cuts]
+    extents = tuple(n if w else g for n, g, w in zip(shape, layout.shape, whole, strict=True))
+    cuts = tuple(
+        Cuts.of((0, n)) if c is not None and w and c.extent != n else c
+        for n, c, w in zip(extents, layout.cuts, whole, strict=True)
+    )
+    return replace(layout, shape=extents, cuts=cuts)
 
 
 def spatial_boxes(have: Layout, target: Layout, lead: int) -> tuple[dict[int, Box], dict[int, Box]]:

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm.exchange import (
@@ -24,6 +23,7 @@ from mural.comm.exchange import (
     Parts,
     Slices,
     count,
+    dense,
     empty_like,
     first_order,
     mark,
@@ -41,11 +41,15 @@ from mural.shard.tensor import ShardedTensor
 
 @dataclass(frozen=True)
 class Slab:
-    """A part of the window that other ranks own, and the outputs that it contributes to."""
+    """A part of the window that other ranks own, and the outputs that it contributes to.
+
+    It lies at `inner` of the window of those outputs, which has the shape `padded` and is zero elsewhere.
+    """
 
     shape: tuple[int, ...]
     out: Slices
-    pad: tuple[int, ...]
+    padded: tuple[int, ...]
+    inner: Slices
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,8 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
 
 def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
     touched = tuple(o & w.touching(p) for w, p, o in zip(windows, part, outs, strict=True))
-    spans = [w.span(t) for w, t in zip(windows, touched, strict=True)]
-    amounts = [n for s, p in zip(spans[::-1], part[::-1], strict=True) for n in (p.start - s.start, s.stop - p.stop)]
-    return Slab(tuple(i.size for i in part), within(outs, touched), tuple(amounts))
+    spans = tuple(w.span(t) for w, t in zip(windows, touched, strict=True))
+    return Slab(tuple(i.size for i in part), within(outs, touched), tuple(i.size for i in spans), within(spans, part))
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,11 @@ class _StripConv(torch.autograd.Function):
         with transfer, transport.span("interior"):
             y = conv.forward(x[EVERY + plan.crop], weight, bias, plan.padding)
         arrived = transfer.wait()
-        slabs = [empty_like(x, (*lead, *slab.shape)) for slab in plan.slabs]
+        padded = [empty_like(x, (*lead, *slab.padded)).zero_() for slab in plan.slabs]
+        slabs = [whole[EVERY + slab.inner] for whole, slab in zip(padded, plan.slabs, strict=True)]
         for peer, parts in plan.receives:
             unpack_each(arrived[peer], slabs, parts)
         none = (0,) * len(plan.padding)
-        padded = [F.pad(s, slab.pad) for s, slab in zip(slabs, plan.slabs, strict=True)]
         for strip, slab in zip(padded, plan.slabs, strict=True):
             y[EVERY + slab.out] += conv.forward(strip, weight, None, none)
         ctx.save_for_backward(x, weight, *padded)
@@ -190,10 +193,10 @@ class _StripConv(torch.autograd.Function):
         homes: list[Tensor] = []
         weights: list[Tensor] = []
         for strip, slab in zip(padded, plan.slabs, strict=True):
-            part = grad[EVERY + slab.out].contiguous()
+            part = dense(grad[EVERY + slab.out], strip)
             home, of_weight, _ = conv.backward(part, strip, weight, none, (need_x, need_weight, False))
             if home is not None:
-                homes.append(F.pad(home, [-n for n in slab.pad]))
+                homes.append(home[EVERY + slab.inner])
             if of_weight is not None:
                 weights.append(of_weight)
         transfer = None

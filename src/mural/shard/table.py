@@ -16,6 +16,8 @@ import torch.nn.functional as F
 Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Any, tuple[str, Rule]] = {}
+FOLDED: dict[str, Rule] = {}
+"""Rules for tensors with merged dims (folds), by name; without one, a tensor is settled into plain dims first."""
 KINDS: dict[str, str] = {}
 """The kind of rule behind each name in the table, in the words of the documentation."""
 
@@ -44,6 +46,16 @@ def register(kind: str, *names: str) -> Callable[[Rule], Rule]:
                 KINDS[attribute] = kind
             for function in found:
                 TABLE[function] = (name, rule)
+        return rule
+
+    return enter
+
+
+def register_folded(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a rule for tensors with merged dims."""
+
+    def enter(rule: Rule) -> Rule:
+        FOLDED.update(dict.fromkeys(names, rule))
         return rule
 
     return enter

@@ -6,7 +6,8 @@ communication is a node between them. What comes past that level raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,43 +17,54 @@ from torch.utils import _pytree as pytree
 from mural.comm import Mesh, fetch, stack
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Box
+from mural.shard.compiler import hide_from_compiler
 from mural.shard.layout import Layout, Want, route
 from mural.shard.margin import Margin, forget
-from mural.shard.table import TABLE, name_of
+from mural.shard.regroup import Folds, folded_shape, regrouped
+from mural.shard.table import FOLDED, TABLE, name_of
 
 
 class ShardedTensor(Tensor):
     """A tensor cut over a mesh. `.shape`, `.size()` and `.numel()` are global; `.local` is this rank's piece.
 
     `aliased` names the view operation that had to communicate: torch would have returned a view there, so
-    an in-place write to this tensor would not reach the original and raises. `margin` holds the piece with
-    positions of neighbours around it, where some were computed here as well, and `sites` the windowed operations
-    whose results this one takes its margin from (see `fuse.py`).
+    an in-place write to this tensor would not reach the original and raises. `folds` says which dims merge
+    several dims of the placement; `.local` and `.box` keep those apart. `margin` holds the piece with positions of
+    neighbours around it, where some were computed here as well, and `sites` the windowed operations whose results
+    this one takes its margin from (see `fuse.py`).
     """
 
     placement: Layout
     aliased: str
+    folds: Folds
+    extents: torch.Size
     margin: Margin | None = None
     sites: tuple[Any, ...] = ()
     _local: Tensor | None
 
     @staticmethod
-    def __new__(cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
+    def __new__(
+        cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "", folds: Folds = ()
+    ) -> ShardedTensor:
         if tuple(local.shape) != placement.local_shape:
             raise LayoutError(
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
             )
-        return cls._wrapping(local, placement, aliased)
+        return cls._wrapping(local, placement, aliased, folds)
 
     @classmethod
-    def _wrapping(cls, carrier: Tensor, placement: Layout, aliased: str = "") -> ShardedTensor:
+    def _wrapping(cls, carrier: Tensor, placement: Layout, aliased: str = "", folds: Folds = ()) -> ShardedTensor:
+        shape = folded_shape(placement.shape, folds)
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, placement.shape, dtype=carrier.dtype, device=carrier.device
+            cls, shape, dtype=carrier.dtype, device=carrier.device, requires_grad=carrier.requires_grad
         )
-        wrapper._local, wrapper.placement, wrapper.aliased = carrier, placement, aliased
+        wrapper._local, wrapper.placement, wrapper.aliased, wrapper.folds = carrier, placement, aliased, folds
+        wrapper.extents = torch.Size(shape)
         if carrier.requires_grad:
-            mirror_gradient(wrapper)
+            with torch._C.DisableTorchFunctionSubclass():
+                wrapper._backward_hooks = REFUSING
+        hide_from_compiler(cls)
         return wrapper
 
     @classmethod
@@ -78,10 +90,48 @@ class ShardedTensor(Tensor):
         """Whether a plain tensor is this tensor's piece, or its extended one."""
         return value is self._local or (self.margin is not None and value is self.margin.extended)
 
-    def settle(self) -> None:
+    def drop_margin(self) -> None:
         """Before a write: the own piece alone is this tensor from now on."""
         self._local, self.margin, self.sites = self.local, None, ()
         forget(self._local)
+
+    # What models ask most often, without the way through `__torch_function__`.
+
+    @property
+    def _some(self) -> Tensor:
+        return self.margin.extended if self._local is None and self.margin is not None else self.local
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """The global shape."""
+        return self.extents
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        """The number of dims."""
+        return len(self.extents)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The type of the pieces."""
+        return self._some.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of this rank's piece."""
+        return self._some.device
+
+    def dim(self) -> int:
+        """The number of dims."""
+        return len(self.extents)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        """The global shape, or one extent of it."""
+        return self.extents if dim is None else self.extents[dim]
+
+    def is_floating_point(self) -> bool:
+        """Whether the pieces hold floating point numbers."""
+        return self._some.is_floating_point()
 
     @property
     def mesh(self) -> Mesh:
@@ -90,26 +140,32 @@ class ShardedTensor(Tensor):
 
     @property
     def box(self) -> Box:
-        """The global place of this rank's piece, one interval per dim."""
+        """The global place of this rank's piece, one interval per dim of the placement."""
         return self.placement.box
 
     def full(self) -> Tensor:
         """The whole tensor on every rank, as a plain tensor; differentiable, collective."""
-        return relayout(self, self.placement.gathered(range(self.placement.ndim)), "full").local
+        whole = relayout(unfolded(self), self.placement.gathered(range(self.placement.ndim)), "full").local
+        return whole.reshape(tuple(self.shape)) if self.folds else whole
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         box = ", ".join(f"{i.start}:{i.stop}" for i in self.box)
-        return f"ShardedTensor(shape={self.placement.shape}, box=[{box}], rank={self.mesh.rank}, local={self.local!r})"
+        return f"ShardedTensor(shape={tuple(self.shape)}, box=[{box}], rank={self.mesh.rank}, local={self.local!r})"
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = usual_names(args, kwargs or {})
-        sharded = list(sharded_in((args, kwargs)))
+        sharded = sharded_in((args, kwargs))
         try:
             check_operands(func, sharded)
             entry = TABLE.get(func)
+            if any(t.folds for t in sharded):
+                if entry is not None and (rule := FOLDED.get(entry[0])) is not None:
+                    return rule(func, args, kwargs)
+                args, kwargs = pytree.tree_map(settled, (args, kwargs))
+                sharded = sharded_in((args, kwargs))
             if entry is not None:
                 return entry[1](func, args, kwargs)
             if not any(t.placement.cut_dims for t in sharded):
@@ -129,12 +185,24 @@ class ShardedTensor(Tensor):
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.ops.aten.detach.default:  # nested checkpoints unpack the inputs that they saved
-            return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased)
+            return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased, args[0].folds)
         raise UnsupportedOp(
             f"{func} reached a sharded tensor below autograd: a custom autograd.Function, a reentrant checkpoint, "
             f"a full backward hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
             f"use non-reentrant checkpoint and plain operations, or add a rule to src/mural/shard/ops/"
         )
+
+
+def refuse_gradient(grad: Tensor) -> None:
+    """Raise for a gradient that reached a wrapper."""
+    raise UnsupportedOp(
+        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
+        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
+    )
+
+
+REFUSING: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict({0: refuse_gradient})
+"""The hooks of every wrapper that requires a gradient, as torch keeps them; one dict serves all."""
 
 
 def mirror_gradient(wrapper: ShardedTensor, wanted: bool = True) -> None:
@@ -146,17 +214,9 @@ def mirror_gradient(wrapper: ShardedTensor, wanted: bool = True) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         if wanted and not wrapper.requires_grad:
             wrapper.requires_grad_(True)
-            wrapper.register_hook(refuse_gradient)
+            wrapper._backward_hooks = REFUSING
         elif not wanted:
             wrapper.requires_grad_(False)
-
-
-def refuse_gradient(grad: Tensor) -> None:
-    """Raise for a gradient that reached a wrapper."""
-    raise UnsupportedOp(
-        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
-        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
-    )
 
 
 def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -171,23 +231,24 @@ def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     return args, renamed
 
 
-def sharded_in(tree: Any) -> Iterator[ShardedTensor]:
+def sharded_in(tree: Any) -> list[ShardedTensor]:
     """Every sharded tensor among the arguments of a call."""
-    for leaf in tree if isinstance(tree, list) else (tree,):
-        if isinstance(leaf, ShardedTensor):
-            yield leaf
-        elif isinstance(leaf, (tuple, list)):
-            for item in leaf:
-                yield from sharded_in(item)
-        elif isinstance(leaf, dict):
-            for item in leaf.values():
-                yield from sharded_in(item)
+    found: list[ShardedTensor] = []
+    collect(tree, found)
+    return found
 
 
-def grad_fn_of(tensor: ShardedTensor) -> Any:
-    """The autograd node on the wrapper itself; there must be none."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.grad_fn
+def collect(tree: Any, found: list[ShardedTensor]) -> None:
+    """Append the sharded tensors of a tree to a list."""
+    if isinstance(tree, ShardedTensor):
+        found.append(tree)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            if not isinstance(item, (int, float)):
+                collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            collect(item, found)
 
 
 def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
@@ -195,20 +256,24 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
     for tensor in sharded:
         if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
             raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
-        if tensor.carrier.requires_grad:
-            mirror_gradient(tensor)
-        if (node := grad_fn_of(tensor)) is not None:
-            raise UnsupportedOp(
-                f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
-                f"reentrant checkpoint, a full backward hook, FSDP2) bypassed the sharded tensor, and gradients "
-                f"through it would be lost. Use checkpoint(use_reentrant=False), write the operation in plain torch, "
-                f"or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped module"
-            )
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in sharded:
+            if not tensor.requires_grad:
+                if tensor.carrier.requires_grad:
+                    mirror_gradient(tensor)
+            elif (node := tensor.grad_fn) is not None:
+                raise UnsupportedOp(
+                    f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
+                    f"reentrant checkpoint, a full backward hook, FSDP2) bypassed the sharded tensor, and gradients "
+                    f"through it would be lost. Use checkpoint(use_reentrant=False), write the operation in plain "
+                    f"torch, or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped "
+                    f"module"
+                )
 
 
 def run_replicated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call on tensors that every rank holds whole, which is the plain call."""
-    like = next(sharded_in((args, kwargs)))
+    like = sharded_in((args, kwargs))[0]
     plain_args, plain_kwargs = pytree.tree_map(local_of, (args, kwargs))
     result = func(*plain_args, **plain_kwargs)
 
@@ -236,6 +301,33 @@ def replicated(value: Tensor, like: Layout) -> Tensor:
         return ShardedTensor(value, like)
     axes = like.axes if like.ndim == value.ndim else (None,) * value.ndim
     return ShardedTensor(value, Layout(like.mesh, tuple(value.shape), axes, (None,) * value.ndim, like.images))
+
+
+def unfolded(tensor: ShardedTensor) -> ShardedTensor:
+    """The tensor with one dim for each dim of its placement."""
+    return ShardedTensor(tensor.local, tensor.placement, tensor.aliased) if tensor.folds else tensor
+
+
+def settled(value: Any) -> Any:
+    """A tensor with plain dims, gathered where merged dims are cut apart; any other value as it is."""
+    if not isinstance(value, ShardedTensor) or not value.folds:
+        return value
+    return reshaped(unfolded(value), tuple(value.shape), "reshape", fold=False)
+
+
+def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool = True) -> ShardedTensor:
+    """The tensor under another shape: dims that a cut cannot follow are cut elsewhere or gathered first."""
+    x, aliased = unfolded(x), x.aliased
+    plan = regrouped(x.placement, shape, fold)
+    while plan.lost or plan.aligned:
+        target = x.placement.gathered(plan.lost)
+        for dim, cuts in plan.aligned.items():
+            target = target.with_cut(dim, cuts, cuts.extent)
+        aliased = name if moves_data(x, target) else aliased
+        x = relayout(x, target, name)
+        plan = regrouped(x.placement, shape, fold)
+    layout = plan.layout(x.placement)
+    return ShardedTensor(x.local.reshape(layout.local_shape), layout, aliased, plan.fold)
 
 
 def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:

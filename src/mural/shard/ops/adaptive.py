@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
@@ -83,8 +84,8 @@ def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     x, size, indices = bound(args, kwargs, names, False)
     name = name_of(func)
     n, largest = int(name[-2]), "max" in name
-    if indices:
-        raise UnsupportedOp(f"{name} with return_indices=True; see src/mural/shard/ops/pool.py")
+    if largest and (indices or func is not getattr(F, name)):  # the builtins below F return positions too
+        return getattr(F, f"{name}_with_indices")(x, size)
     extents = tuple(x.shape[x.ndim - n :])
     wanted = (size,) * n if isinstance(size, int) or size is None else tuple(size) * (n if len(tuple(size)) == 1 else 1)
     sizes = tuple(e if s is None else int(s) for e, s in zip(extents, wanted, strict=True))

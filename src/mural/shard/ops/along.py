@@ -20,13 +20,18 @@ ALONG = {
     "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2,
     "cosine_similarity": 2, "quantile": 2,
 }  # fmt: skip
-
+"""The place of each operation's dim among its arguments."""
+EXACT = (
+    "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "prod", "diff", "sort", "argsort", "topk", "kthvalue",
+    "median", "mode", "quantile", "normalize", "cosine_similarity",
+)  # fmt: skip
+"""Those that other files make exact along a cut dim too."""
 
 DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "median": None, "mode": -1, "glu": -1,
                "normalize": 1, "diff": -1, "cosine_similarity": 1}  # fmt: skip
 
 
-@register("along a dim", *ALONG)
+@register("along a dim", *(name for name in ALONG if name not in EXACT))
 def along(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation along one dim that is not cut, which each rank runs on its own pieces."""
     name = name_of(func)

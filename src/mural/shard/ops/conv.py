@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -40,18 +42,21 @@ def each(value: Any, dims: int) -> tuple[int, ...]:
     return values * dims if len(values) == 1 else values
 
 
-def conv_rule(
-    extents: tuple[int, ...],
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Windowed:
-    """The rule of a convolution of an image with these extents: windows, and the valid run."""
+@dataclass(frozen=True)
+class ConvWindows:
+    """A convolution's windows, and its arguments with one number per dim."""
+
+    windows: tuple[Window, ...]
+    arguments: ConvArguments
+
+
+@lru_cache(maxsize=4096)
+def conv_windows(
+    extents: tuple[int, ...], kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
+) -> ConvWindows:
+    """The windows of a convolution of an image with these extents."""
     n = len(extents)
-    strides, dilations, kernel = each(stride, n), each(dilation, n), tuple(weight.shape[2:])
+    strides, dilations = each(stride, n), each(dilation, n)
     if min(*strides, *dilations) < 1:
         raise RuntimeError(f"stride {strides} and dilation {dilations} must be at least 1")
     if isinstance(padding, str):
@@ -71,6 +76,32 @@ def conv_rule(
     for window, e, k in zip(windows, extents, kernel, strict=True):
         if window.out_extent < 1:
             raise RuntimeError(f"a convolution with kernel {k} has no output on an image of extent {e} {extents}")
+    return ConvWindows(windows, ConvArguments(strides, dilations, groups))
+
+
+def frozen(value: Any) -> Any:
+    """An argument that can be a key: a list as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def conv_rule(
+    extents: tuple[int, ...],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Windowed:
+    """The rule of a convolution of an image with these extents: windows, and the valid run."""
+    kernel = tuple(weight.shape[2:])
+    found = conv_windows(extents, kernel, frozen(stride), frozen(padding), frozen(dilation), groups)
+    return rule_of_windows(found, weight, bias)
+
+
+def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> Windowed:
+    """The rule of a convolution with those windows."""
+    n, arguments = len(found.windows), found.arguments
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
         borders = [place.border for place in places]
@@ -78,9 +109,9 @@ def conv_rule(
         extra = [m for border, b in zip(borders[::-1], both[::-1], strict=True) for m in (border[0] - b, border[1] - b)]
         if any(extra):
             piece = F.pad(piece, extra)
-        return CONVS[n](piece, weight, bias, strides, both, dilations, groups)
+        return CONVS[n](piece, weight, bias, arguments.stride, both, arguments.dilation, arguments.groups)
 
-    return Windowed(f"conv{n}d", windows, run)
+    return Windowed(f"conv{n}d", found.windows, run)
 
 
 def check_parameters(
@@ -108,17 +139,22 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if weight.shape[0] % groups:
         raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
-    rule = conv_rule(tuple(x.shape[x.ndim - n :]), weight, bias, stride, padding, dilation, groups)
+    extents = x.placement.shape[x.ndim - n :]
+    kernel = tuple(weight.shape[2:])
+    found = conv_windows(extents, kernel, frozen(stride), frozen(padding), frozen(dilation), groups)
+    rule = rule_of_windows(found, weight, bias)
+    target = output_layout(x.placement, rule)
 
     def usual() -> ShardedTensor:
         if x.ndim == weight.ndim:
-            target = output_layout(x.placement, rule)
-            plan = strips(x.placement, target, tuple(w for w in rule.dims if isinstance(w, Window)))
+            plan = strips(x.placement, target, found.windows)
             if plan is not None:
-                arguments = ConvArguments(each(stride, n), each(dilation, n), groups)
-                return strip_conv(x, weight, bias, plan, target, arguments)
+                return strip_conv(x, weight, bias, plan, target, found.arguments)
         return windowed(x, rule)
 
+    if not (x.placement.cut_dims or target.cut_dims):
+        local = func(x.local, weight, bias, stride, padding, dilation, groups)
+        return ShardedTensor(local, target.uncut_resized(local.shape))
     return through(x, rule, usual, weight, 2.0 * weight.numel())
 
 

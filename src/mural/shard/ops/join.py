@@ -1,4 +1,4 @@
-"""Joins: tensors one after the other, and products with a plain matrix."""
+"""Joins: tensors one after the other, side by side, and repeated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.errors import LayoutError, UnsupportedOp
+from mural.errors import LayoutError
 from mural.geometry import Interval
 from mural.shard.layout import Layout, Want
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.indexing import sliced, unsqueezed
 from mural.shard.ops.pointwise import common_layout, piece_of
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather, pull
+from mural.shard.tensor import ShardedTensor, pull
 
 
 @register("view", "repeat", "tile")
@@ -100,20 +100,3 @@ def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) 
     at = layout.mesh.coordinates
     mine = [intervals[at[axis] if axis else 0][0] for axis, intervals in wants]
     return tensor[tuple(slice(i.start, i.stop) for i in mine)]
-
-
-@register("product", "linear", "matmul", "__matmul__")
-def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product with a plain matrix along the last dim, which is gathered first if it is cut."""
-    names = ("input", "weight", "bias") if name_of(func) == "linear" else ("input", "other")
-    x, weight, *rest = bound(args, kwargs, names, *(None,) * (len(names) - 2))
-    if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or weight.ndim > 2:
-        raise UnsupportedOp(f"{name_of(func)} needs a sharded tensor and a plain matrix; call .full() on the other")
-    x = gather(x, (x.ndim - 1,), name_of(func))
-    local = func(x.local, weight, *rest)
-    layout = x.placement
-    if local.ndim < layout.ndim:
-        keep = list(range(layout.ndim - 1))
-        return ShardedTensor(local, layout.pick(keep, [layout.shape[d] for d in keep])) if keep else local
-    layout = replace(layout, axes=(*layout.axes[:-1], None)).uncut_resized(local.shape)
-    return ShardedTensor(local, layout)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -22,6 +21,7 @@ from mural.comm import Mesh, mark, stack
 from mural.comm.exchange import first_order
 from mural.shard.fuse import mapped
 from mural.shard.ops.arguments import bound
+from mural.shard.ops.norm_cuda import batch_norm_cuda, total_of
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
 
@@ -97,8 +97,10 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Rows, eps: float, mesh: Mesh,
         peers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        parts = torch.stack([rows.grouped(m) for m in row_moments(x)]).permute(2, 0, 1)
-        whole = merge_moments(stack(merge_moments(parts), peers, mesh.rank, mesh.transport, "norm statistics"))
+        mine = row_moments(x)
+        if rows.groups != rows.size:
+            mine = merge_moments(torch.stack([rows.grouped(m) for m in mine]).permute(2, 0, 1))
+        whole = merge_moments(stack(mine, peers, mesh.rank, mesh.transport, "norm statistics"))
         mean, variance = rows.spread(whole[1]), rows.spread(whole[2] / rows.count)
         affine = rows.repeated(weight), rows.repeated(bias)
         ctx.save_for_backward(x, weight, mean, variance)
@@ -147,16 +149,9 @@ def cuda_gradients(
     if merge is None:
         return None, sums[2], sums[3]
     total = merge(torch.stack(sums[:2]))
-    counts = counts_on(rows.count, x.device)
+    counts = total_of(rows.count, x.device)
     of_x = torch.batch_norm_backward_elemt(grad, x, mean, rstd, plain, total[0], total[1], counts)
     return of_x, sums[2], sums[3]
-
-
-@lru_cache(maxsize=256)
-def counts_on(count: int, device: torch.device) -> Tensor:
-    """A count on a device, as 32-bit parts that the kernel adds up."""
-    limit = 2**30
-    return torch.tensor([limit] * (count // limit) + [count % limit], dtype=torch.int32, device=device)
 
 
 def general_gradients(
@@ -235,9 +230,15 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     count = x.numel() // max(1, x.shape[1])
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    dims = tuple(d for d in range(x.ndim) if d != 1)
+    axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
+    if not axes and x.local.numel():
+        return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
+    if x.local.is_cuda:
+        fast = batch_norm_cuda(x, weight, bias, (mean, var), axes, momentum, eps)
+        if fast is not None:
+            return fast
     rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
-    local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
+    local, moments = normalize(x, rows, weight, bias, axes, eps)
     with torch.no_grad():
         update(mean, moments[1], momentum)
         update(var, moments[2] / (count - 1), momentum)
@@ -266,6 +267,8 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     count = prod(x.shape[d] for d in dims)
     if count == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
+    if not x.placement.axes_of((0, *dims)) and x.local.numel():
+        return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=True)
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     if mean is not None or var is not None:
@@ -287,6 +290,8 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if x.shape[1] % groups:
         raise RuntimeError(f"group_norm: {x.shape[1]} channels are not a multiple of {groups} groups")
     check_affine("group_norm", x.shape[1], eps, weight, bias)
+    if not x.placement.axes_of(range(2, x.ndim)) and x.local.numel():
+        return ShardedTensor(func(x.local, groups, weight, bias, eps), x.placement)
     wide = result_dtype(func, x.local, weight)
     x = x.to(wide)  # where autocast normalizes in float32
     count = prod(x.shape[1:]) // groups

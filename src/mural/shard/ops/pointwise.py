@@ -50,9 +50,12 @@ VIEWS = {"real", "imag", "conj"}
 
 def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:
     """What an operand of that shape needs so that it broadcasts against pieces of the layout."""
-    wants = layout.wants()[layout.ndim - len(shape) :]
+    first = layout.ndim - len(shape)
     ones: Want = (None, ((Interval(0, 1),),))
-    return tuple(ones if extent == 1 else want for extent, want in zip(shape, wants, strict=True))
+    return tuple(
+        ones if extent == 1 and whole != 1 else want
+        for extent, whole, want in zip(shape, layout.shape[first:], layout.wants()[first:], strict=True)
+    )
 
 
 def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
@@ -91,7 +94,7 @@ def piece_of(operand: Tensor, layout: Layout, name: str) -> Tensor:
     offset = layout.ndim - operand.ndim
     slices = tuple(
         slice(None)
-        if operand.shape[d] == 1 or layout.cuts[d + offset] is None
+        if layout.cuts[d + offset] is None or (operand.shape[d] == 1 and layout.shape[d + offset] != 1)
         else slice(layout.box[d + offset].start, layout.box[d + offset].stop)
         for d in range(operand.ndim)
     )
@@ -105,7 +108,7 @@ def check_writable(tensor: ShardedTensor, name: str) -> None:
             f"{name} writes in place to the result of {tensor.aliased}: torch would write through to the original, "
             f"but mural had to communicate to make it. Write to a copy (.clone()), or to the original"
         )
-    tensor.settle()
+    tensor.drop_margin()
 
 
 def written(tensor: ShardedTensor, local: Tensor) -> ShardedTensor:

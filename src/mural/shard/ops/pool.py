@@ -167,7 +167,7 @@ def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     x, *rest, indices = bound(args, kwargs, names, None, 0, 1, False, False)
     n = int(name_of(func)[-2])
     if indices:
-        raise UnsupportedOp("max_pool with return_indices=True; see src/mural/shard/ops/pool.py")
+        return getattr(F, f"max_pool{n}d_with_indices")(x, *rest)
     rule = max_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
     kernel, strides, dilation = (
         each(rest[0], n),

@@ -21,8 +21,9 @@ from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.pointwise import check_writable, written
-from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor
+from mural.shard.regroup import spans
+from mural.shard.table import name_of, register, register_folded
+from mural.shard.tensor import ShardedTensor, unfolded
 
 BLOCK = {"cpu": 2**16, "cuda": 2**20}
 """The largest number of values in a block: small enough to waste little at a cut, large enough for full speed."""
@@ -83,10 +84,55 @@ def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
     return out
 
 
+def fill_folded(out: Tensor, x: ShardedTensor, draw: Draw) -> Tensor:
+    """Fill the piece of a tensor with merged dims: its positions of a merged dim are not one interval."""
+    key, shape = new_key(), tuple(x.shape)
+    edges = lattice(shape, BLOCK.get(out.device.type, 2**20))
+    generator = torch.Generator(out.device)
+    positions = [merged_positions(x.box[a:b], x.placement.shape[a:b]) for a, b in spans(x.folds)]
+    flat = out.view([len(p) for p in positions])
+    for at in product(*(sorted(set((p // e).tolist())) for p, e in zip(positions, edges, strict=True))):
+        digest = hashlib.blake2b(f"{key}:{at}".encode(), digest_size=8).digest()
+        generator.manual_seed(int.from_bytes(digest, "little", signed=True))
+        values = out.new_empty([min(n, (k + 1) * e) - k * e for k, e, n in zip(at, edges, shape, strict=True)])
+        draw(values, generator)
+        target = flat
+        for d, (p, k, e) in enumerate(zip(positions, at, edges, strict=True)):
+            mine = (p // e == k).nonzero().flatten()
+            target = target.narrow(d, int(mine[0]), len(mine))  # positions ascend, so those of a block lie together
+            values = values.index_select(d, (p[mine] - k * e).to(out.device))
+        target.copy_(values)
+    return out
+
+
+def merged_positions(box: Box, shape: Sequence[int]) -> Tensor:
+    """The ascending positions of a box in the flattened shape."""
+    found = torch.zeros(1, dtype=torch.int64)
+    for interval, extent in zip(box, shape, strict=True):
+        found = (found[:, None] * extent + torch.arange(interval.start, interval.stop)).flatten()
+    return found
+
+
 def keep_mask(layout: Layout, keep: float, like: Tensor) -> Tensor:
     """A mask of a layout's piece that is true with a probability."""
     mask = torch.empty(layout.local_shape, dtype=torch.bool, device=like.device)
     return fill(mask, layout, lambda values, generator: values.bernoulli_(keep, generator=generator))
+
+
+@register_folded("dropout", "dropout_")
+def dropout_folded(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Dropout of positions of a tensor with merged dims: the numbers that it would draw as a plain tensor."""
+    x, p, training, inplace = bound(args, kwargs, ("input", "p", "training", "inplace"), 0.5, True, False)
+    if not training or p in (0.0, 1.0) or not x.is_floating_point():
+        settled_args = (unfolded(x), p, training, inplace)
+        y = dropout(func, settled_args, {})
+        return x if y is settled_args[0] else ShardedTensor(y.local, x.placement, y.aliased, x.folds)
+    mask = torch.empty(x.placement.local_shape, dtype=torch.bool, device=x.device)
+    fill_folded(mask, x, lambda values, generator: values.bernoulli_(1.0 - p, generator=generator))
+    if inplace or name_of(func).endswith("_"):
+        check_writable(x, "dropout_")
+        return written(x, x.local.mul_(mask).mul_(1.0 / (1.0 - p)))
+    return ShardedTensor(x.local * mask * (1.0 / (1.0 - p)), x.placement, "", x.folds)
 
 
 def feature_layout(layout: Layout, lead: int) -> Layout:

@@ -1,0 +1,24 @@
+"""Sharded tensors under `torch.compile`: their operations run as they are, one by one.
+
+A compiled module sees plain and sharded tensors alike. dynamo would trace through our rules into the messages, for
+minutes; told to leave them alone, it breaks its graph at each sharded operation and goes on behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_told: list[Any] = []
+
+
+def hide_from_compiler(kind: type) -> None:
+    """Tell dynamo, once it is loaded, not to trace sharded tensors and what serves them."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    rules: Any = getattr(dynamo, "trace_rules", None)
+    if _told or rules is None:
+        return
+    dynamo.config.nontraceable_tensor_subclasses.add(kind)
+    for name in ("mural.shard", "mural.comm"):
+        rules.add(name)
+    _told.append(dynamo)

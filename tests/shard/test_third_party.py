@@ -1,0 +1,26 @@
+"""Other people's models, as their authors wrote them, under the law."""
+
+from __future__ import annotations
+
+import pytest
+
+from law import Grid, holds, image
+from ranks import only
+from zoo import ZOO, Named
+
+QUICK = ["monai SegResNet", "monai AttentionUnet", "transformers SegFormer", "timm swin_tiny"]
+# Deep networks with norms at few positions amplify rounding: float64 leaves about 1e-9 there.
+TOLERANCE = 2e-8
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_on_two_ranks(name: str) -> None:
+    holds(Named(name), image(*ZOO[name][1]), Grid((2, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("grid", [Grid((2, 1)), Grid((2, 2))], ids=["2 ranks", "4 ranks"])
+def test_the_zoo(name: str, grid: Grid) -> None:
+    only(grid.world)
+    holds(Named(name), image(*ZOO[name][1]), grid, tolerance=TOLERANCE)
