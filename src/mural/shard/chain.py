@@ -69,18 +69,18 @@ class Site:
         lead = len(outs) - len(self.dims)
         return found and (*own_spans(self.have)[:lead], *found[lead:])
 
-    def expects(self, follower: Site) -> bool:
-        """Whether a site followed lately. Only runs that exchange count: ranks may run others alone."""
-        return not self.layer.exchanges or self.runs - self.followers[follower] <= PATIENCE
-
     def run(self) -> None:
-        """Note that the operation runs, and follows its sources."""
+        """Note that the operation runs, and follows its sources.
+
+        Only runs of operations that exchange count: a rank may run others alone.
+        """
         if self.layer.exchanges:
             self.runs += 1
-            if any(self.runs - last == PATIENCE + 1 for last in self.followers.values()):
+            for late in [f for f, last in self.followers.items() if self.runs - last > PATIENCE]:
+                del self.followers[late]
                 self.top.changes += 1
         for source in self.sources:
-            if self not in source.followers or not source.expects(self):
+            if self not in source.followers:
                 source.top.changes += 1
             source.followers[self] = source.runs
 
@@ -161,7 +161,7 @@ def levels_after(site: Site) -> dict[Site, int]:
 
     def push(of: Site) -> None:
         for follower in of.followers:
-            if follower not in queued and of.expects(follower):
+            if follower not in queued:
                 queued.add(follower)
                 heappush(queue, (follower.serial, follower))
 
