@@ -10,7 +10,7 @@ import pytest
 from mural.comm import SPATIAL, Mesh, Transport
 from mural.geometry import Cuts, Interval, Window
 from mural.shard.chain import PATIENCE, Site, levels_after, new_site
-from mural.shard.fusecost import Constants, Layer, Wide, alone, first_part, together
+from mural.shard.fusecost import Constants, Layer, Part, alone, first_part, together
 from mural.shard.layout import Layout
 from mural.shard.margin import common, covers, hull, own_spans
 
@@ -133,24 +133,30 @@ def test_small_images_share_exchanges_and_large_ones_do_not(size: int, channels:
 
 
 def test_interior_hides_a_message() -> None:
-    slow = replace(COSTS, latency=1.0)
+    slow = replace(COSTS, latency=1.0, strips=1.25)
     assert alone(LAYER, COSTS, True) > alone(LAYER, COSTS, False) > 0
-    assert alone(replace(LAYER, outputs=10**12), slow, True) == 2 * slow.strips
-    assert alone(replace(LAYER, outputs=0), slow, False) == pytest.approx(slow.strips + 1.0 + 10_000 / slow.bandwidth)
+    assert alone(replace(LAYER, outputs=10**12), slow, True) == 2 * 0.25
+    assert alone(replace(LAYER, outputs=0), slow, False) == pytest.approx(slow.strips + 10_000 / slow.bandwidth)
     assert alone(replace(LAYER, exchanges=False), slow, True) == 0
 
 
-def test_shared_exchange_pays_its_wait_its_copy_and_what_is_computed_again() -> None:
-    base = together([Wide(0, 0)], [], COSTS, True)
-    assert base == pytest.approx(2 * (COSTS.fetch + COSTS.latency))
-    assert together([Wide(10**6, 0)], [], COSTS, True) - base == pytest.approx(2 * 10**6 / COSTS.bandwidth)
-    assert together([Wide(0, 10**6)], [], COSTS, True) - base == pytest.approx(4 * 10**6 / COSTS.copying)
-    assert together([Wide(0, 0)], [(LAYER, 50)], COSTS, True) - base == pytest.approx(3 * 50 * 1e4 / COSTS.rate)
+def test_shared_exchange_pays_its_wait_its_copies_and_what_is_computed_again() -> None:
+    def price(**changed: int | Layer) -> float:
+        return together([replace(Part(LAYER, 0, 0, 0), **changed)], COSTS, True)
+
+    base = price()
+    assert base == pytest.approx(2 * COSTS.fetch)
+    assert together([Part(LAYER, 0, 0, 0), Part(LAYER, 0, 0)], COSTS, True) == base
+    assert price(halo=10**6) - base == pytest.approx(2 * 10**6 / COSTS.bandwidth)
+    assert price(piece=10**6) - base == pytest.approx(4 * 10**6 / COSTS.copying)
+    assert price(piece=10**6, layer=replace(LAYER, pads=True)) - base == pytest.approx(8 * 10**6 / COSTS.copying)
+    assert price(again=50) - base == pytest.approx(3 * 50 * 1e4 / COSTS.rate)
 
 
 def test_large_pieces_are_not_copied() -> None:
-    assert together([Wide(0, 2**22)], [], COSTS, True) == inf
-    assert together([Wide(0, 2**22)], [], replace(COSTS, piece=2**23), True) < inf
+    large = [Part(LAYER, 0, 0, 0), Part(LAYER, 0, 2**23)]
+    assert together(large, COSTS, True) == inf
+    assert together(large, replace(COSTS, piece=2**24), True) < inf
 
 
 def test_a_long_chain_is_divided() -> None:

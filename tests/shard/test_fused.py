@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from law import TOLERANCE, Grid, difference, image
-from mural.models import CNN2D, FCN2D
+from mural.models import CNN2D, FCN2D, resnet18
 from mural.shard.fuse import fusing
 from mural.shard.fusecost import Constants
 from ranks import run_on
@@ -163,8 +163,9 @@ def test_statistics_of_the_batch_end_a_run_of_layers() -> None:
         lambda: CNN2D(in_channels=3, classes=4, width=3, depth=3),
         lambda: CNN2D(in_channels=3, classes=4, width=3, depth=2, head="positions"),
         lambda: FCN2D(classes=3, width=1, dropout=0.0),
+        lambda: resnet18(width=2, classes=3).eval(),
     ],
-    ids=["CNN2D", "CNN2D positions", "FCN2D"],
+    ids=["CNN2D", "CNN2D positions", "FCN2D", "frozen resnet18"],
 )
 def test_models(make: Callable[[], nn.Module], on: bool | None) -> None:
     for grid in (Grid((2, 1)), Grid((2, 2))):

@@ -18,8 +18,8 @@ from itertools import count
 from math import inf, prod
 from typing import Any
 
-from mural.geometry import Reads
-from mural.shard.fusecost import Constants, Layer, Wide, alone, first_part, together
+from mural.geometry import Interval, Reads, Window
+from mural.shard.fusecost import Constants, Layer, Part, alone, first_part, together
 from mural.shard.layout import Layout
 from mural.shard.margin import Spans, common, covers, hull, own_spans
 
@@ -69,18 +69,18 @@ class Site:
         lead = len(outs) - len(self.dims)
         return found and (*own_spans(self.have)[:lead], *found[lead:])
 
-    def expects(self, follower: Site) -> bool:
-        """Whether a site followed lately. Only runs that exchange count: ranks may run others alone."""
-        return not self.layer.exchanges or self.runs - self.followers[follower] <= PATIENCE
-
     def run(self) -> None:
-        """Note that the operation runs, and follows its sources."""
+        """Note that the operation runs, and follows its sources.
+
+        Only runs of operations that exchange count: a rank may run others alone.
+        """
         if self.layer.exchanges:
             self.runs += 1
-            if any(self.runs - last == PATIENCE + 1 for last in self.followers.values()):
+            for late in [f for f, last in self.followers.items() if self.runs - last > PATIENCE]:
+                del self.followers[late]
                 self.top.changes += 1
         for source in self.sources:
-            if self not in source.followers or not source.expects(self):
+            if self not in source.followers:
                 source.top.changes += 1
             source.followers[self] = source.runs
 
@@ -138,7 +138,13 @@ def new_site(
     if not ins:
         return None
     halo = width * (largest(ins, lead) - largest(common(ins, owned), lead))
-    layer = Layer(flops, largest(outs, lead), halo, not covers(owned, ins))
+    pads = any(
+        isinstance(w, Window)
+        and (w.span(Interval(0, 1)).start < 0 or w.span(Interval(0, w.out_extent)).stop > w.extent)
+        for d, w in enumerate(dims, lead)
+        if have.is_cut(d)
+    )
+    layer = Layer(flops, largest(outs, lead), halo, not covers(owned, ins), pads)
     return Site(sources, dims, have, target, layer, width, gradients)
 
 
@@ -155,7 +161,7 @@ def levels_after(site: Site) -> dict[Site, int]:
 
     def push(of: Site) -> None:
         for follower in of.followers:
-            if follower not in queued and of.expects(follower):
+            if follower not in queued:
                 queued.add(follower)
                 heappush(queue, (follower.serial, follower))
 
@@ -232,12 +238,12 @@ def _price(members: dict[Site, int], first: int, last: int, constants: Constants
     outs = needs(members, first, last)
     if outs is None:
         return inf
-    wide: list[Wide] = []
-    for site in starts:
-        ins, owned, lead = site.reads(outs[site]), own_spans(site.have), site.have.ndim - len(site.dims)
-        if not ins or thin(ins, owned):
+    parts: list[Part] = []
+    for site, spans in outs.items():
+        ins, owned, lead = site.reads(spans), own_spans(site.have), site.have.ndim - len(site.dims)
+        if not ins or (site in starts and thin(ins, owned)):
             return inf
-        positions = largest(ins, lead)
-        wide.append(Wide((positions - largest(common(ins, owned), lead)) * site.width, positions * site.width))
-    extra = [(s.layer, largest(spans, s.have.ndim - len(s.dims)) - s.layer.outputs) for s, spans in outs.items()]
-    return together(wide, extra, costs, gradients)
+        read = largest(ins, lead)
+        halo = site.width * (read - largest(common(ins, owned), lead)) if site in starts else None
+        parts.append(Part(site.layer, largest(spans, lead) - site.layer.outputs, read * site.width, halo))
+    return together(parts, costs, gradients)

@@ -1,7 +1,8 @@
 """The cost of halo exchanges, one by one or one for several layers: pure functions of a few measured numbers.
 
 A layer that exchanges by itself waits for a message, unless its interior takes longer than the message travels. Layers
-that share an exchange wait once, for a wider halo that is attached by a copy, and compute the overlap again.
+that share an exchange wait once, for a wider halo that is attached by a copy, and compute the overlap again. Their
+pieces have a margin on one side and the image's border on the other, which torch pads by a copy too.
 
     alone     ─ exchange ─ layer 1 ─ exchange ─ layer 2 ─ exchange ─ layer 3
     together  ─ wide exchange ─ layer 1 with margin 2 ─ layer 2 with margin 1 ─ layer 3
@@ -19,20 +20,20 @@ from math import inf
 class Constants:
     """Seconds and rates of one device and its links, for one pass (forward, or backward)."""
 
-    latency: float = 3e-4
-    """Seconds between posting a small message and its arrival."""
-    strips: float = 5e-4
-    """Seconds of work around an exchange by strips: packing, and the small kernels for the border."""
-    fetch: float = 2e-4
-    """Seconds of work around an exchange that attaches the window."""
+    strips: float = 1e-3
+    """Seconds of a small exchange by strips: packing, the message, and small kernels for the border."""
+    fetch: float = 7e-4
+    """Seconds of a small exchange that attaches the window."""
+    latency: float = 5e-4
+    """Of these, the seconds that the message is under way."""
     bandwidth: float = 1e9
     """Bytes a second between neighbours."""
     rate: float = 2e10
     """Floating point operations a second of a convolution."""
     copying: float = 5e9
     """Bytes a second of a copy on the device."""
-    piece: float = 2**21
-    """The largest piece, in bytes, that is copied to attach a window: large images lack memory more than time."""
+    piece: float = 2**22
+    """The largest piece, in bytes, that is copied for it: large images lack memory more than time."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,21 @@ class Layer:
     halo: int
     """Bytes that the layer fetches when it exchanges by itself."""
     exchanges: bool
+    pads: bool = False
+    """Whether windows reach over the image's border along a cut dim."""
 
 
 @dataclass(frozen=True)
-class Wide:
-    """One wide exchange that serves several layers, on the rank with the largest piece."""
+class Part:
+    """One layer among those that share an exchange."""
 
-    halo: int
-    """Bytes that are fetched."""
+    layer: Layer
+    again: int
+    """Output positions that it computes for its margin."""
     piece: int
-    """Bytes of the attached piece."""
+    """Bytes of the piece that it reads, with its margin."""
+    halo: int | None = None
+    """Bytes that it fetches, if it is the one that does."""
 
 
 def alone(layer: Layer, constants: Constants, gradients: bool) -> float:
@@ -65,22 +71,18 @@ def alone(layer: Layer, constants: Constants, gradients: bool) -> float:
     travel = constants.latency + layer.halo / constants.bandwidth
     interior = layer.flops * layer.outputs / constants.rate
     passes = (interior, 2 * interior) if gradients else (interior,)
-    return sum(constants.strips + max(0.0, travel - hidden) for hidden in passes)
+    return sum(constants.strips - constants.latency + max(0.0, travel - hidden) for hidden in passes)
 
 
-def together(
-    exchanges: Sequence[Wide], extra: Sequence[tuple[Layer, int]], constants: Constants, gradients: bool
-) -> float:
-    """Seconds that shared exchanges add, with the output positions that each layer computes for its margin."""
-    if any(e.piece > constants.piece for e in exchanges):
+def together(parts: Sequence[Part], constants: Constants, gradients: bool) -> float:
+    """Seconds that a shared exchange adds: its wait, the copies, and what is computed again."""
+    if any(part.piece > constants.piece for part in parts):
         return inf
-    passes = 2 if gradients else 1
-    waits = sum(
-        constants.fetch + constants.latency + e.halo / constants.bandwidth + 2 * e.piece / constants.copying
-        for e in exchanges
-    )
-    again = sum(layer.flops * positions for layer, positions in extra) / constants.rate
-    return passes * waits + (3 if gradients else 1) * again
+    fetched = [part for part in parts if part.halo is not None]
+    waits = sum(constants.fetch + (part.halo or 0) / constants.bandwidth for part in fetched)
+    copies = sum(2 * part.piece * (part.layer.pads + (part.halo is not None)) for part in parts) / constants.copying
+    again = sum(part.layer.flops * part.again for part in parts) / constants.rate
+    return (2 if gradients else 1) * (waits + copies) + (3 if gradients else 1) * again
 
 
 def first_part(levels: int, price: Sequence[Sequence[float]]) -> int:

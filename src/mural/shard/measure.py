@@ -18,10 +18,12 @@ from mural.shard.layout import Layout, route
 from mural.shard.margin import own_spans, wants_in
 from mural.shard.tensor import ShardedTensor, local_of
 
-REPEATS = 7
+REPEATS = 15
 SMALLEST = 1e-7
 MEBI = 2**20
-PIECE = {"cpu": 2 * MEBI, "cuda": 32 * MEBI}
+MESSAGE = MEBI // 2
+"""A message of which most of the time depends on its size; of no more, since buffers may live on for a moment."""
+PIECE = {"cpu": 4 * MEBI, "cuda": 32 * MEBI}
 """The largest piece that may be copied to attach a window."""
 CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -63,19 +65,19 @@ def _measure(mesh: Mesh, device: torch.device, dtype: torch.dtype) -> list[float
     kernel = torch.ones((16, 16, *(3,) * n), dtype=dtype, device=device)
     work = 2 * kernel.numel() * layer[0, 0].numel()
     block = torch.ones(4 * MEBI // dtype.itemsize, dtype=dtype, device=device)
-    bare = seconds(plain, device)
-    message = seconds(lambda: exchange(mesh, block[: 1024 // dtype.itemsize]), device)
-    large = seconds(lambda: exchange(mesh, block[: MEBI // dtype.itemsize]), device)
+    little, much = (torch.ones(size // dtype.itemsize, dtype=dtype, device=device) for size in (1024, MESSAGE))
+    message, large = (seconds(lambda b=b: exchange(mesh, b), device) for b in (little, much))
+    strips = max(SMALLEST, (seconds(sharded, device) - seconds(plain, device)) / 2)
     with torch.no_grad():
         compute = seconds(lambda: CONVS[n](layer, kernel, padding=1), device)
     return [
-        message,
-        max(SMALLEST, (seconds(sharded, device) - bare) / 2 - message),
-        max(SMALLEST, seconds(attached, device) / 2 - message),
-        MEBI / max(SMALLEST, large - message),
-        work / max(SMALLEST, compute),
-        block.numel() * dtype.itemsize / max(SMALLEST, seconds(block.clone, device)),
-        PIECE.get(device.type, 2 * MEBI),
+        strips,
+        min(strips, seconds(attached, device) / 2),  # the same message, and fewer kernels
+        min(message, strips),
+        MESSAGE / max(large - message, large / 4),
+        work / compute,
+        block.numel() * dtype.itemsize / seconds(block.clone, device),
+        PIECE.get(device.type, 4 * MEBI),
     ]
 
 
