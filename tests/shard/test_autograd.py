@@ -391,3 +391,20 @@ def second_derivative() -> None:
 def test_second_derivatives_through_a_convolution_raise() -> None:
     """Under a constant gradient, `once_differentiable` let them pass without the dependence on the weight."""
     raises("second derivatives", mural.UnsupportedOp, second_derivative)
+
+
+class Intermediate(nn.Module):
+    """A model that asks for the gradient of an intermediate result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y.requires_grad_()
+        return y * 2
+
+
+def test_requires_grad_of_an_intermediate_result_scaled_its_gradient() -> None:
+    holds(Intermediate().double(), image(1, 3, 8, 9), Grid((2, 1)))

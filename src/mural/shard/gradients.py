@@ -35,6 +35,8 @@ def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
 def require_gradient(x: ShardedTensor, wanted: bool = True) -> ShardedTensor:
     """Turn the gradient of a leaf on or off; it arrives with the true scale."""
     placement = x.placement
+    if wanted and x.carrier.requires_grad and not x.carrier.is_leaf:
+        return x  # an intermediate result: as in torch, nothing changes
     x.drop_margin()
     x.local.requires_grad_(wanted)
     if wanted and not hasattr(x.local, "_mural_scaled"):
