@@ -191,7 +191,12 @@ def test_the_page_of_the_unet(tmp_path: Path) -> None:
         {"kind": "limit", "case": Case("UNet2D", (0, 0), 8, precision).encode(), "cap": CAP, "largest": 4096},
         {
             "kind": "pairs", "case": Case("UNet2D", (2048, 2048)).encode(), "cap": None,
-            "ranks": [{"plain": [1.0] * 3, "mural": [1.02] * 3, "computing": {"plain": 1.0, "mural": 1.01}, "extents": [2048, 2048]}],
+            "ranks": [
+                {
+                    "plain": [1.0] * 3, "mural": [1.02] * 3, "computing": {"plain": 1.0, "mural": 1.01},
+                    "extents": [2048, 2048],
+                }
+            ],
         },
     ]  # fmt: skip
     text = published(tmp_path, "peers", records)
