@@ -21,8 +21,8 @@ ABOUT = {
     "attention": "Every query meets every key: keys and values are gathered, or few queries go to the keys.",
     "view": "Shapes, slices and joins. Data stay where they are: merged cut dims stay apart underneath, a split moves "
     "cuts to the nearest part. A cut dim that is indexed by one position is gathered.",
-    "along a dim": "Local along a dim that is not cut. Along a cut dim, scans and sorts are exact, up to a stated size, "
-    "and the rest says what it needs.",
+    "along a dim": "Local along a dim that is not cut. Along a cut dim, scans are exact, sorts too up to a stated "
+    "size, and the rest says what it needs.",
     "random": "Draws the same numbers on every grid.",
     "creation": "New tensors in the layout of another one.",
     "attribute": "What can be asked of a tensor: sizes are global. Conversions and copies.",
