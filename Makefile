@@ -53,5 +53,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(TOOLS): $(RUNTIME)
-	$(INSTALL) --editable ".[test,dev]"
+	$(INSTALL) --editable ".[test,dev,bench]"
 	@touch $@
