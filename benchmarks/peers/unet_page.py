@@ -16,8 +16,8 @@ MEMORY_GOAL, SPEED_GOAL, SHARD_GOAL = 1.10, 1.03, 1.10
 SPEED_WORDS = (
     "«GPU busy» adds up the durations of all kernels of one step. Where it is lower than the ratio of times, the GPU "
     "waited for Python: a step of a shard makes about twice as many launches as one of plain torch, so small pieces "
-    "leave it idle, and large ones do not. In float32 the difference is batch norm: torch's kernels for statistics over "
-    "ranks take about 1.7 times as long as cuDNN's, which know one device alone."
+    "leave it idle, and large ones do not. In float32 the difference is batch norm: torch's kernels for statistics "
+    "over ranks take about 1.7 times as long as cuDNN's, which know one device alone."
 )
 RANKS = (1, 2, 4, 8)
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16 autocast, channels-last"}
