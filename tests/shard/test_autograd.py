@@ -382,6 +382,25 @@ def test_nested_checkpoint(grid: Grid) -> None:
     holds(model, image(2, 3, 12, 11), grid)
 
 
+class NestedTanh(nn.Module):
+    """A checkpoint of pointwise operations inside a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.outer, x * 1, use_reentrant=False)
+
+    def outer(self, x: Tensor) -> Tensor:
+        return self.conv(checkpoint(torch.tanh, x, use_reentrant=False)).relu()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_nested_checkpoint_of_pointwise_operations_raised(grid: Grid) -> None:
+    holds(NestedTanh().double(), image(2, 3, 12, 11), grid)
+
+
 def second_derivative() -> None:
     grid = Grid((2, 1))
     conv = nn.Conv2d(3, 2, 3, padding=1).double()

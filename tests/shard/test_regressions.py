@@ -12,6 +12,10 @@ from law import Expr, Grid, difference, holds, image, raises
 from ranks import run_on
 
 EXPRESSIONS = {
+    "a stride left a rim of a halo unread": "F.conv2d(F.pad(x, (0, 0, 0, 1)), image(2, 4, 1, 1), stride=2, padding=1)",
+    "a chain with such a stride": (
+        "F.conv2d(F.conv2d(x[..., :6, :6], image(4, 4, 4, 1), padding=(2, 0)), image(4, 4, 2, 1), stride=2, padding=1)"
+    ),
     "cat of slices of one position that different ranks own failed": "torch.cat([x[:, :, 6:7], x[:, :, 7:8]], 1)",
     "axis= was ignored, and everything reduced": "x.sum(axis=1), x.mean(axis=(2, 3)), x.var(axis=2), x.amax(axis=1)",
     "keepdims= was ignored": "x.sum(2, keepdims=True), x.std(dim=1, keepdims=True)",

@@ -45,13 +45,15 @@ from mural.shard.tensor import ShardedTensor
 class Slab:
     """A part of the window that other ranks own, and the outputs that it contributes to.
 
-    It lies at `inner` of the window of those outputs, which has the shape `padded` and is zero elsewhere.
+    It lies at `inner` of the window of those outputs, which has the shape `padded` and is zero elsewhere. A stride may
+    leave a rim of it unread: `read` is what is read, None where that is all.
     """
 
     shape: tuple[int, ...]
     out: Slices
     padded: tuple[int, ...]
     inner: Slices
+    read: Slices | None
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,13 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
 def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
     touched = tuple(o & w.touching(p) for w, p, o in zip(windows, part, outs, strict=True))
     spans = tuple(w.span(t) for w, t in zip(windows, touched, strict=True))
+    read = overlap(part, spans)
     return Slab(
-        tuple(i.size for i in part),
-        EVERY + within(outs, touched),
-        tuple(i.size for i in spans),
-        EVERY + within(spans, part),
+        shape=tuple(i.size for i in part),
+        out=EVERY + within(outs, touched),
+        padded=tuple(i.size for i in spans),
+        inner=EVERY + within(spans, read),
+        read=EVERY + within(part, read) if read != part else None,
     )
 
 
@@ -180,9 +184,15 @@ class _StripConv(torch.autograd.Function):
             y = conv.forward(x if plan.crop is None else x[plan.crop], weight, bias, plan.padding)
         arrived = transfer.wait()
         padded = [empty_like(x, (*lead, *slab.padded)).zero_() for slab in plan.slabs]
-        slabs = [whole[slab.inner] for whole, slab in zip(padded, plan.slabs, strict=True)]
+        slabs = [
+            whole[slab.inner] if slab.read is None else empty_like(x, (*lead, *slab.shape))
+            for whole, slab in zip(padded, plan.slabs, strict=True)
+        ]
         for peer, parts in plan.receives:
             unpack_each(arrived[peer], slabs, parts)
+        for whole, slab, strip in zip(padded, plan.slabs, slabs, strict=True):
+            if slab.read is not None:
+                whole[slab.inner] = strip[slab.read]
         none = (0,) * len(plan.padding)
         for strip, slab in zip(padded, plan.slabs, strict=True):
             y[slab.out].add_(conv.forward(strip, weight, None, none))
@@ -203,7 +213,7 @@ class _StripConv(torch.autograd.Function):
             part = dense(grad[slab.out], strip)
             home, of_weight, _ = conv.backward(part, strip, weight, none, (need_x, need_weight, False))
             if home is not None:
-                homes.append(home[slab.inner])
+                homes.append(home[slab.inner] if slab.read is None else unread(home, slab))
             if of_weight is not None:
                 weights.append(of_weight)
         transfer = None
@@ -228,6 +238,13 @@ class _StripConv(torch.autograd.Function):
             for peer, parts in plan.sends:
                 unpack(arrived[peer], gx, parts, add=True)
         return gx, gw, gb if ctx.has_bias else None, None, None, None
+
+
+def unread(home: Tensor, slab: Slab) -> Tensor:
+    """The gradient of a slab of which a rim is not read."""
+    whole = empty_like(home, (*home.shape[:2], *slab.shape)).zero_()
+    whole[slab.read] = home[slab.inner]
+    return whole
 
 
 def strip_conv(

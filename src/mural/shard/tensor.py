@@ -268,6 +268,9 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
                     f"torch, or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped "
                     f"module"
                 )
+            elif not tensor.carrier.requires_grad and torch.is_grad_enabled():
+                # A nested checkpoint unpacked it: torch gave the wrapper its flag back, not the piece.
+                tensor._local = tensor.local.detach().requires_grad_()
 
 
 def run_replicated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
