@@ -14,13 +14,12 @@ from importlib.metadata import version as package_version
 from typing import Any
 
 import exchange
+import steps
 import torch
 import torch.distributed as dist
 import variants
 from job import Job
 from torch.distributed import rpc
-
-import steps
 
 PACKAGES = {"mural": "mural", "shardtensor": "nvidia-physicsnemo"}
 

@@ -16,7 +16,7 @@ from mural.models import CNN2D, FCN2D, resnet18
 from mural.shard.fuse import fusing
 from mural.shard.fusecost import Constants
 from ranks import run_on
-from steps import holds_in_steps, seeded, steps
+from repeats import holds_in_steps, seeded, steps
 
 GRIDS = [
     Grid((2, 1)),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from law import Grid, image
 from ranks import run_on
-from steps import steps
+from repeats import steps
 
 GRIDS = [(2, 1), (1, 2), (3, 1), (2, 2), (1, 3), (4, 1)]
 more = settings(max_examples=2 * settings().max_examples, suppress_health_check=list(HealthCheck))

@@ -14,7 +14,7 @@ import mural
 from law import TOLERANCE, Grid, difference, full, image, loss_of, raises
 from mural.shard.fuse import fusing
 from ranks import run_on
-from steps import holds_in_steps, seeded
+from repeats import holds_in_steps, seeded
 
 GRIDS = [Grid((2, 1)), Grid((2, 2))]
 
