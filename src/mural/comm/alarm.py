@@ -8,9 +8,9 @@ cannot abort a wait; NCCL can), and the wait ends with the note's text as an err
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
-import time
 from collections.abc import Generator
 from typing import Any, Protocol
 
@@ -41,7 +41,17 @@ class Alarm:
         self.rescued = 0
         self.kept: list[Any] = []  # buffers of messages that may still be under way
         self.waiting: Pending | None = None  # written by the waiting thread, read by the watching one
-        threading.Thread(target=self._watch, daemon=True, name="mural-alarm").start()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="mural-alarm")
+        self.thread.start()
+        # A thread that is inside torch when the interpreter ends would take the process down with it.
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.over.set()
+        if self.thread is not threading.current_thread():
+            self.thread.join(timeout=2.0)
 
     def ring(self, serial: int, error: BaseException) -> None:
         """Leave the note that this rank raised after it had begun that many transfers."""
@@ -64,8 +74,7 @@ class Alarm:
     def _watch(self) -> None:
         """Look every now and then: waking this thread for each transfer would cost more than most transfers."""
         before: Pending | None = None
-        while True:
-            time.sleep(POLL_SECONDS)
+        while not self.over.wait(POLL_SECONDS):
             now = self.waiting
             long_wait, before = now is not None and now is before, now
             try:
