@@ -118,3 +118,13 @@ def reshapes_in_place(name: str) -> None:
 @pytest.mark.parametrize("name", ["transpose_", "squeeze_", "unsqueeze_"])
 def test_a_shape_changed_in_place_was_lost(name: str) -> None:
     raises("in place", mural.UnsupportedOp, reshapes_in_place, name)
+
+
+def writes_to_a_reshaped_slice(code: str) -> None:
+    Expr(code)(Grid((2, 1)).shard(image(2, 4, 12, 8)))
+
+
+@pytest.mark.parametrize("code", ["x[:, :, :6].flatten(1).add_(1)", "x[:, :, :6].reshape(2, 4, -1).mul_(2)"])
+def test_a_write_to_a_reshaped_slice_reached_the_original_where_a_rank_owned_it_all(code: str) -> None:
+    """torch copies there; the piece of the rank that owns the whole slice could be seen without a copy."""
+    raises("cannot tell whether torch would have copied", mural.LayoutError, writes_to_a_reshaped_slice, code)

@@ -24,7 +24,7 @@ def settled(value: Any) -> Any:
 
 def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool = True) -> ShardedTensor:
     """The tensor under another shape: dims that a cut cannot follow are cut elsewhere or gathered first."""
-    x, aliased = unfolded(x), x.aliased
+    x, aliased, partial = unfolded(x), x.aliased, x.partial
     plan = regrouped(x.placement, shape, fold)
     while plan.lost or plan.aligned:
         target = x.placement.gathered(plan.lost)
@@ -37,8 +37,8 @@ def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool 
     local = x.local.reshape(layout.local_shape)
     if plan.fold and not viewable(x.local, folded_shape(layout.local_shape, plan.fold)):
         local = local.clone(memory_format=torch.contiguous_format)  # as torch does: writes must not reach the original
-    elif plan.fold and x.placement.thin:
-        aliased = aliased or name  # a piece this thin cannot tell whether torch would copy
+    elif (plan.fold and x.placement.thin) or partial:
+        aliased = aliased or name  # such a piece cannot tell whether torch would copy
     return ShardedTensor(local, layout, aliased, plan.fold)
 
 

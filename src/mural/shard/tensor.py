@@ -40,6 +40,7 @@ class ShardedTensor(Tensor):
     extents: torch.Size
     margin: Margin | None = None
     sites: tuple[Any, ...] = ()
+    partial: bool = False  # a slice of a cut dim, or a view of one: its piece cannot tell what torch would copy
     _local: Tensor | None
 
     @staticmethod

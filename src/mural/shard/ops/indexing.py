@@ -25,12 +25,19 @@ def sliced(x: ShardedTensor, dim: int, start: int, stop: int, step: int = 1) -> 
     cuts = layout.cuts[dim]
     if cuts is None:
         local = x.local[(slice(None),) * dim + (slice(start, stop, step),)]
-        return ShardedTensor(local, layout.with_cut(dim, None, count), x.aliased)
+        return seen_from(x, ShardedTensor(local, layout.with_cut(dim, None, count), x.aliased))
     place = layout.with_cut(dim, cuts.sliced(start, stop, step), count)
     mine = place.box[dim]
     first = start + mine.start * step - layout.box[dim].start
     piece = slice(first, first + (mine.size - 1) * step + 1, step) if mine.size else slice(0, 0)
-    return ShardedTensor(x.local[(slice(None),) * dim + (piece,)], place, x.aliased)
+    part = ShardedTensor(x.local[(slice(None),) * dim + (piece,)], place, x.aliased)
+    return seen_from(x, part, partial=layout.is_cut(dim) and count != layout.shape[dim])
+
+
+def seen_from(x: ShardedTensor, view: ShardedTensor, *, partial: bool = False) -> ShardedTensor:
+    """A view of a tensor, which is partial where the tensor is or the view makes it so."""
+    view.partial = x.partial or partial
+    return view
 
 
 def selected(x: ShardedTensor, dim: int, index: int, name: str) -> ShardedTensor | Tensor:
@@ -54,7 +61,7 @@ def unsqueezed(x: ShardedTensor, dim: int) -> ShardedTensor:
     dims: list[int | None] = list(range(layout.ndim))
     dims.insert(dim, None)
     shape = (*layout.shape[:dim], 1, *layout.shape[dim:])
-    return ShardedTensor(x.local.unsqueeze(dim), layout.pick(dims, shape), x.aliased)
+    return seen_from(x, ShardedTensor(x.local.unsqueeze(dim), layout.pick(dims, shape), x.aliased))
 
 
 @register("view", "__getitem__")

@@ -105,8 +105,8 @@ def check_writable(tensor: ShardedTensor, name: str) -> None:
     """Raise if an in-place write would not reach the tensor that torch would alias; else drop its margin."""
     if tensor.aliased:
         raise LayoutError(
-            f"{name} writes in place to the result of {tensor.aliased}: torch would write through to the original, "
-            f"but mural had to communicate to make it. Write to a copy (.clone()), or to the original"
+            f"{name} writes in place to the result of {tensor.aliased}: mural had to communicate to make it, or cannot "
+            f"tell whether torch would have copied it. Write to a copy (.clone()), or to the original"
         )
     tensor.drop_margin()
 

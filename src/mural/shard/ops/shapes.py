@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.shard.ops.arguments import bound, dim_of
-from mural.shard.ops.indexing import unsqueezed
+from mural.shard.ops.indexing import seen_from, unsqueezed
 from mural.shard.ops.pointwise import common_layout, piece_of
 from mural.shard.reshape import reshaped
 from mural.shard.table import name_of, register
@@ -29,7 +29,7 @@ def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def permuted(x: ShardedTensor, order: Sequence[int]) -> ShardedTensor:
     """The dims in that order."""
     layout = x.placement.pick(order, [x.placement.shape[d] for d in order])
-    return ShardedTensor(x.local.permute(*order), layout, x.aliased)
+    return seen_from(x, ShardedTensor(x.local.permute(*order), layout, x.aliased))
 
 
 @register("view", "T.__get__", "mT.__get__")
