@@ -126,5 +126,5 @@ def writes_to_a_reshaped_slice(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["x[:, :, :6].flatten(1).add_(1)", "x[:, :, :6].reshape(2, 4, -1).mul_(2)"])
 def test_a_write_to_a_reshaped_slice_reached_the_original_where_a_rank_owned_it_all(code: str) -> None:
-    """torch copies there; the piece of the rank that owns the whole slice could be seen without a copy."""
+    """A copy in torch, but the piece of the rank that owns the whole slice could be seen without a copy."""
     raises("cannot tell whether torch would have copied", mural.LayoutError, writes_to_a_reshaped_slice, code)
