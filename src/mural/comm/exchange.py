@@ -210,21 +210,28 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     return refusing
 
 
-def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """An uninitialised tensor of another shape in the same memory format."""
-    new = tensor.new_empty(tuple(shape))
+def order_of(tensor: Tensor) -> torch.memory_format:
+    """The memory format of a tensor: channels last where it is laid out so and not plainly contiguous too."""
     for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if tensor.ndim == ndim and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order):
-            return new.contiguous(memory_format=order)
-    return new
+            return order
+    return torch.contiguous_format
+
+
+def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """An uninitialised tensor of another shape in the same memory format."""
+    return tensor.new_empty(tuple(shape)).contiguous(memory_format=order_of(tensor))
 
 
 def dense(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor without gaps in memory, in the memory format of another."""
-    for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if like.ndim == ndim and not like.is_contiguous() and like.is_contiguous(memory_format=order):
-            return tensor.contiguous(memory_format=order)
-    return tensor.contiguous()
+    return tensor.contiguous(memory_format=order_of(like))
+
+
+def saving_hooks() -> bool:
+    """Whether hooks on saved tensors are active, as they are in a checkpoint and in its recompute."""
+    engine: Any = torch._C._autograd  # type: ignore[attr-defined]  # torch's stubs leave it out
+    return engine._top_saved_tensors_default_hooks(True) is not None
 
 
 def mark() -> None:
@@ -234,8 +241,7 @@ def mark() -> None:
     every exchange, that stop lies behind the same exchange on every rank, so nobody waits for a peer that
     stopped early. Outside of a checkpoint nobody looks.
     """
-    hooks: Any = torch._C._autograd  # type: ignore[attr-defined]
-    if torch.is_grad_enabled() and hooks._top_saved_tensors_default_hooks(True) is not None:
+    if torch.is_grad_enabled() and saving_hooks():
         token = torch.empty(0, requires_grad=True)
         _ = token * token
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mural.comm.exchange import fetch
+from mural.comm.exchange import fetch, saving_hooks
 from mural.errors import UnsupportedOp
 from mural.geometry import Reads, Window
 from mural.shard.chain import Site, new_site
@@ -91,7 +91,7 @@ def enabled() -> bool:
     """
     return bool(
         _mode is not False
-        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # type: ignore[attr-defined]
+        and not saving_hooks()
         and not torch.is_inference_mode_enabled()
         and (_mode or _given or not torch.are_deterministic_algorithms_enabled())
     )
