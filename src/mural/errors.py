@@ -19,3 +19,7 @@ class UnsupportedOp(MuralError, NotImplementedError):
 
 class PeerError(MuralError, RuntimeError):
     """Another rank raised, or died, while this one waited for its message."""
+
+
+class ConfigError(PlanError):
+    """A plan or configuration that names something unknown, or gives a value of the wrong kind."""

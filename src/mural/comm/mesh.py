@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
@@ -21,15 +21,17 @@ AXES = ("data", "stage", "domain", "channel", *SPATIAL)
 
 @dataclass(frozen=True)
 class Mesh:
-    """All ranks of a run, arranged along the axes of `AXES`; every axis exists, most of size 1.
+    """Ranks arranged along the axes of `AXES`, in a run all of them; every axis exists, most of size 1.
 
-    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other.
+    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `base` is the first rank
+    of a mesh over some of a run's ranks; see `alone`.
     """
 
     sizes: tuple[int, ...]
     rank: int
     spatial_dims: int
     transport: Transport = field(repr=False)
+    base: int = 0
 
     def size(self, axis: str) -> int:
         """The number of ranks along an axis."""
@@ -37,7 +39,7 @@ class Mesh:
 
     @property
     def world(self) -> int:
-        """The number of all ranks."""
+        """The number of its ranks."""
         return prod(self.sizes)
 
     @cached_property
@@ -48,6 +50,7 @@ class Mesh:
     def coordinates_of(self, rank: int) -> dict[str, int]:
         """Where a rank stands along each axis."""
         found: dict[str, int] = {}
+        rank -= self.base
         for axis, size in reversed(list(zip(AXES, self.sizes, strict=True))):
             rank, found[axis] = divmod(rank, size)
         return found
@@ -62,7 +65,17 @@ class Mesh:
         at, rank = self.coordinates | moved, 0
         for axis, size in zip(AXES, self.sizes, strict=True):
             rank = rank * size + at[axis]
-        return rank
+        return self.base + rank
+
+    def alone(self, data_only: bool = True) -> Mesh:
+        """The mesh of the ranks that share this rank's images, or of this rank alone.
+
+        On it nothing travels between data ranks: each trains on images of its own.
+        """
+        kept = AXES.index("data") + 1 if data_only else len(AXES)
+        sizes = (1,) * kept + self.sizes[kept:]
+        fixed = self.rank if not data_only else self.base + self.coordinates["data"] * prod(self.sizes[kept:])
+        return replace(self, sizes=sizes, base=fixed)
 
     def peers(self, axes: Iterable[str]) -> tuple[int, ...]:
         """The ranks that differ from this one along those axes alone, itself included, in one order for all."""

@@ -1,0 +1,6 @@
+"""The engine under `parallelize`: what a plan makes of a model, its inputs and its weights."""
+
+from mural.engine.materialize import materialize
+from mural.engine.parallel import Loss, Parallel, share_from_first
+
+__all__ = ["Loss", "Parallel", "materialize", "share_from_first"]

@@ -1,0 +1,53 @@
+"""Where an image is best cut, and which dims of a target are the image's: pure functions of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from mural.errors import MuralError
+from mural.graph import capture
+
+
+def alignment(model: nn.Module, shape: Sequence[int], grid: Sequence[int]) -> int:
+    """What the cuts of an image should be multiples of: the total stride of the model where ranks still hold parts.
+
+    A cut at a multiple of it falls between the windows of every strided layer. It is a matter of speed alone, so a
+    model that cannot be captured is cut anywhere.
+    """
+    spatial = tuple(shape[2 : 2 + len(grid)])
+    if all(n == 1 for n in grid):
+        return 1
+    try:
+        graph = capture(model, tuple(shape))
+    except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+        return 1
+    strides = [1]
+    for node in graph:
+        for made in node.output_shapes if node.kind == "windowed" else ():
+            strides += strides_of(spatial, made[2 : 2 + len(grid)], grid)
+    room = min(extent // parts for extent, parts in zip(spatial, grid, strict=True) if parts > 1)
+    return max((s for s in strides if s <= room), default=1)
+
+
+def strides_of(image: Sequence[int], made: Sequence[int], grid: Sequence[int]) -> list[int]:
+    """The ratios of the image's extents to those of a layer's output, along the dims that are cut there.
+
+    >>> strides_of((101, 64), (26, 16), (2, 2)), strides_of((64, 64), (1, 1), (2, 2))
+    ([4, 4], [])
+    """
+    found = zip(image, made, grid, strict=False)
+    return [max(1, round(whole / out)) for whole, out, parts in found if parts > 1 and out >= 2 * parts]
+
+
+def target_dims(target: Sequence[int], image: Sequence[int], spatial: int) -> tuple[int, ...]:
+    """The dims of a target that are cut along the spatial axes: those of a mask or a map, none of a label.
+
+    >>> target_dims((4, 64, 64), (4, 3, 64, 64), 2), target_dims((4, 2, 32, 32), (4, 3, 64, 64), 2)
+    ((1, 2), (2, 3))
+    >>> target_dims((4,), (4, 3, 64, 64), 2), target_dims((4, 10), (4, 3, 64, 64), 2)
+    ((), ())
+    """
+    lead = len(target) - (len(image) - 2)
+    return tuple(range(lead, lead + spatial)) if lead >= 1 else ()

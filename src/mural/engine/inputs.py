@@ -1,0 +1,153 @@
+"""What a step is given, as sharded tensors: whole tensors are cut, sources are read where this rank owns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mural.comm import SPATIAL, Mesh
+from mural.engine.alignment import alignment, target_dims
+from mural.errors import LayoutError
+from mural.geometry import Cuts
+from mural.shard import ShardedTensor, shard
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """An image that can be read in boxes: `mural.open(…)`, or anything with a shape (channels first) and `read`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) or (C, D, H, W)."""
+        ...
+
+    def read(self, box: Any) -> Tensor:
+        """That box, one (start, stop) pair per dim."""
+        ...
+
+
+Image = Tensor | Readable | Sequence[Any]
+"""A batch: a whole tensor (the same on every rank), a sharded one, or one or several sources; or several inputs."""
+
+Span = tuple[int, int]
+
+
+class Inputs:
+    """How the batches of one model reach it.
+
+    `world` is the mesh of the run, `mesh` that of the ranks that share a loss: all, or those of one data coordinate.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Mesh, world: Mesh):
+        self.model, self.mesh, self.world = model, mesh, world
+        self.aligned: dict[tuple[int, ...], int] = {}
+
+    def images(self, image: Image) -> tuple[Any, ...]:
+        """The arguments of the model's forward; a tuple of tensors is several of them."""
+        align = self.align(shape_of(image))
+        if isinstance(image, tuple) and any(isinstance(part, Tensor) for part in image):
+            return tuple(self.taken(part, align) for part in image)
+        return (self.taken(image, align),)
+
+    def target(self, target: Any, image: Image) -> Any:
+        """The target cut like the image: a mask along its dims, a label along the batch alone."""
+        if isinstance(target, Mapping):
+            return {key: self.target(value, image) for key, value in cast("Mapping[str, Any]", target).items()}
+        if isinstance(target, (tuple, list)) and not all_readable(target):
+            return type(target)(self.target(part, image) for part in cast("list[Any]", target))
+        shape = shape_of(image)
+        align = self.align(shape)
+        if isinstance(target, Tensor) and not isinstance(target, ShardedTensor) and target.ndim:
+            dims = target_dims(tuple(target.shape), shape, len(self.mesh.spatial))
+            return self.cut(target, dims, align).to(self.device)
+        if isinstance(target, ShardedTensor) or all_readable(target):
+            return self.taken(target, align, mask=True)
+        return target
+
+    def taken(self, part: Any, align: int, mask: bool = False) -> Any:
+        """One input as a sharded tensor on the model's device."""
+        if isinstance(part, ShardedTensor):
+            return self.adopted(part).to(self.device)
+        if isinstance(part, Tensor):
+            return self.cut(part, None, align).to(self.device)
+        if not all_readable(part):
+            raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(part).__name__}")
+        return self.read([part] if isinstance(part, Readable) else list(part), align, mask).to(self.device)
+
+    def cut(self, tensor: Tensor, dims: tuple[int, ...] | None, align: int) -> ShardedTensor:
+        """A whole tensor, cut; where each data rank trains alone, its own images of it."""
+        if self.mesh != self.world:
+            start, stop = self.own_images(len(tensor))
+            tensor = tensor[start:stop]
+        return shard(tensor, self.mesh, dims=dims, align=align)
+
+    def own_images(self, images: int) -> Span:
+        """The images of a batch that this data rank takes."""
+        parts = self.world.size("data")
+        if self.mesh != self.world and images < parts:
+            raise LayoutError(f"a batch of {images} for {parts} data ranks that train alone: each needs an image")
+        return Cuts.even(images, parts).interval(self.world.coordinates["data"])
+
+    def adopted(self, x: ShardedTensor) -> ShardedTensor:
+        """A sharded tensor as it is, or its images as a batch of their own where each data rank trains alone."""
+        if x.mesh == self.mesh:
+            return x
+        if x.mesh.sizes != self.world.sizes:
+            raise LayoutError(f"the tensor lies on {x.mesh}, the model on {self.world}: shard it on the model's mesh")
+        self.own_images(int(x.shape[0]))
+        box = [(0, x.box[0].size), *x.box[1:]]
+        return shard(x.local, self.mesh, dims=[d for d, a in enumerate(x.placement.axes) if a in SPATIAL], box=box)
+
+    def read(self, sources: Sequence[Readable], align: int, mask: bool) -> ShardedTensor:
+        """This rank's box of its images, read from the sources and nothing else.
+
+        Integer masks of one channel become classes (N, H, W); everything else takes the type of the model's weights.
+        """
+        shapes = sorted({tuple(s.shape) for s in sources})
+        if len(shapes) != 1:
+            raise LayoutError(f"the sources of one batch have shapes {shapes}: they have to be equal")
+        channels, *extents = shapes[0]
+        axes = zip(extents, SPATIAL[: len(self.mesh.spatial)], strict=False)
+        cuts = [Cuts.even(n, self.mesh.size(a), align).interval(self.mesh.coordinates[a]) for n, a in axes]
+        place: list[Span] = [*cuts, *((0, n) for n in extents[len(cuts) :])]
+        taken = self.own_images(len(sources))
+        rows = taken if self.mesh == self.world else (0, taken[1] - taken[0])
+        pieces = [sources[i].read([(0, channels), *place]) for i in range(*taken)]
+        piece = torch.stack(pieces) if pieces else torch.empty(0, channels, *(b - a for a, b in place))
+        if mask and channels == 1 and not (pieces and piece.is_floating_point()):
+            return shard(piece[:, 0].long(), self.mesh, dims=range(1, 1 + len(cuts)), box=[rows, *place])
+        kind = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+        return shard(piece.to(kind), self.mesh, box=[rows, (0, channels), *place])
+
+    def align(self, shape: tuple[int, ...]) -> int:
+        """What the cuts of an image of that shape are multiples of."""
+        if shape not in self.aligned:
+            self.aligned[shape] = alignment(self.model, shape, self.mesh.spatial)
+        return self.aligned[shape]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
+
+
+def all_readable(part: Any) -> bool:
+    """Whether this is a source, or several and nothing else."""
+    if isinstance(part, Tensor):
+        return False
+    several: Any = part if isinstance(part, (tuple, list)) else [part]
+    return bool(several) and all(isinstance(s, Readable) and not isinstance(s, Tensor) for s in several)
+
+
+def shape_of(image: Image) -> tuple[int, ...]:
+    """The shape of the batch's first input."""
+    if isinstance(image, Tensor):
+        return tuple(image.shape)
+    several: Any = image if isinstance(image, (tuple, list)) else [image]
+    if not several or not hasattr(several[0], "shape"):
+        raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(image).__name__}")
+    first: Any = several[0]
+    return tuple(first.shape) if isinstance(first, Tensor) else (len(several), *first.shape)

@@ -1,0 +1,43 @@
+"""Memory and initial values for a model that was built on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mural.errors import PlanError
+
+
+def materialize(model: nn.Module, device: torch.device | str | None) -> None:
+    """Move the model to a device (None: where it is); what is on meta gets memory and the values of its own reset.
+
+    A module that keeps tensors on meta and has no `reset_parameters` cannot be given values, and raises.
+    """
+    bare = [(name, m) for name, m in model.named_modules() if any(t.is_meta for t in own_tensors(m))]
+    if not bare:
+        if device is not None:
+            model.to(device)
+        return
+    unable = [name or type(m).__name__ for name, m in bare if not callable(getattr(m, "reset_parameters", None))]
+    if unable:
+        raise PlanError(
+            f"the model is on the meta device, and {', '.join(unable[:5])} hold tensors but have no reset_parameters() "
+            "that would give them values: give them one, or build the model on the CPU"
+        )
+    target = torch.device(device) if device is not None else default_device()
+    model.to_empty(device=target)
+    for _, module in bare:
+        resetting: Any = module
+        resetting.reset_parameters()
+
+
+def own_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters and buffers of this module itself."""
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def default_device() -> torch.device:
+    """The current GPU, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,193 @@
+"""A model under a plan: it runs steps, and answers for the model as if it had never been divided."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mural.comm import SPATIAL, Mesh
+from mural.comm.agree import any_rank, together
+from mural.engine.inputs import Image, Inputs
+from mural.errors import LayoutError
+from mural.plan import Plan
+from mural.replicate import Reducer, average_buffers, average_weights, reduce_gradients
+from mural.shard import ShardedTensor, batchnorm_scope
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class Parallel:
+    """A model under a plan: steps, inference, and the model's own names for what it holds.
+
+    `calls` counts the steps begun; with the seed it decides what random layers draw, so a resumed run sets it.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int):
+        self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
+        # Where each data rank trains alone, nothing of a step travels along the data axis.
+        self.mesh = mesh.alone() if plan.average else mesh
+        self.inputs = Inputs(model, self.mesh, mesh)
+        axes = SPATIAL if plan.average else None
+        self.reducer = Reducer(list(model.parameters()), mesh, axes)
+        self.calls = 0
+        self.updates = 0
+        self.unreduced = False
+
+    def step(self, image: Image, target: Any, *, reduce: bool = True, weight: float = 1.0) -> Tensor:
+        """The loss of the whole batch, on every rank, after forward and backward. Collective.
+
+        Gradients are added to `.grad` and averaged over the ranks. `reduce=False` leaves the averaging to a later
+        step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
+        """
+        images, goal = self.inputs.images(image), self.inputs.target(target, image)
+        with self.scope():
+            loss = self.loss(self.module(*images), goal)
+            self.check_loss(loss)
+        with ExitStack() as stack:
+            if reduce:
+                stack.enter_context(self.reducer.watching())
+            (loss * weight if weight != 1.0 else loss).backward()
+        self.unreduced = not reduce
+        if self.plan.batchnorm == "rank" and self.module.training:
+            average_buffers(self.module, self.mesh)
+        return self.over_data(loss.detach())
+
+    def __call__(self, image: Image) -> Any:
+        """The model's result without gradients: a sharded tensor where it still has the image's dims. Collective.
+
+        As in torch, `eval()` decides how BatchNorm and dropout behave.
+        """
+        with torch.no_grad(), self.scope():
+            return self.module(*self.inputs.images(image))
+
+    @contextmanager
+    def scope(self) -> Generator[None]:
+        """What holds while the model runs: random numbers of this call, precision, whose statistics BatchNorm takes."""
+        device = self.device
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+            torch.manual_seed(self.draw())
+            if self.plan.precision == "bfloat16":
+                stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+            stack.enter_context(batchnorm_scope(self.plan.batchnorm))
+            yield
+
+    def draw(self) -> int:
+        """The seed of the next call: the same on all ranks that see the same images, whatever the plan."""
+        part = self.world_mesh.coordinates["data"] if self.plan.average else 0
+        self.calls += 1
+        code = hashlib.blake2b(f"{self.seed} {self.calls} {part}".encode(), digest_size=7).digest()
+        return int.from_bytes(code, "big")
+
+    def check_loss(self, loss: Any) -> None:
+        """Raise unless the loss is one number."""
+        if isinstance(loss, ShardedTensor) or not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise LayoutError(f"the loss has to be one number, but {self.loss} gave {shape}: reduce it, as by .mean()")
+
+    def over_data(self, loss: Tensor) -> Tensor:
+        """The mean of the data ranks' own losses, where each trains alone."""
+        if self.plan.average and self.plan.data > 1:
+            loss = self.world_mesh.transport.outbound(loss.clone())
+            dist.all_reduce(loss, group=self.world_mesh.transport.group)
+            loss /= self.world_mesh.world
+        return loss
+
+    # -- gradients and updates ----------------------------------------------------------------------------------------
+
+    def reduce_gradients(self) -> None:
+        """Average what steps with `reduce=False` left. Collective; calling it again changes nothing."""
+        if self.unreduced:
+            if self.plan.average:
+                with self.reducer.watching():
+                    pass
+            else:
+                reduce_gradients(self.module, self.mesh)
+            self.unreduced = False
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """The norm of the whole gradient, which is scaled down where it is larger than `max_norm`. Collective."""
+        self.reduce_gradients()
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+
+    def found_inf(self) -> bool:
+        """Whether any gradient on any rank is infinite or no number. Collective."""
+        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))
+
+    def updated(self) -> None:
+        """To be called after each `optimizer.step()`: averages the weights whenever the plan says so."""
+        self.updates += 1
+        if self.plan.average and self.updates % self.plan.average == 0:
+            average_weights(self.module, self.world_mesh)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self.module.zero_grad(set_to_none)
+
+    # -- the model's own names ----------------------------------------------------------------------------------------
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank holds."""
+        return self.module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this rank holds, under the names of the unsplit model."""
+        return self.module.named_parameters()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that this rank holds, under the names of the unsplit model."""
+        return self.module.named_buffers()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode."""
+        return self.module.training
+
+    def train(self, mode: bool = True) -> Parallel:
+        """Set training mode."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Parallel:
+        """Set evaluation mode."""
+        return self.train(False)
+
+    def state_dict(self, rank0: bool = False) -> dict[str, Any]:
+        """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
+        if rank0 and self.world_mesh.rank != 0:
+            return {}
+        found: dict[str, Any] = self.module.state_dict()
+        return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in found.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> None:
+        """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
+        with together(self.world_mesh, "load_state_dict"):
+            if not rank0 or self.world_mesh.rank == 0:
+                self.module.load_state_dict(state, strict=strict)
+        share_from_first(self.module, self.world_mesh)
+
+    def __repr__(self) -> str:
+        return f"Parallel({type(self.module).__name__}; {', '.join(str(self.plan).splitlines())}; {self.world_mesh})"
+
+
+def share_from_first(model: nn.Module, mesh: Mesh) -> None:
+    """Give every rank the parameters and buffers of rank 0."""
+    if mesh.world == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            sent = mesh.transport.outbound(tensor.detach().contiguous())
+            dist.broadcast(sent, src=0, group=mesh.transport.group)
+            tensor.copy_(sent)

@@ -1,0 +1,111 @@
+"""The plan: how a model and its images are divided over ranks, as frozen data, in and out of TOML.
+
+Written by hand or by a planner, applied by `parallelize`; the result of a run does not depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+from mural.errors import PlanError
+from mural.typed import build, convert, dump, hints_of, read_toml
+
+Schedule = Literal["sequential", "gpipe", "1f1b", "interleaved", "gems"]
+Offloaded = Literal["activations", "parameters", "optimizer"]
+
+LATER = {
+    "stage": "pipeline stages",
+    "channel": "the channel axis",
+    "domain": "the domain axis",
+    "microbatches": "micro-batches",
+    "stream": "streaming",
+    "recompute": "recompute",
+    "offload": "offload",
+}
+"""Fields that this version reads and keeps, but runs only at their default; what else a stage has is read with it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is divided; every default changes nothing.
+
+    >>> plan = Plan(data=2, spatial=(2, 1))
+    >>> plan.devices
+    4
+    >>> print(plan)
+    data = 2
+    spatial = [2, 1]
+    """
+
+    data: int = 1
+    """Ranks among which the images of a batch are divided."""
+    stage: int = 1
+    spatial: tuple[int, ...] = ()
+    """Ranks along each spatial dim of the image."""
+    channel: int = 1
+    domain: int = 1
+    schedule: Schedule = "sequential"
+    microbatches: int = 1
+    replications: int = 1
+    cuts: str | tuple[str, ...] = "memory"
+    stream: tuple[int, ...] | None = None
+    recompute: str | tuple[str, ...] = ()
+    offload: tuple[Offloaded, ...] = ()
+    batchnorm: Literal["global", "rank", "micro"] = "global"
+    """Whose statistics BatchNorm uses: the whole batch's, or those of each rank's own piece."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """"bfloat16" runs under autocast; "float32" leaves the model's types as they are."""
+    average: int = 0
+    """0: gradients are averaged in every step. k: each data rank trains alone (local SGD), and weights are averaged
+    every k updates."""
+
+    def __post_init__(self) -> None:
+        for name, kind in hints_of(Plan).items():
+            object.__setattr__(self, name, convert(kind, self.tidied(name), name))
+        for name in ("data", "stage", "channel", "domain", "microbatches", "replications"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} = {getattr(self, name)}: sizes are whole numbers of at least 1")
+        if len(self.spatial) > 3 or any(n < 1 for n in self.spatial):
+            raise PlanError(f"spatial = {self.spatial}: give 1 to 3 sizes of at least 1")
+        if self.average < 0:
+            raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")
+
+    def tidied(self, name: str) -> object:
+        """A field, with a single size as a grid of one dim."""
+        value = getattr(self, name)
+        return (value,) if name == "spatial" and type(value) is int else value
+
+    @property
+    def devices(self) -> int:
+        """How many ranks the plan needs."""
+        return self.data * self.stage * self.channel * self.domain * prod(self.spatial)
+
+    def check_runnable(self) -> None:
+        """Raise for what this version cannot run yet."""
+        for name, words in LATER.items():
+            if getattr(self, name) != getattr(DEFAULT, name):
+                raise PlanError(
+                    f"{name} = {getattr(self, name)!r}: {words} cannot be run by this version; leave it out"
+                )
+        if self.batchnorm == "micro":
+            raise PlanError('batchnorm = "micro" needs micro-batches, which this version cannot run: use "rank"')
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """The plan in a TOML file; an unknown key is an error."""
+        return build(cls, read_toml(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a TOML file."""
+        Path(path).write_text(dump(self), encoding="utf-8")
+
+    def __str__(self) -> str:
+        changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+        lines = [line for line in dump(self).splitlines() if line.split(" = ")[0] in changed]
+        return "\n".join(lines) or "one rank"
+
+
+DEFAULT = Plan()

@@ -1,0 +1,297 @@
+"""The configuration of a training run: typed, frozen, in and out of TOML; every field is a flag of `mural train` too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mural.errors import ConfigError
+from mural.plan import Plan
+from mural.typed import build, dump, read_toml
+
+Arguments = dict[str, Any]
+Files = str | tuple[str, ...]
+
+
+def no_arguments() -> Arguments:
+    """An empty table."""
+    return {}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """[model]: what is trained."""
+
+    factory: str = "mural.models:UNet"
+    """Where the model comes from: "package.module:callable", or "path/to/file.py:callable"."""
+    arguments: Arguments = field(default_factory=no_arguments)
+    """Keyword arguments of the factory."""
+    weights: Path | None = None
+    """A safetensors file to start from."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """The type of the weights."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """[data]: which images, with which masks or labels, and how they are read."""
+
+    images: Files | None = None
+    """Image files: a glob, or a list of files."""
+    masks: Files | None = None
+    """Mask files, matched to the images by name."""
+    table: Path | None = None
+    """A CSV file with the columns image and mask, or image and label; paths are relative to it."""
+    dataset: str | None = None
+    """A dataset of your own: "package.module:callable", which returns something with len() and [i] -> Sample."""
+    arguments: Arguments = field(default_factory=no_arguments)
+    """Keyword arguments of that callable."""
+    level: int = 0
+    """The pyramid level that is read; 0 is the finest."""
+    batch: int = 1
+    """Images per step, over all ranks."""
+    shuffle: bool = True
+    """Whether each epoch has an order of its own."""
+    scale: bool = True
+    """Whether integer images are scaled to [0, 1] by the range of their type."""
+    mean: tuple[float, ...] | None = None
+    """Subtracted from each channel, after scaling."""
+    std: tuple[float, ...] | None = None
+    """What each channel is divided by, after scaling."""
+    crop: tuple[int, ...] | None = None
+    """Train on random boxes of this size instead of whole images; smaller images are padded with zeros."""
+    prefetch: int = 2
+    """Batches that are read ahead."""
+    workers: int = 2
+    """Threads that decode, on each rank."""
+    skip_bad: bool = False
+    """Leave out samples that cannot be read, and list them at the end."""
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """[validation]: what is held out, and what is done with it."""
+
+    images: Files | None = None
+    """Image files, as in [data]."""
+    masks: Files | None = None
+    """Mask files, as in [data]."""
+    table: Path | None = None
+    """A CSV file, as in [data]."""
+    fraction: float = 0.0
+    """The part of the training samples that is held out instead, drawn by the seed."""
+    every: int = 0
+    """Updates between validations; 0: at the end of every epoch."""
+    write: Literal["", "zarr", "tiff"] = ""
+    """Write the predictions of whole images, piece by piece: as OME-Zarr, as TIFF, or not."""
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """[augment]: random changes of training images, the same whatever the plan; 0 is none."""
+
+    flips: bool = False
+    """Flips along each spatial dim, each with probability one half."""
+    rotations: bool = False
+    """Rotations by multiples of 90°."""
+    brightness: float = 0.0
+    """The largest value that is added or subtracted."""
+    contrast: float = 0.0
+    """Contrast is multiplied by a factor between 1 - c and 1 + c."""
+    gamma: float = 0.0
+    """The exponent is between 1 - g and 1 + g."""
+    noise: float = 0.0
+    """The standard deviation of noise that is added to every value."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """[loss]: what is minimised."""
+
+    name: str = "cross_entropy"
+    """cross_entropy, bce, dice, mse, l1, smooth_l1, or "package.module:callable" of output and target."""
+    arguments: Arguments = field(default_factory=no_arguments)
+    """Keyword arguments; a list of numbers becomes a tensor (class weights)."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """[optimizer]: how the weights change."""
+
+    name: str = "AdamW"
+    """A class of torch.optim."""
+    lr: float = 1e-3
+    """The learning rate, before the schedule."""
+    arguments: Arguments = field(default_factory=no_arguments)
+    """Further keyword arguments."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """[schedule]: how the learning rate changes over the updates."""
+
+    name: Literal["constant", "linear", "cosine", "polynomial", "step"] = "constant"
+    """After the warm-up: constant; to `final` linearly, as a cosine or a polynomial; or by `factor` every `period`."""
+    warmup: int = 0
+    """Updates in which the rate rises from near zero."""
+    final: float = 0.0
+    """The rate at the end, as a part of the rate at the start."""
+    power: float = 0.9
+    """The polynomial's exponent."""
+    period: int = 1000
+    """Updates between steps."""
+    factor: float = 0.1
+    """What a step multiplies the rate by."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """[train]: how long, and how."""
+
+    epochs: int = 1
+    """Passes over the data."""
+    steps: int = 0
+    """Updates after which the run ends; 0: when the epochs are over."""
+    accumulate: int = 1
+    """Batches whose gradients are added up for one update."""
+    clip: float = 0.0
+    """The largest norm of the gradient; 0: any."""
+    deterministic: bool = True
+    """Leave out what is decided by measurements of speed, so that a resumed run repeats every bit."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """[checkpoint]: what survives."""
+
+    every: int = 100
+    """Updates between checkpoints; 0: at the end alone."""
+    keep: int = 3
+    """How many are kept."""
+    asynchronous: bool = True
+    """Write while training goes on."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """Go on from the newest checkpoint in the run's folder: if there is one, not at all, or else fail."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """[log]: what is seen."""
+
+    every: int = 10
+    """Updates between lines of metrics."""
+    tensorboard: Literal["auto", "on", "off"] = "auto"
+    """Write TensorBoard files: where the package is there, always, or not."""
+    progress: bool = True
+    """Show a progress bar on a terminal."""
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """[launch]: where it runs; under torchrun, mpirun or srun the ranks are theirs."""
+
+    devices: int = 0
+    """Local ranks to start; 0: as many as the plan needs."""
+    backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
+    """How messages travel."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    restarts: int = 0
+    """How often local ranks are started again after a failure."""
+    hang: float = 600.0
+    """Seconds without progress after which a rank counts as hung; 0: never."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run. `Config.load("run.toml")` reads one; `save` writes it with every default filled in."""
+
+    folder: Path = Path("runs/run")
+    """Where everything is written."""
+    seed: int = 0
+    """Of weights, order, augmentations and dropout."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    plan: Plan = field(default_factory=Plan)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            table, _, key = name.partition(".")
+            value = getattr(getattr(self, table), key)
+            if value < least:
+                raise ConfigError(f"{name} = {value}: the least is {least}")
+        if not 0 <= self.validation.fraction < 1:
+            raise ConfigError(f"validation.fraction = {self.validation.fraction}: give a part of 1, as 0.2")
+
+    @classmethod
+    def load(cls, path: str | Path, changes: Mapping[str, Any] | None = None) -> Config:
+        """The configuration in a TOML file, with some fields changed, as {"optimizer.lr": 0.1}."""
+        return cls.of(merged(read_toml(path), changes or {}), Path(path).parent)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], beside: Path = Path()) -> Config:
+        """The configuration from tables; `plan` may name a file, relative to `beside`."""
+        values = dict(given)
+        if isinstance(values.get("plan"), str):
+            values["plan"] = {f: getattr(Plan.load(beside / values["plan"]), f) for f in Plan.__dataclass_fields__}
+        return build(cls, values)
+
+    def save(self, path: str | Path) -> None:
+        """Write every field to a TOML file."""
+        Path(path).write_text(dump(self), encoding="utf-8")
+
+    def with_plan(self, plan: Plan) -> Config:
+        """The same run under another plan."""
+        return replace(self, plan=plan)
+
+
+LEAST: dict[str, float] = {
+    "data.batch": 1,
+    "data.prefetch": 1,
+    "data.workers": 1,
+    "data.level": 0,
+    "train.epochs": 1,
+    "train.steps": 0,
+    "train.accumulate": 1,
+    "train.clip": 0,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
+    "log.every": 1,
+    "validation.every": 0,
+    "launch.devices": 0,
+    "launch.restarts": 0,
+    "launch.hang": 0,
+    "schedule.warmup": 0,
+    "schedule.period": 1,
+    "optimizer.lr": 0,
+}
+"""The smallest value that makes sense."""
+
+
+def merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with values at dotted names replaced.
+
+    >>> merged({"a": {"b": 1}}, {"a.b": 2, "c": 3})
+    {'a': {'b': 2}, 'c': 3}
+    """
+    result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    for name, value in changes.items():
+        table, _, key = name.partition(".")
+        if not key:
+            result[table] = value
+        elif isinstance(result.setdefault(table, {}), dict):
+            result[table][key] = value
+        else:
+            raise ConfigError(f"{name} was given, but {table} is {result[table]!r} and no table")
+    return result

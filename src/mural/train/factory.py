@@ -1,0 +1,148 @@
+"""What a configuration names: a model, a loss, an optimizer, a schedule. The names are the user's; no file runs code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+from mural.errors import ConfigError
+from mural.shard import dice_loss
+from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "bce": F.binary_cross_entropy_with_logits,
+    "dice": dice_loss,
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": F.smooth_l1_loss,
+}
+
+
+def named(path: str, key: str) -> Callable[..., Any]:
+    """The callable at "package.module:name" or "file.py:name"; modules of the working directory are found."""
+    place, _, name = path.rpartition(":")
+    if not place or not name:
+        raise ConfigError(f'{key} = "{path}" should be "package.module:callable" or "path/to/file.py:callable"')
+    module = from_file(Path(place), key) if place.endswith(".py") else from_package(place, key)
+    try:
+        found: Any = module
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        near = get_close_matches(name, [n for n in dir(module) if not n.startswith("_")], n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f'{key} = "{path}": {place} has no {name!r}{hint}') from None
+    if not callable(found):
+        raise ConfigError(f'{key} = "{path}" names {found!r}, which cannot be called')
+    return found
+
+
+def from_package(place: str, key: str) -> Any:
+    """An installed module, or one in the working directory."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and place.startswith(error.name):
+            raise ConfigError(f"{key}: there is no module {error.name!r}: install it, or run beside it") from error
+        raise
+
+
+def from_file(path: Path, key: str) -> Any:
+    """The module in a file."""
+    spec = importlib.util.spec_from_file_location(f"mural_user_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{key}: there is no file {path}")
+    if spec.name in sys.modules:
+        return sys.modules[spec.name]
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # what is defined there can then be pickled, as workers need
+    spec.loader.exec_module(module)
+    return module
+
+
+def called(function: Callable[..., Any], arguments: Mapping[str, Any], key: str) -> Any:
+    """The result of a call with arguments from a configuration."""
+    try:
+        return function(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{key}: {getattr(function, '__name__', function)} does not take these: {error}") from error
+
+
+def make_model(config: ModelConfig, seed: int) -> nn.Module:
+    """The model, with the weights that the seed gives."""
+    torch.manual_seed(seed)
+    model = called(named(config.factory, "model.factory"), config.arguments, "model.arguments")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f'model.factory = "{config.factory}" gave a {type(model).__name__}, not an nn.Module')
+    return model.to(getattr(torch, config.dtype))
+
+
+def make_loss(config: LossConfig, device: torch.device, dtype: torch.dtype) -> Callable[[Any, Any], Tensor]:
+    """The loss, with lists of numbers among its arguments as tensors."""
+
+    def value(given: Any) -> Any:
+        return torch.tensor(given, device=device, dtype=dtype) if isinstance(given, (list, tuple)) else given
+
+    if config.name not in LOSSES and ":" not in config.name:
+        near = get_close_matches(config.name, LOSSES, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f'loss.name = "{config.name}" is none of {", ".join(LOSSES)}, and no import path{hint}')
+    function = LOSSES.get(config.name) or named(config.name, "loss.name")
+    return partial(function, **{key: value(given) for key, given in config.arguments.items()})
+
+
+def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer of torch.optim of that name, in any case of letters."""
+    known = {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    kind = known.get(config.name.lower())
+    if kind is None:
+        near = get_close_matches(config.name.lower(), known, n=1)
+        hint = f": did you mean {known[near[0]].__name__!r}?" if near else ""
+        raise ConfigError(f'optimizer.name = "{config.name}" is no optimizer of torch.optim{hint}')
+    return called(partial(kind, list(parameters), lr=config.lr), config.arguments, "optimizer.arguments")
+
+
+def rate(config: ScheduleConfig, total: int, update: int) -> float:
+    """What the learning rate is multiplied by at an update, of `total`.
+
+    >>> [round(rate(ScheduleConfig("cosine", warmup=2), 10, u), 3) for u in (0, 1, 2, 6, 10)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+    if update < config.warmup:
+        return (update + 1) / config.warmup
+    done = min(1.0, (update - config.warmup) / max(1, total - config.warmup))
+    fall = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+        "polynomial": (1 - done) ** config.power,
+        "step": config.factor ** ((update - config.warmup) // config.period),
+    }[config.name]
+    falls = config.name in ("linear", "cosine", "polynomial")
+    return config.final + (1 - config.final) * fall if falls else fall
+
+
+def make_schedule(config: ScheduleConfig, optimizer: torch.optim.Optimizer, total: int) -> LambdaLR:
+    """The schedule over that many updates."""
+    return LambdaLR(optimizer, partial(rate, config, total))
