@@ -1,26 +1,32 @@
 """mural trains vision models on images too large for one device, exactly as one device would."""
 
 from mural import comm
-from mural.comm import Mesh, init
-from mural.errors import LayoutError, MuralError, PeerError, PlanError, UnsupportedOp
+from mural.check import check
+from mural.comm import Mesh as Mesh
+from mural.comm import init
+from mural.errors import LayoutError as LayoutError
+from mural.errors import MuralError
+from mural.errors import PeerError as PeerError
+from mural.errors import PlanError as PlanError
+from mural.errors import UnsupportedOp as UnsupportedOp
 from mural.geometry import Cuts
 from mural.graph import capture
+from mural.parallelize import parallelize
+from mural.plan import Plan
 from mural.replicate import reduce_gradients
 from mural.shard import ShardedTensor, dice_loss, shard
 
 __all__ = [
     "Cuts",
-    "LayoutError",
-    "Mesh",
     "MuralError",
-    "PeerError",
-    "PlanError",
+    "Plan",
     "ShardedTensor",
-    "UnsupportedOp",
     "capture",
+    "check",
     "comm",
     "dice_loss",
     "init",
+    "parallelize",
     "reduce_gradients",
     "shard",
 ]

@@ -23,3 +23,7 @@ class PeerError(MuralError, RuntimeError):
 
 class ConfigError(PlanError):
     """A plan or configuration that names something unknown, or gives a value of the wrong kind."""
+
+
+class TrainingError(MuralError, RuntimeError):
+    """A run that cannot go on: a loss that is no number, a rank that hangs."""

@@ -29,7 +29,7 @@ def together(mesh: Mesh, what: str) -> Generator[None]:
 
 def share_failure(mesh: Mesh, what: str, failure: Exception | None) -> None:
     """Raise on every rank if some rank failed. Collective."""
-    if mesh.world > 1 and any_rank(mesh, failure is not None):
+    if mesh.world > 1 and any_rank(mesh, failure is not None)[0]:
         told: list[tuple[type[MuralError], str] | None] = [None] * mesh.world
         kind = type(failure) if isinstance(failure, MuralError) else PeerError
         mine = None if failure is None else (kind, f"{type(failure).__name__}: {failure}")
@@ -41,10 +41,10 @@ def share_failure(mesh: Mesh, what: str, failure: Exception | None) -> None:
         raise failure
 
 
-def any_rank(mesh: Mesh, mine: bool) -> bool:
-    """Whether it holds on any rank. Collective: one small message."""
+def any_rank(mesh: Mesh, *mine: bool) -> tuple[bool, ...]:
+    """For each statement whether it holds on any rank. Collective: one small message."""
     if mesh.world == 1:
         return mine
-    flag = mesh.transport.outbound(torch.tensor(float(mine)))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=mesh.transport.group)
-    return bool(flag)
+    flags = mesh.transport.outbound(torch.tensor([float(m) for m in mine]))
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=mesh.transport.group)
+    return tuple(flag > 0 for flag in flags.tolist())

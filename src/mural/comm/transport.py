@@ -22,6 +22,8 @@ class Record:
 
     messages: int = 0
     bytes: int = 0
+    waited: float = 0.0
+    """Seconds in which nothing was done but wait for messages."""
     events: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
 
     def spans(self, kind: str) -> list[tuple[float, float]]:
@@ -165,7 +167,7 @@ class Transport:
         self.flush()
         if self.alarm is None or not transfer.works:
             return
-        with self.alarm.watching(transfer):
+        with self.alarm.watching(transfer), self.blocked():
             while transfer.works:
                 peer, work = transfer.works[0]
                 try:
@@ -193,6 +195,19 @@ class Transport:
             yield record
         finally:
             self.records.remove(record)
+
+    @contextlib.contextmanager
+    def blocked(self) -> Generator[None]:
+        """Count the time of a wait in the records."""
+        if not self.records:
+            yield
+            return
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            for record in self.records:
+                record.waited += time.perf_counter() - start
 
     @contextlib.contextmanager
     def span(self, kind: str) -> Generator[None]:

@@ -66,6 +66,14 @@ class Parallel:
         with torch.no_grad(), self.scope():
             return self.module(*self.inputs.images(image))
 
+    def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
+        """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
+        inputs = Inputs(self.module, self.world_mesh, self.world_mesh)
+        images, goal = inputs.images(image), inputs.target(target, image)
+        with torch.no_grad(), self.scope():
+            output = self.module(*images)
+            return output, goal, self.loss(output, goal)
+
     @contextmanager
     def scope(self) -> Generator[None]:
         """What holds while the model runs: random numbers of this call, precision, whose statistics BatchNorm takes."""
@@ -119,13 +127,20 @@ class Parallel:
     def found_inf(self) -> bool:
         """Whether any gradient on any rank is infinite or no number. Collective."""
         grads = [p.grad for p in self.module.parameters() if p.grad is not None]
-        return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))
+        return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))[0]
 
-    def updated(self) -> None:
+    def updated(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """To be called after each `optimizer.step()`: averages the weights whenever the plan says so."""
         self.updates += 1
         if self.plan.average and self.updates % self.plan.average == 0:
+            self.synchronise(optimizer)
+
+    def synchronise(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Average weights, buffers and the optimizer's state where data ranks train alone. Collective."""
+        if self.plan.average and self.plan.data > 1:
             average_weights(self.module, self.world_mesh)
+            state = [v for s in (optimizer.state.values() if optimizer else ()) for v in s.values()]
+            average_weights([v for v in state if isinstance(v, Tensor) and v.is_floating_point()], self.world_mesh)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""

@@ -1,4 +1,4 @@
-"""The configuration of a training run: typed, frozen, in and out of TOML; every field is a flag of `mural train` too."""
+"""The configuration of a training run: typed, frozen, in and out of TOML; each field is a flag of `mural train`."""
 
 from __future__ import annotations
 

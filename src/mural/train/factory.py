@@ -1,4 +1,4 @@
-"""What a configuration names: a model, a loss, an optimizer, a schedule. The names are the user's; no file runs code."""
+"""What a configuration names: a model, a loss, an optimizer, a schedule. The user names them; no file runs code."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Opti
         near = get_close_matches(config.name.lower(), known, n=1)
         hint = f": did you mean {known[near[0]].__name__!r}?" if near else ""
         raise ConfigError(f'optimizer.name = "{config.name}" is no optimizer of torch.optim{hint}')
-    return called(partial(kind, list(parameters), lr=config.lr), config.arguments, "optimizer.arguments")
+    made: Any = partial(kind, list(parameters))
+    return called(made, {"lr": config.lr, **config.arguments}, "optimizer.arguments")
 
 
 def rate(config: ScheduleConfig, total: int, update: int) -> float:

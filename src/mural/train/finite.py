@@ -1,0 +1,103 @@
+"""The first layer that gave something infinite or no number, found by running the step again and looking at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from math import inf
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mural.comm import Mesh
+from mural.engine import Parallel
+from mural.shard import ShardedTensor
+from mural.train.meters import gathered
+
+
+class Finder:
+    """Watches the leaves of a model for one step; `seen` are those that gave bad values, in the order of the step."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.seen: list[tuple[int, str]] = []
+        self.clock = 0
+
+    def __enter__(self) -> Finder:
+        self.hooks = ExitStack()
+        for name, module in self.model.named_modules():
+            if not any(True for _ in module.children()):
+                label = f"{name or 'the model'} ({type(module).__name__})"
+                self.hooks.callback(module.register_forward_hook(self.hook(label)).remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hooks.close()
+
+    def hook(self, label: str) -> Callable[..., None]:
+        """What looks at a layer's output, and at the gradient that reaches it."""
+
+        def look(_: nn.Module, __: Any, output: Any) -> None:
+            for tensor in tensors_of(output):
+                self.look(tensor, f"the output of {label}")
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda grad: self.look(grad, f"the gradient at the output of {label}"))
+
+        return look
+
+    def look(self, tensor: Tensor, where: str) -> None:
+        """Note where a tensor is bad; every rank's clock counts the same calls."""
+        self.clock += 1
+        if tensor.numel() and not bool(tensor.isfinite().all()):
+            self.seen.append((self.clock, where))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The plain floating tensors behind a layer's result."""
+    if isinstance(value, ShardedTensor):
+        value = value.carrier
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_of(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_of(part)
+
+
+def first_bad(pm: Parallel, image: Any, target: Any, mesh: Mesh) -> str:
+    """Where bad values came from first, on any rank, in words. Collective; gradients are lost."""
+    found = earliest(mesh, *before_the_step(pm, image))
+    if found:
+        return found
+    pm.calls -= 1  # the same random numbers again
+    pm.zero_grad()
+    with Finder(pm.module) as finder:
+        pm.step(image, target, reduce=False)
+    pm.zero_grad()
+    moment, where = finder.seen[0] if finder.seen else (inf, "")
+    return earliest(mesh, moment, where) or "every layer is finite by itself: the loss, or a sum of gradients, is not"
+
+
+def before_the_step(pm: Parallel, image: Any) -> tuple[float, str]:
+    """Whether what goes into the step is bad already: a moment (infinite: never), and what."""
+    for name, weights in pm.named_parameters():
+        if not bool(weights.isfinite().all()):
+            return 0, f"the weights {name}"
+    good = all(bool(t.isfinite().all()) for t in tensors_of(image) if t.numel())
+    return (inf, "") if good else (1, "the image")
+
+
+def earliest(mesh: Mesh, moment: float, where: str) -> str:
+    """What the rank with the earliest moment says; nothing if no rank has one. Collective."""
+    rows = [row[0] for row in gathered(mesh, [float(moment)])]
+    if min(rows) == inf:
+        return ""
+    told: list[Any] = [where] * mesh.world
+    if mesh.world > 1:
+        dist.all_gather_object(told, where, group=mesh.transport.group)
+    rank = rows.index(min(rows))
+    return f"{told[rank]} was the first that is not finite (seen on rank {rank})"

@@ -1,0 +1,116 @@
+"""The journal of a run, on rank 0: lines of JSON, TensorBoard files, a progress bar or plain lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mural.errors import ConfigError
+from mural.train.config import LogConfig
+
+METRICS = "metrics.jsonl"
+
+
+class Journal:
+    """What a run says about itself; on ranks other than the first it says nothing."""
+
+    def __init__(self, folder: Path, config: LogConfig, total: int, speaks: bool):
+        self.folder, self.total, self.speaks = folder, total, speaks
+        self.console = Console(stderr=False, quiet=not speaks, highlight=False, soft_wrap=True)
+        self.file = (folder / METRICS).open("a", encoding="utf-8") if speaks else None
+        self.board = board(folder, config) if speaks else None
+        self.bar: Progress | None = None
+        if speaks and config.progress and self.console.is_terminal:
+            self.bar = progress_bar(self.console)
+            self.task = self.bar.add_task("train", total=total, words="")
+            self.bar.start()
+
+    def resumed(self, step: int) -> None:
+        """Drop the lines of steps that will be taken again, so that each step stands in the journal once."""
+        if self.file is None:
+            return
+        path = self.folder / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if step_of(line) <= step]
+        self.file.close()
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self.file = path.open("a", encoding="utf-8")
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step)
+
+    def say(self, text: str) -> None:
+        """One line for a person."""
+        self.console.print(text, markup=False)
+
+    def note(self, kind: str, step: int, values: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+        """Keep numbers under a kind ("train", "validation"), and draw them."""
+        if self.file is None:
+            return
+        self.file.write(json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in scalars.items():
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def show(self, step: int, words: Mapping[str, str]) -> None:
+        """Say where training stands."""
+        text = "  ".join(f"{name} {value}" for name, value in words.items())
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, words=text)
+        elif self.speaks:
+            self.say(f"step {step}/{self.total}  {text}")
+
+    def advance(self, step: int) -> None:
+        """Move the bar alone."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.bar is not None:
+            self.bar.stop()
+        if self.board is not None:
+            self.board.close()
+        if self.file is not None:
+            self.file.close()
+        sys.stdout.flush()
+
+
+def step_of(line: str) -> int:
+    """The step of a journal's line; a line that a crash cut off counts as never."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return sys.maxsize
+
+
+def progress_bar(console: Console) -> Progress:
+    """The bar: steps, what the last reading said, time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}"),
+        console=console,
+    )
+
+
+def board(folder: Path, config: LogConfig) -> Any:
+    """A TensorBoard writer, or None."""
+    if config.tensorboard == "off":
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+    except ImportError as error:
+        if config.tensorboard == "on":
+            raise ConfigError('log.tensorboard = "on" needs TensorBoard: pip install "mural[tensorboard]"') from error
+        return None
+    return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]

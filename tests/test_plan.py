@@ -1,0 +1,78 @@
+"""Plans are data: what is written comes back, what is unknown or wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mural.errors import ConfigError, PlanError
+from mural.plan import Plan
+
+PLANS = st.builds(
+    Plan,
+    data=st.integers(1, 9),
+    stage=st.integers(1, 4),
+    spatial=st.lists(st.integers(1, 5), max_size=3).map(tuple),
+    schedule=st.sampled_from(["sequential", "gpipe", "1f1b", "interleaved", "gems"]),
+    cuts=st.sampled_from(["memory", "layers"]) | st.lists(st.text("ab.#\"'\\", min_size=1), max_size=3).map(tuple),
+    stream=st.none() | st.lists(st.integers(1, 4096), min_size=1, max_size=3).map(tuple),
+    offload=st.lists(st.sampled_from(["activations", "parameters", "optimizer"]), max_size=3).map(tuple),
+    batchnorm=st.sampled_from(["global", "rank", "micro"]),
+    average=st.integers(0, 5),
+)
+
+
+@given(PLANS)
+def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> None:
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    plan.save(path)
+    assert Plan.load(path) == plan
+
+
+def test_defaults_change_nothing() -> None:
+    assert Plan().devices == 1
+    assert str(Plan()) == "one rank"
+    Plan().check_runnable()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("datta = 2", "unknown key 'datta': did you mean 'data'?"),
+        ('data = "2"', "data = '2' should be a whole number"),
+        ("data = true", "data = True should be a whole number"),
+        ("data = 0", "at least 1"),
+        ("spatial = [2, 0]", "1 to 3 sizes"),
+        ("spatial = [1, 1, 1, 1]", "1 to 3 sizes"),
+        ('precision = "float16"', "did you mean 'bfloat16'?"),
+        ('batchnorm = "globl"', "did you mean 'global'?"),
+        ("data = ", "is not TOML"),
+        ('offload = ["weights"]', "offload[0] = 'weights' is none of"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(PlanError) as caught:
+        Plan.load(path)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        Plan.load(tmp_path / "plan.toml")
+
+
+def test_a_plan_by_hand_is_checked_too() -> None:
+    with pytest.raises(PlanError, match=r"data = 1\.5 should be a whole number"):
+        Plan(data=1.5)  # type: ignore[arg-type]
+    assert Plan(spatial=2).spatial == (2,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("later", [{"stage": 2}, {"channel": 2}, {"stream": (64, 64)}, {"offload": ("optimizer",)}])
+def test_what_comes_later_is_refused_when_it_runs(later: dict[str, object]) -> None:
+    with pytest.raises(PlanError, match="cannot be run by this version"):
+        Plan(**later).check_runnable()  # type: ignore[arg-type]
