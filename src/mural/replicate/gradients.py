@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mural.comm import Mesh
 from mural.errors import LayoutError
+from mural.replicate.fibres import REPLICAS
 
 BUCKET_BYTES = 32 * 2**20
 
@@ -23,7 +24,7 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
     """
     parameters = [p for p in (model.parameters() if isinstance(model, nn.Module) else model) if p.requires_grad]
     if mesh.replicas > 1:
-        check_same(parameters, mesh)
+        check_same(parameters, mesh.transport.group, "reduce_gradients")
         wanted = wanted_somewhere(parameters, mesh)
         for bucket in buckets(wanted):
             flat = torch.cat([grad_of(p).reshape(-1) for p in bucket])
@@ -36,12 +37,18 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
                 offset += grad.numel()
     for p in parameters:
         if p.grad is not None:
-            p.grad._mural_version = p.grad._version  # type: ignore[attr-defined]
+            mark_reduced(p.grad)
 
 
-def is_reduced(grad: Tensor | None) -> bool:
-    """Whether this gradient was reduced and nothing was added since."""
-    return grad is not None and getattr(grad, "_mural_version", None) == grad._version
+def mark_reduced(grad: Tensor, axes: Sequence[str] = REPLICAS) -> None:
+    """Note that a gradient is the mean over those axes now; whatever is added to it later changes its version."""
+    grad._mural_reduced = (grad._version, frozenset(axes))  # type: ignore[attr-defined]
+
+
+def is_reduced(grad: Tensor | None, axes: Sequence[str] = REPLICAS) -> bool:
+    """Whether this gradient was reduced over at least those axes and nothing was added since."""
+    version, reduced = getattr(grad, "_mural_reduced", (None, frozenset[str]()))
+    return grad is not None and version == grad._version and reduced.issuperset(axes)
 
 
 def grad_of(parameter: Tensor) -> Tensor:
@@ -51,16 +58,16 @@ def grad_of(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def check_same(parameters: Sequence[Tensor], mesh: Mesh) -> None:
-    """Raise on every rank if the ranks brought different lists of parameters."""
-    code = zlib.crc32(repr([(tuple(p.shape), p.dtype) for p in parameters]).encode())
-    device = parameters[0].device if parameters else torch.device("cpu")
-    both = torch.tensor([code, -code, len(parameters), -len(parameters)], device=device)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=mesh.transport.group)
+def check_same(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, name: str) -> None:
+    """Raise on every rank of a group if the ranks brought different lists of tensors."""
+    code = zlib.crc32(repr([(tuple(t.shape), t.dtype) for t in tensors]).encode())
+    device = tensors[0].device if tensors else torch.device("cpu")
+    both = torch.tensor([code, -code, len(tensors), -len(tensors)], device=device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     if both[0] != -both[1] or both[2] != -both[3]:
         raise LayoutError(
-            f"reduce_gradients got different parameters on different ranks (here {len(parameters)} that require a "
-            f"gradient, elsewhere {int(-both[3])} to {int(both[2])}): give every rank the same model"
+            f"{name} got different parameters on different ranks (here {len(tensors)}, elsewhere {int(-both[3])} to "
+            f"{int(both[2])}, or of other shapes): give every rank the same model"
         )
 
 

@@ -1,0 +1,65 @@
+"""Weights and buffers averaged over ranks: local SGD, and running statistics that each rank kept by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mural.comm import Mesh
+from mural.replicate.fibres import REPLICAS, group_of, named_axes
+from mural.replicate.gradients import buckets, check_same
+
+
+@torch.no_grad()
+def average_weights(model: nn.Module, mesh: Mesh, axes: Sequence[str] = ("data",)) -> None:
+    """Make parameters and floating buffers their mean over those axes, with the same bits on every rank.
+
+    Local SGD: each part of the data axis takes steps of its own, with gradients of `Reducer(…, axes=("spatial",))`, and
+    every k steps the weights meet. Ranks along the other axes must hold equal weights. A tensor that is equal
+    everywhere keeps its bits. Collective.
+    """
+    average([*model.parameters(), *model.buffers()], mesh, named_axes(axes))
+
+
+@torch.no_grad()
+def average_buffers(model: nn.Module, mesh: Mesh) -> None:
+    """Make floating buffers their mean over data × spatial: running statistics of `batchnorm_scope("rank")`.
+
+    Running statistics are linear in the statistics of each batch. So averaging them after every step, or once before
+    they are used or saved, gives the same: they moved by the mean of the pieces' statistics in each step. Collective.
+    """
+    average(list(model.buffers()), mesh, REPLICAS)
+
+
+def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> None:
+    """Write into each floating tensor its mean over the ranks along the axes."""
+    distinct = {id(t): t for t in tensors if t.is_floating_point() or t.is_complex()}
+    group = group_of(mesh, axes)
+    others = tuple(axis for axis in REPLICAS if axis not in axes)
+    alike = group_of(mesh, others)
+    if group is None:
+        return
+    check_same(list(distinct.values()), group, "average_weights and average_buffers")
+    for bucket in buckets(distinct.values()):
+        mean = mean_of(torch.cat([t.detach().reshape(-1) for t in bucket]), group)
+        if alike is not None:
+            # A backend may add up in another order in each group; ranks that held equal weights keep equal weights.
+            dist.broadcast(mean, group_src=0, group=alike)
+        offset = 0
+        for t in bucket:
+            t.copy_(mean[offset : offset + t.numel()].view(t.shape))
+            offset += t.numel()
+
+
+def mean_of(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The mean over a group, as the first rank's values plus the mean distance from them: exact for equal values."""
+    wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    first = wide.clone()
+    dist.broadcast(first, group_src=0, group=group)
+    # Where they are equal the distance is zero, also between infinities.
+    distance = torch.where(wide == first, torch.zeros_like(wide), (wide - first) / group.size())
+    dist.all_reduce(distance, group=group)
+    return (first + distance).to(values.dtype)

@@ -1,0 +1,190 @@
+"""Buckets: gradients laid out one after the other in flat buffers, each of which travels as one message.
+
+    | weight, 16 rows … | bias … |   | 1 1 |        a bucket of two parameters
+      slot 0              slot 1       tail
+
+The tail says, for each slot, whether this rank has a gradient for it that was not averaged yet. After the exchange it
+says whether any rank had one, so nothing else has to be exchanged for parameters that some ranks did not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mural.errors import UnsupportedOp
+from mural.replicate.gradients import is_reduced, mark_reduced
+
+ALIGN = 16
+"""Slots begin at multiples of this many values, so that kernels can load whole vectors."""
+FIRST_BYTES = 2**20
+"""The first bucket is small: it leaves early, while there is still much to compute."""
+SIGNALS = 2
+"""The last bucket's tail ends with two more numbers: ranks that raised, and ranks with gradients that came late."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter with what decides where its gradient goes."""
+
+    name: str
+    parameter: Tensor = field(repr=False)
+    kind: tuple[torch.dtype, torch.device]
+    """What gradients that share a buffer have in common."""
+    strides: tuple[int, ...]
+    """Those of the parameter, where it has no gaps."""
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor) -> Member:
+        """The member of that name."""
+        strides = torch.empty_like(parameter, device="meta").stride()
+        return cls(name, parameter, (parameter.dtype, parameter.device), strides)
+
+    @property
+    def room(self) -> int:
+        """How many values its slot has."""
+        return -(-self.parameter.numel() // ALIGN) * ALIGN
+
+    @property
+    def bytes(self) -> int:
+        """The size of its slot."""
+        return self.room * self.parameter.element_size()
+
+
+def arrange(sizes: Sequence[tuple[int, Any]], order: Sequence[int], limit: int) -> list[list[int]]:
+    """Indices in buckets of at most that many bytes and one kind; buckets come in the order of their last members.
+
+    >>> arrange([(4, "f"), (4, "f"), (4, "h"), (4, "f")], order=[3, 2, 1, 0], limit=8)
+    [[2], [3, 1], [0]]
+    """
+    full: list[list[int]] = []
+    filling: dict[Any, tuple[int, list[int]]] = {}
+    for index in order:
+        size, kind = sizes[index]
+        room = limit if full else min(limit, FIRST_BYTES)
+        held, members = filling.get(kind, (0, []))
+        if members and held + size > room:
+            full.append(members)
+            held, members = 0, []
+        filling[kind] = (held + size, [*members, index])
+    position = {index: at for at, index in enumerate(order)}
+    every = [*full, *(members for _, members in filling.values())]
+    return sorted(every, key=lambda members: position[members[-1]])
+
+
+class Bucket:
+    """Parameters whose gradients travel together, and the buffer that they then share."""
+
+    def __init__(self, members: Sequence[Member], axes: tuple[str, ...]):
+        self.members, self.parameters, self.axes = tuple(members), [m.parameter for m in members], axes
+        self.tail = sum(m.room for m in members)
+        self.offsets = [sum(m.room for m in members[:slot]) for slot in range(len(members))]
+        self.buffer: Tensor | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nothing is filed."""
+        self.left = len(self.members)
+        self.views: dict[int, Tensor] = {}
+        self.flags = [0] * len(self.members)
+        self.kept: dict[int, Tensor] = {}
+        self.streams: set[torch.cuda.Stream] = set()
+        self.work: Any = None
+
+    def begin(self) -> None:
+        """Make the buffer ready for new gradients; one that somebody else looks at is left to them."""
+        self._clear()
+        first = self.parameters[0]
+        if self.buffer is None or self._is_shared(self.buffer):
+            self.buffer = torch.zeros(self.tail + len(self.members) + SIGNALS, dtype=first.dtype, device=first.device)
+
+    def _is_shared(self, buffer: Tensor) -> bool:
+        """Whether anything but the parameters' own gradients is a view of the buffer.
+
+        A gradient that a user kept from the last step is one: a new buffer leaves it as it is.
+        """
+        storage = buffer.untyped_storage()
+        start = storage.data_ptr()
+        inside = range(start, start + storage.nbytes())
+        grads = sum(p.grad is not None and p.grad.data_ptr() in inside for p in self.parameters)
+        # The buffer, and the object that asks.
+        return torch._C._storage_Use_Count(storage._cdata) > 2 + grads  # type: ignore[attr-defined]
+
+    def file(self, slot: int, scale: float, fired: bool) -> None:
+        """Put a parameter's gradient, times a scale, into its slot, and take it from the parameter.
+
+        What backward adds to the parameter after that is a new tensor, apart from what is under way.
+        """
+        member, buffer = self.members[slot], self._buffer()
+        grad = member.parameter.grad
+        # `.data` has a version counter of its own: a write to one gradient says nothing about the others.
+        view = buffer.as_strided(member.parameter.shape, member.strides, self.offsets[slot]).data
+        self.views[slot] = view
+        self.left -= 1
+        if buffer.is_cuda:
+            self.streams.add(torch.cuda.current_stream(buffer.device))
+        if grad is None:
+            view.zero_()
+            return
+        if grad.layout != torch.strided:
+            raise UnsupportedOp(
+                f"the gradient of {member.name} has the layout {grad.layout}: the reducer averages dense gradients; "
+                f"make its layer with sparse=False"
+            )
+        if grad.requires_grad:
+            raise UnsupportedOp(
+                f"the gradient of {member.name} has a history (create_graph=True), which its mean over ranks would "
+                f"lose: call backward outside of watching()"
+            )
+        fresh = member.parameter.requires_grad and (fired or not is_reduced(grad, self.axes))
+        self.flags[slot] = int(fresh)
+        if not fresh:
+            self.kept[slot] = grad.clone() if grad.data_ptr() == view.data_ptr() else grad
+        with torch.no_grad():
+            torch.mul(grad, scale, out=view)
+        member.parameter.grad = None
+
+    def launch(self, group: dist.ProcessGroup, op: Any, signals: tuple[int, int] = (0, 0)) -> None:
+        """Start the exchange of what was filed."""
+        for stream in self.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        tail = self._buffer()[self.tail :]
+        if all(self.flags):
+            tail.fill_(1)
+            tail[len(self.members) :].zero_()
+        if any(signals) or not all(self.flags):
+            tail.copy_(torch.tensor([*self.flags, *signals], dtype=tail.dtype))
+        self.work = dist.all_reduce(self._buffer(), op=op, group=group, async_op=True)
+
+    def read_signals(self) -> tuple[bool, bool]:
+        """Whether some rank raised, and whether some rank has gradients that came late."""
+        raised, late = self._buffer()[self.tail + len(self.members) :].tolist()
+        return raised > 0, late > 0
+
+    def deliver(self) -> None:
+        """Give the means to the parameters; those that no rank had a new gradient for keep what they had."""
+        every = all(self.flags)  # then nobody needs to look at the others' flags, and no device has to be waited for
+        counts = [1.0] * len(self.members) if every else self._buffer()[self.tail :].tolist()
+        for slot, parameter in enumerate(self.parameters):
+            if counts[slot] > 0:
+                view = self.views[slot]
+                parameter.grad = view
+                mark_reduced(view, self.axes)
+            else:
+                parameter.grad = self.kept.get(slot)
+        self._clear()
+
+    def drop(self) -> None:
+        """Forget everything: the buffer too, which an exchange that failed may still write to."""
+        self.buffer = None
+        self._clear()
+
+    def _buffer(self) -> Tensor:
+        if self.buffer is None:
+            raise RuntimeError("a bucket was used before begin()")
+        return self.buffer

@@ -1,0 +1,43 @@
+"""Waiting for a collective, and for the news that it will never end because a peer raised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from mural.comm import Transport
+from mural.errors import PeerError
+
+LOOK = timedelta(seconds=1)
+
+
+@dataclass
+class Call:
+    """What the alarm is told that this rank waits for: no messages of its own, which a peer could complete."""
+
+    serial: int
+    outgoing: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    incoming: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+
+
+def wait_for(work: Any, transport: Transport, name: str) -> None:
+    """Wait for a collective, or raise what kept a peer from joining it."""
+    alarm = transport.alarm
+    if alarm is None or transport.direct.backend != "gloo":
+        work.wait()
+        return
+    # A peer that raised before it began as many transfers as this rank did will not come.
+    with alarm.watching(Call(transport.serial + 1)):
+        while True:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError as error:
+                if alarm.heard:
+                    raise PeerError(f"waiting for {name}: {alarm.heard}") from error
+                if str(error) != "Operation timed out!":
+                    reason = str(error).split("\n")[0]
+                    raise PeerError(f"waiting for {name}: {reason}. A peer has probably ended; see its log") from error
