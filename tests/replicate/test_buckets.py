@@ -89,7 +89,8 @@ def steps(grid: Grid, images: tuple[int, ...], bucket_bytes: int, to_none: bool)
             return {"reduce_gradients changed something": math.inf}
         for optimizer in optimizers:
             optimizer.step()
-    return worst | {name: difference(q, p) for (name, p), q in zip(plain.named_parameters(), model.parameters())}
+    pairs = zip(plain.named_parameters(), model.parameters(), strict=True)
+    return worst | {name: difference(q, p) for (name, p), q in pairs}
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -486,9 +487,12 @@ def all_raise() -> float:
     plain, model = model_of(Net), model_of(Net)
     reducer = Reducer(model, grid.mesh(), bucket_bytes=500)
     loss = loss_on(model, batch(2), grid)
-    with pytest.raises(ValueError, match="of all"), reducer.watching():
-        loss.backward()
-        raise ValueError("of all")
+    try:
+        with reducer.watching():
+            loss.backward()
+            raise ValueError("of all")
+    except ValueError:
+        pass
     loss_on(plain, batch(2), None).backward()
     loss = loss_on(model, batch(2), grid)
     with reducer.watching():

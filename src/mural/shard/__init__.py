@@ -3,9 +3,21 @@
 from mural.shard import ops
 from mural.shard.layout import Layout
 from mural.shard.ops.loss import dice_loss
+from mural.shard.ops.norm_rank import batchnorm_scope
 from mural.shard.place import shard
 from mural.shard.rules import Windowed, tile
 from mural.shard.table import KINDS, TABLE
 from mural.shard.tensor import ShardedTensor
 
-__all__ = ["KINDS", "TABLE", "Layout", "ShardedTensor", "Windowed", "dice_loss", "ops", "shard", "tile"]
+__all__ = [
+    "KINDS",
+    "TABLE",
+    "Layout",
+    "ShardedTensor",
+    "Windowed",
+    "batchnorm_scope",
+    "dice_loss",
+    "ops",
+    "shard",
+    "tile",
+]

@@ -22,6 +22,7 @@ from mural.comm.exchange import first_order
 from mural.shard.fuse import mapped
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm_cuda import batch_norm_cuda, total_of
+from mural.shard.ops.norm_rank import batch_norm_by_rank, by_rank
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor, gather
 
@@ -219,7 +220,7 @@ def update(running: Tensor | None, value: Tensor, momentum: float) -> None:
 
 @register("reduction", "batch_norm")
 def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Batch norm over the whole batch and image; running buffers equal on every rank."""
+    """Batch norm over the whole batch and image, running buffers equal on every rank; or rank by rank, on request."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     x, mean, var, weight, bias, training, momentum, eps = bound(args, kwargs, names, None, None, False, 0.1, 1e-5)
     check_affine("batch_norm", x.shape[1], eps, mean, var, weight, bias)
@@ -231,6 +232,8 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     count = x.numel() // max(1, x.shape[1])
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    if by_rank():
+        return batch_norm_by_rank(func, x, (mean, var), (weight, bias), momentum, eps)
     axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
     if not axes and x.local.numel():
         return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)

@@ -1,0 +1,91 @@
+"""Batch norm of each rank's piece by itself, on request: the statistics of the piece, and no messages.
+
+On one device it is this rule (ghost batch norm): the batch is cut as the ranks cut it, each piece is normalized with
+its own statistics, and running buffers move by the mean over the pieces. Each rank moves its own buffers by its own
+statistics; `average_buffers` brings them together, and may do so once for many steps, as the rule is linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.comm import mark, stack
+from mural.errors import PlanError
+from mural.shard.tensor import ShardedTensor
+
+SCOPES = ("global", "rank")
+_scopes = ["global"]
+"""One for all threads: a checkpoint may recompute its region in a thread of the autograd engine."""
+
+
+@contextmanager
+def batchnorm_scope(scope: str) -> Generator[None]:
+    """Batch norm in training takes the statistics of the whole batch ("global"), or of each rank's piece ("rank").
+
+    Where checkpoints recompute batch norms, the block must hold the backward too.
+    """
+    if scope not in SCOPES:
+        raise PlanError(f"batchnorm_scope({scope!r}): choose one of {', '.join(map(repr, SCOPES))}")
+    _scopes.append(scope)
+    try:
+        yield
+    finally:
+        _scopes.pop()
+
+
+def by_rank() -> bool:
+    """Whether each rank normalizes its own piece."""
+    return _scopes[-1] == "rank"
+
+
+def batch_norm_by_rank(
+    func: Callable[..., Any], x: ShardedTensor, running: Sequence[Tensor | None], affine: Sequence[Tensor | None],
+    momentum: float, eps: float,
+) -> ShardedTensor:  # fmt: skip
+    """Batch norm in training with the statistics of the rank's piece; a piece without values has no part in it."""
+    layout = x.placement
+    peers = x.mesh.peers(layout.axes_of(d for d in range(x.ndim) if d != 1))
+    boxes = (layout.box_at(x.mesh.coordinates_of(rank)) for rank in peers)
+    counts = [prod(i.size for d, i in enumerate(box) if d != 1) for box in boxes]
+    if 1 in counts:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training: of an input of size {tuple(x.shape)}, rank "
+            f"{peers[counts.index(1)]} has one value per channel, and each rank normalizes its own piece; use larger "
+            f'batches, or batchnorm="global"'
+        )
+    if x.local.numel():
+        local = func(x.local, *running, *affine, True, momentum, eps)
+    else:
+        anchor = sum((p.sum() for p in affine if p is not None), torch.zeros((), device=x.device))
+        local = x.local + (0 * anchor).to(x.dtype)
+    if 0 in counts and running[0] is not None:
+        fill_in(x, running, momentum, peers, counts)
+        mark()
+    return ShardedTensor(local, layout)
+
+
+@torch.no_grad()
+def fill_in(
+    x: ShardedTensor, running: Sequence[Tensor | None], momentum: float, peers: tuple[int, ...], counts: Sequence[int]
+) -> None:
+    """Move the buffers of ranks without values by the mean of the others' statistics.
+
+    So the mean over all ranks' buffers moves by the mean over the pieces that have values.
+    """
+    piece = x.local.double() if x.dtype == torch.float64 else x.local.float()
+    statistics = torch.zeros(2, x.shape[1], dtype=piece.dtype, device=x.device)
+    if piece.numel():
+        variance, mean = torch.var_mean(piece, [d for d in range(x.ndim) if d != 1], correction=1)
+        statistics = torch.stack([mean, variance])
+    every = stack(statistics, peers, x.mesh.rank, x.mesh.transport, "running statistics")
+    if not piece.numel():
+        total = every.sum(0) / sum(n > 0 for n in counts)
+        for buffer, value in zip(running, total, strict=True):
+            if buffer is not None:
+                buffer.mul_(1 - momentum).add_(value.to(buffer.dtype), alpha=momentum)
