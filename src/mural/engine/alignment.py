@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -20,7 +22,8 @@ def alignment(model: nn.Module, shape: Sequence[int], grid: Sequence[int]) -> in
     if all(n == 1 for n in grid):
         return 1
     try:
-        graph = capture(model, tuple(shape))
+        with without_hooks(model):
+            graph = capture(model, tuple(shape))
     except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
         return 1
     strides = [1]
@@ -29,6 +32,19 @@ def alignment(model: nn.Module, shape: Sequence[int], grid: Sequence[int]) -> in
             strides += strides_of(spatial, made[2 : 2 + len(grid)], grid)
     room = min(extent // parts for extent, parts in zip(spatial, grid, strict=True) if parts > 1)
     return max((s for s in strides if s <= room), default=1)
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Generator[None]:
+    """The model without its forward hooks, which are not to see tensors without memory."""
+    kept = [(m, m._forward_hooks, m._forward_pre_hooks) for m in model.modules()]
+    try:
+        for module, _, _ in kept:
+            module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+        yield
+    finally:
+        for module, hooks, before in kept:
+            module._forward_hooks, module._forward_pre_hooks = hooks, before
 
 
 def strides_of(image: Sequence[int], made: Sequence[int], grid: Sequence[int]) -> list[int]:

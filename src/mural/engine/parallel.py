@@ -16,7 +16,8 @@ from mural.comm.agree import any_rank, together
 from mural.engine.inputs import Image, Inputs
 from mural.errors import LayoutError
 from mural.plan import Plan
-from mural.replicate import Reducer, average_buffers, average_weights, reduce_gradients
+from mural.replicate import Reducer, reduce_gradients
+from mural.replicate.average import average
 from mural.shard import ShardedTensor, batchnorm_scope
 
 Loss = Callable[[Any, Any], Tensor]
@@ -55,7 +56,8 @@ class Parallel:
             (loss * weight if weight != 1.0 else loss).backward()
         self.unreduced = not reduce
         if self.plan.batchnorm == "rank" and self.module.training:
-            average_buffers(self.module, self.mesh)
+            with torch.no_grad():
+                average(list(self.module.buffers()), self.world_mesh, self.reducer.axes)
         return self.over_data(loss.detach())
 
     def __call__(self, image: Image) -> Any:
@@ -138,9 +140,10 @@ class Parallel:
     def synchronise(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Average weights, buffers and the optimizer's state where data ranks train alone. Collective."""
         if self.plan.average and self.plan.data > 1:
-            average_weights(self.module, self.world_mesh)
             state = [v for s in (optimizer.state.values() if optimizer else ()) for v in s.values()]
-            average_weights([v for v in state if isinstance(v, Tensor) and v.is_floating_point()], self.world_mesh)
+            tensors = [v for v in state if isinstance(v, Tensor)]
+            with torch.no_grad():
+                average([*self.module.parameters(), *self.module.buffers(), *tensors], self.world_mesh, ("data",))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
