@@ -54,14 +54,16 @@ class DataConfig:
     """Images per step, over all ranks."""
     shuffle: bool = True
     """Whether each epoch has an order of its own."""
-    scale: bool = True
-    """Whether integer images are scaled to [0, 1] by the range of their type."""
+    scale: Literal["range", "none"] | float = "range"
+    """Integer images are scaled to [0, 1] by the range of their type, divided by a number, or taken as they are."""
     mean: tuple[float, ...] | None = None
     """Subtracted from each channel, after scaling."""
     std: tuple[float, ...] | None = None
     """What each channel is divided by, after scaling."""
     crop: tuple[int, ...] | None = None
     """Train on random boxes of this size instead of whole images; smaller images are padded with zeros."""
+    mask: Literal["classes", "values", "channels"] = "classes"
+    """What masks hold: a class per position, a value per position, or a value per channel and position."""
     prefetch: int = 2
     """Batches that are read ahead."""
     workers: int = 2
@@ -90,7 +92,7 @@ class ValidationConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """[augment]: random changes of training images, the same whatever the plan; 0 is none."""
+    """[augment]: random changes of training images with values in [0, 1], the same whatever the plan; 0 is none."""
 
     flips: bool = False
     """Flips along each spatial dim, each with probability one half."""
@@ -99,11 +101,15 @@ class AugmentConfig:
     brightness: float = 0.0
     """The largest value that is added or subtracted."""
     contrast: float = 0.0
-    """Contrast is multiplied by a factor between 1 - c and 1 + c."""
+    """Values are scaled around 0.5 by a factor between 1 - c and 1 + c."""
     gamma: float = 0.0
-    """The exponent is between 1 - g and 1 + g."""
+    """Values are raised to a power between exp(-g) and exp(g)."""
+    channel_scale: float = 0.0
+    """As contrast, for each channel by itself."""
+    channel_shift: float = 0.0
+    """As brightness, for each channel by itself."""
     noise: float = 0.0
-    """The standard deviation of noise that is added to every value."""
+    """The largest deviation of normal noise that is added."""
 
 
 @dataclass(frozen=True)

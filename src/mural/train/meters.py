@@ -35,6 +35,10 @@ class Reading:
     """The largest memory of each rank so far, in bytes: the allocator's on a GPU, the resident size on a CPU."""
     gradient_norm: float | None = None
 
+    def values(self) -> dict[str, Any]:
+        """All numbers by name, as JSON takes them; the step stands beside them."""
+        return {name: value for name, value in asdict(self).items() if name != "step"}
+
     def scalars(self) -> dict[str, float]:
         """The single numbers."""
         found: dict[str, Any] = asdict(self)

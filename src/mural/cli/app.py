@@ -1,0 +1,44 @@
+"""The application: what all verbs share."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from mural.errors import MuralError
+
+app = typer.Typer(
+    name="mural",
+    help="mural trains vision models on images too large for one device, exactly as one device would.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The console script: mural's own errors are one line on stderr and exit code 1."""
+    try:
+        app()
+    except MuralError as error:
+        print(f"mural: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and leave, if it was asked for."""
+    if wanted:
+        typer.echo(f"mural {version('mural')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that come before a verb."""

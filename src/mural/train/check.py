@@ -1,0 +1,36 @@
+"""One step of a run under its plan, beside plain autograd on one device: what `mural check` shows."""
+
+from __future__ import annotations
+
+import torch
+
+from mural.check import check
+from mural.comm import Mesh
+from mural.train.config import Config
+from mural.train.launch import on_local_ranks
+from mural.train.run import Run, start
+
+ROUNDING = {"float32": 1e-3, "float64": 1e-10}
+"""The largest relative difference that the order of sums makes."""
+
+
+def check_run(config: Config) -> tuple[dict[str, float], float]:
+    """The differences on the first batch of a run, and what rounding alone may make; nothing is trained."""
+    tolerance = 0.1 if config.plan.precision == "bfloat16" else ROUNDING[config.model.dtype]
+    return on_local_ranks(compare, config), tolerance
+
+
+def compare(_: int, config: Config) -> dict[str, float]:
+    """The differences, on this rank."""
+    with start(config) as run:
+        return compare_first_batch(run, run.mesh)
+
+
+def compare_first_batch(run: Run, mesh: Mesh) -> dict[str, float]:
+    """The differences on the first batch, which every rank takes whole. Collective."""
+    batches = run.loader.epoch(0)
+    batch = next(iter(batches))
+    with torch.no_grad():
+        image, target = batch.image.full(), batch.target.full() if batch.target is not None else None
+    batches.close()
+    return check(run.pm.module, run.config.plan, image, target, run.pm.loss, mesh=mesh)

@@ -1,0 +1,39 @@
+"""Local ranks: without a launcher, a run starts as many as `--devices` or its plan asks for, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import typer
+
+from mural.comm.launch import placement
+from mural.comm.local import run_local
+from mural.errors import PlanError
+from mural.train.config import Config
+
+T = TypeVar("T")
+
+
+def on_local_ranks(function: Callable[[int, Config], T], config: Config) -> T:
+    """What rank 0's `function(rank, config)` returns: on local ranks that are started here, or on this rank alone."""
+    ranks, place = local_ranks(config), placement()
+    if ranks == 1:
+        return function(place.rank, config)
+    launch = config.launch
+    return run_local(function, ranks, config, device=launch.device, restarts=launch.restarts, say=typer.echo)
+
+
+def local_ranks(config: Config) -> int:
+    """How many ranks to start here: one where a launcher started this process as one of several."""
+    place, wanted = placement(), config.launch.devices or config.plan.devices
+    if config.plan.devices > 1 and wanted != config.plan.devices:
+        raise PlanError(
+            f"launch.devices = {wanted}, but the plan needs {config.plan.devices} ranks (data = {config.plan.data} × "
+            f"spatial = {config.plan.spatial}): make them equal, or leave one out"
+        )
+    if place.world > 1 or place.launcher != "single":
+        return 1
+    if wanted > 1 and config.launch.backend == "mpi":
+        raise PlanError(f'launch.backend = "mpi": start the ranks by mpirun -n {wanted} mural train …')
+    return wanted

@@ -1,0 +1,103 @@
+"""The training loop, from top to bottom: resume, read, step, update, report, validate, save, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mural.comm.agree import any_rank
+from mural.data import Batch
+from mural.errors import TrainingError
+from mural.shard.fuse import fusing
+from mural.train.config import Config
+from mural.train.finite import first_bad
+from mural.train.launch import on_local_ranks
+from mural.train.run import Position, Result, Run, start
+from mural.train.signals import StopRequest
+from mural.train.validate import validate
+
+
+class Trainer:
+    """Trains what a configuration describes, on the ranks that it finds or starts.
+
+    >>> trainer = Trainer({"train": {"steps": 3}})
+    >>> trainer.config.train.steps
+    3
+    """
+
+    def __init__(self, config: Config | Mapping[str, Any] | str | Path):
+        if isinstance(config, (str, Path)):
+            config = Config.load(config)
+        self.config = config if isinstance(config, Config) else Config.of(config)
+
+    def fit(self) -> Result:
+        """Train to the end, on every rank; without a launcher, on as many local ranks as the run asks for."""
+        return on_local_ranks(fit_rank, self.config)
+
+
+def fit_rank(_: int, config: Config) -> Result:
+    """Train on this rank."""
+    with start(config) as run, StopRequest() as stop, fusing(False if config.train.deterministic else None):
+        return train(run, stop)
+
+
+def train(run: Run, stop: StopRequest) -> Result:
+    """The loop. Every rank takes the same turns in it."""
+    config, pm = run.config, run.pm
+    position, loss, scores = run.resume(), torch.tensor(inf), dict[str, Any]()
+    while position.step < run.total:
+        pm.train()
+        before = position
+        for batch in run.loader.epoch(position.epoch, position.batch):
+            position = replace(position, batch=batch.step + 1)
+            run.watchdog.progress(f"step {position.step + 1}")
+            complete, weight = run.completes_update(position), run.weight(batch, position)
+
+            loss = pm.step(batch.image, batch.target, reduce=complete, weight=weight)
+            run.meter.add(batch.image, loss, weight, batch.waited)
+            if not complete:
+                continue
+
+            norm = float(pm.clip_grad_norm_(config.train.clip or inf))
+            bad, leaving = any_rank(run.mesh, not isfinite(norm + float(loss)), bool(stop))
+            if bad:
+                raise not_finite(run, position, batch, float(loss), norm)
+            run.optimizer.step()
+            run.schedule.step()
+            pm.updated(run.optimizer)
+            pm.zero_grad()
+
+            position = replace(position, step=position.step + 1)
+            run.report(position, norm)
+            if leaving:
+                run.save(position, wait=True)
+                run.journal.say(f"{stop.name or 'a signal'}: step {position.step} is saved, leaving")
+                return run.result(position, loss, scores, stop.name or "a signal to another rank")
+            if run.validates(position):
+                scores = validate(run, position.step)
+            if run.due(position, config.checkpoint.every):
+                run.save(position)
+            if position.step == run.total:
+                break
+        if position == before:
+            raise TrainingError(f"epoch {position.epoch} has no batch that can be read. {run.loader.summary()}")
+        if position.batch >= run.loader.steps_per_epoch or position.step < run.total:
+            position = replace(position, epoch=position.epoch + 1, batch=0)
+            if run.validates_epochs:
+                scores = validate(run, position.step)
+    run.save(position, wait=True)
+    return run.result(position, loss, scores, "")
+
+
+def not_finite(run: Run, position: Position, batch: Batch, loss: float, norm: float) -> TrainingError:
+    """The error for a step whose loss or gradient is no number, with the layer that it came from. Collective."""
+    where = first_bad(run.pm, batch.image, batch.target, run.mesh)
+    return TrainingError(
+        f"step {position.step + 1} (epoch {position.epoch}, {', '.join(batch.names)}): the loss is {loss}, the norm of "
+        f"the gradient {norm}: {where}. {run.kept()}. Lower optimizer.lr, set train.clip, or look at these images"
+    )
