@@ -1,23 +1,23 @@
-"""Joining a run: which process group this process belongs to, and starting local ranks without a launcher."""
+"""Joining a run: the process group that exists, or the one that the launcher's variables name."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import socket
-import tempfile
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from mural.comm.choice import settle
+from mural.comm.environment import Placement, resolve
+from mural.comm.meeting import meet, stay_local
 from mural.comm.transport import Transport
 from mural.errors import PlanError
+
+MPI = "mural_mpi"
+"""The name under which `mural.comm.mpi` registers its backend; users say "mpi"."""
 
 _transports: dict[int, Transport] = {}
 
@@ -25,19 +25,17 @@ _transports: dict[int, Transport] = {}
 def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     """World size, rank and transport of the process group that exists, or that the environment names.
 
-    A process group made before (by Lightning, Ray, or the caller) is joined. torchrun's variables start
-    one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
+    A process group made before (by Lightning, Ray, or the caller) is joined. The variables of torchrun, mpirun or
+    srun start one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.choice`.
     """
+    backend = MPI if backend == "mpi" else backend
     if not dist.is_initialized():
-        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        place = resolve(os.environ)
+        if place.world == 1:
             return 1, 0, Transport(None, timeout)
-        world = int(os.environ["WORLD_SIZE"])
-        if world > 1:
-            dist.init_process_group(backend or default_backend(), timeout=timedelta(seconds=timeout))
-            atexit.register(leave)
-        else:
-            return 1, 0, Transport(None, timeout)
+        start(place, backend, timeout)
+        atexit.register(leave)
     elif backend is not None and backend != dist.get_backend():
         raise PlanError(f"backend={backend!r}, but the process group found uses {dist.get_backend()!r}: drop backend")
     world_group = dist.group.WORLD
@@ -52,51 +50,66 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     return dist.get_world_size(), dist.get_rank(), _transports[key]
 
 
+def placement() -> Placement:
+    """Where this process stands among the ranks, and why: `print(*placement().why, sep="\\n")`.
+
+    A process group that exists counts for more than the variables that launchers set.
+    """
+    if not dist.is_initialized():
+        return resolve(os.environ)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = f"a process group of {world} ranks over {dist.get_backend()} exists, and this process is its rank {rank}"
+    try:
+        place = resolve(os.environ)
+    except PlanError as error:
+        place = Placement(why=(f"not looked at: {error}",))
+    if (place.rank, place.world) == (rank, world):
+        return place
+    return Placement(rank, world, node=None, launcher="process group", why=(found, *place.why))
+
+
+def start(place: Placement, backend: str | None, timeout: float) -> None:
+    """Start the process group of a placement; without a backend, the ranks agree on one."""
+    if place.one_machine:
+        stay_local(os.environ, force=place.launcher == "mural")
+    if backend == MPI:
+        from mural.comm import mpi  # noqa: PLC0415
+
+        mpi.register()
+    store = meet(place, timeout, keep_mpi=backend == MPI)
+    gpu = take_gpu(place) if backend in (None, "nccl") else ""
+    dist.init_process_group(
+        backend or agreed_backend(store, place, gpu),
+        store=store,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def take_gpu(place: Placement) -> str:
+    """Which GPU is this rank's, made the current device: its number among those of its machine; empty without one.
+
+    A device other than the first, chosen before, stays.
+    """
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return ""
+    if not (torch.cuda.is_initialized() and torch.cuda.current_device() > 0):
+        torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def agreed_backend(store: Any, place: Placement, gpu: str) -> str:
+    """NCCL where every rank has a GPU of its own, else gloo; the same on every rank.
+
+    A launcher may show each rank all GPUs of its machine or only its own, so the ranks compare what they took.
+    """
+    store.set(f"mural/gpu/{place.rank}", gpu)
+    gpus = [store.get(f"mural/gpu/{rank}") for rank in range(place.world)]
+    return "nccl" if b"" not in gpus and len(set(gpus)) == place.world else "gloo"
+
+
 def leave() -> None:
     """Leave the process group that `join` made; torch may abort a process that ends inside one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def default_backend() -> str:
-    """NCCL where every local rank has a GPU of its own, else gloo."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= local:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        return "nccl"
-    return "gloo"
-
-
-def run_local(function: Callable[..., None], ranks: int, *args: Any, threads: int | None = None) -> None:
-    """Call `function(rank, *args)` in that many new processes of this machine, joined by gloo; wait for all.
-
-    The first rank that raises ends the others, and its traceback is raised here.
-    """
-    with tempfile.TemporaryDirectory(prefix="mural-") as folder:
-        store = Path(folder) / "store"
-        mp.spawn(_local_rank, (function, ranks, str(store), threads, args), nprocs=ranks)  # type: ignore[no-untyped-call]
-
-
-def _local_rank(
-    rank: int,
-    function: Callable[..., None],
-    ranks: int,
-    store: str,
-    threads: int | None,
-    args: tuple[Any, ...],
-) -> None:
-    torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // ranks))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    shared: Any = dist  # its stubs leave the stores out
-    dist.init_process_group("gloo", store=shared.FileStore(store, ranks), rank=rank, world_size=ranks)
-    try:
-        function(rank, *args)
-    finally:
-        dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -17,9 +17,8 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch.multiprocessing.spawn import ProcessExitedException
 
-from mural.comm import run_local
+from mural.comm import RankError, run_local
 from mural.demo.picture import draw
 from mural.demo.settings import Settings
 from mural.demo.tissue import tissue
@@ -91,7 +90,9 @@ class Board:
         try:
             with no_process_left():
                 run_local(function, ranks, self.settings, folder, self.reports)
-        except ProcessExitedException as error:
+        except RankError as error:
+            if error.raised:
+                raise
             raise MuralError(f"a process of the demo ended early ({error}): if memory ran out, lower --size") from error
         finally:
             ended.set()

@@ -1,0 +1,116 @@
+"""The meeting of a run's ranks: the store in which they find each other, on loopback if all are on one machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sys
+from collections.abc import MutableMapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from mural.comm.claims import LOCAL_STORE
+from mural.comm.environment import LOOPBACK, Placement
+from mural.errors import PeerError, PlanError
+
+_stores: Any = dist  # its stubs leave these out
+
+_meetings = itertools.count()
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Which network interface the backends listen on."""
+
+
+def meet(place: Placement, timeout: float, keep_mpi: bool = False) -> Any:
+    """The store in which all ranks of a placement are, or will be; rank 0 holds it, unless the launcher does.
+
+    Where nothing tells the address of rank 0, MPI is asked; it ends again, unless `keep_mpi` or somebody else began it.
+    """
+    if place.launcher == "torchrun":
+        return next(iter(_stores.rendezvous("env://", timeout=timedelta(seconds=timeout))))[0]
+    if place.launcher == "mural":
+        address, port = os.environ[LOCAL_STORE].rsplit(":", 1)
+        # The store outlives a process group, whose addresses must not be found by the next one.
+        return _stores.PrefixStore(f"group{next(_meetings)}", client(address, int(port), timeout))
+    if place.address is None or place.port is None:
+        address, port = ask_mpi(place, keep_mpi)
+    else:
+        address, port = place.address, place.port
+    try:
+        if place.rank > 0:
+            return client(address, port, timeout)
+        return host(address, port, place.world, timeout, loopback=place.one_machine)
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0]
+        raise PeerError(
+            f"rank {place.rank} of {place.world} did not meet the others at {address}:{port} ({reason}): see that all "
+            f"ranks run and reach that machine, or set MASTER_ADDR and MASTER_PORT on all. {'; '.join(place.why)}"
+        ) from error
+
+
+def client(address: str, port: int, timeout: float) -> Any:
+    """The store that another process holds."""
+    limit = timedelta(seconds=timeout)
+    return _stores.TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+
+
+def host(address: str, port: int, world: int, timeout: float, loopback: bool) -> Any:
+    """A store held by this process, in which all ranks of a world have arrived; a world of 0 is not waited for.
+
+    torch would listen on every interface. With `loopback` no other machine can connect. Port 0 means any free one.
+    """
+    limit, waits = timedelta(seconds=timeout), world > 0
+    if not loopback:
+        return _stores.TCPStore(address, port, world, is_master=True, timeout=limit, wait_for_workers=waits)
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port))
+    except OSError as error:
+        listener.close()
+        raise PlanError(
+            f"port {port} of {LOOPBACK} is taken ({error.strerror}): set MASTER_PORT on all ranks"
+        ) from error
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    number = listener.detach()
+    return _stores.TCPStore(
+        LOOPBACK, port, world or None, True, timeout=limit, wait_for_workers=waits, master_listen_fd=number
+    )
+
+
+def ask_mpi(place: Placement, keep: bool) -> tuple[str, int]:
+    """Address and a free port of rank 0, told to all ranks by MPI."""
+    fix = "set MASTER_ADDR and MASTER_PORT on all ranks (mpirun -x MASTER_ADDR=…), or start them with torchrun"
+    where = f"{place.launcher} started {place.world} ranks on several machines, and MASTER_ADDR is not set"
+    began = "mpi4py.MPI" not in sys.modules
+    try:
+        from mpi4py import MPI  # noqa: PLC0415
+    except (ImportError, RuntimeError) as error:
+        raise PlanError(f'{where}; mpi4py could tell, but: {error}. pip install "mural[mpi]", or {fix}') from error
+    world = MPI.COMM_WORLD
+    if world.size != place.world:
+        raise PlanError(f"{where}; mpi4py could tell, but belongs to another MPI and sees {world.size} ranks: {fix}")
+    told: tuple[str, int] = world.bcast((socket.gethostname(), free_port()) if world.rank == 0 else None)
+    if began and not keep:
+        MPI.Finalize()  # else a rank that raises would wait at its exit for all others, which wait for its messages
+    return told
+
+
+def stay_local(environ: MutableMapping[str, str], force: bool = False) -> None:
+    """Let the backends listen on loopback alone; what the user chose stays, unless `force`."""
+    names = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    for variable in INTERFACES:
+        if loopback is not None and (force or variable not in environ):
+            environ[variable] = loopback
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
