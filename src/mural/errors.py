@@ -19,3 +19,7 @@ class UnsupportedOp(MuralError, NotImplementedError):
 
 class PeerError(MuralError, RuntimeError):
     """Another rank raised, or died, while this one waited for its message."""
+
+
+class CheckpointError(MuralError, RuntimeError):
+    """A checkpoint that could not be written, or that cannot be read; raised on every rank alike."""
