@@ -1,0 +1,171 @@
+"""Checkpoints of a run: saved beside the training, complete or absent, the last few kept.
+
+    training   step  step  save  step  step  step  save  …
+                            │ copy to host                 │ waits for the one before, raises what it met
+    thread                  └ write, sync, rename, prune ──┘
+
+Every rank copies and writes only its part of the state. The thread's messages have a process group of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from mural.comm import Mesh
+from mural.errors import CheckpointError
+from mural.train.agree import Ranks, describe, told
+from mural.train.folder import clean, lock, remove, step_path, steps_in
+from mural.train.pieces import Offer, Part, Piece, as_piece, divide, offer
+from mural.train.planners import PartSavePlanner, Staged
+from mural.train.snapshot import Snapshot, open_snapshot
+from mural.train.staging import Staging
+from mural.train.storage import Writer
+from mural.train.values import check_plain
+
+
+class Checkpoints:
+    """The checkpoints in a folder that this run alone writes to; the last `keep` are kept.
+
+    Making one is collective, and so are `save`, `wait` and `read`: each succeeds on all ranks, or raises the same
+    `CheckpointError` on all of them. After an error the object stays usable.
+    """
+
+    def __init__(self, folder: Path | str, mesh: Mesh, *, keep: int = 3, asynchronous: bool = True):
+        if keep < 1:
+            raise CheckpointError(f"keep={keep}: at least the newest checkpoint is kept, so give 1 or more")
+        self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
+        self.ranks, self.staging = Ranks.of(mesh), Staging()
+        self.continues = False
+        """Whether this run has read or saved here: what is newer than its step then belongs to a past it left."""
+        self.divided: tuple[list[str], tuple[Part, ...]] = ([], ())
+        self.thread: threading.Thread | None = None
+        self.failure: Exception | None = None
+        self.lock: IO[str] | None = None
+        self.ranks.agree(self._occupy)
+
+    def steps(self) -> list[int]:
+        """The steps of the complete checkpoints, ascending."""
+        return steps_in(self.folder)
+
+    def latest(self) -> int | None:
+        """The newest complete checkpoint's step, if there is any."""
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor | Piece], values: Mapping[str, Any]) -> None:
+        """Begin to save tensors and values (rank 0's, plain JSON) as the checkpoint of a step.
+
+        A full tensor is held alike by every rank, and written once; pieces together make up a tensor. What is given
+        may change as soon as this returns. A save that is still under way is waited for first, and its error raised.
+        """
+        self.wait()
+        pieces, plain = self.ranks.agree(lambda: self._prepare(step, tensors, values))
+        parts = self._parts(step, [offer(name, piece) for name, piece in pieces.items()])
+        staged = self.ranks.agree(lambda: self.staging.copy(parts, pieces))
+        writer = Writer(step_path(self.folder, step), step, plain)
+        self.thread = threading.Thread(target=self._write, args=(writer, staged), name="mural-checkpoint")
+        self.thread.start()
+        self.continues = True
+        if not self.asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the save that was begun last is on disk; raise on every rank if it failed on any."""
+        if self.thread is None:
+            return
+        self.thread.join()
+        failure, self.thread, self.failure = self.failure, None, None
+        self.ranks.raise_any(failure)
+
+    def read(self, step: int | None = None) -> Snapshot:
+        """The checkpoint of a step, checked; without a step, the newest that is intact (see `Snapshot.passed_over`)."""
+        self.wait()
+        snapshot = open_snapshot(self.folder, self.ranks, step)
+        self.continues = True
+        return snapshot
+
+    def close(self) -> None:
+        """Let this rank's writing end, and leave the folder to others; not collective, call `wait` before."""
+        if self.thread is not None:
+            self.thread.join()
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
+
+    def _occupy(self) -> None:
+        if self.ranks.rank == 0:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.lock = lock(self.folder)
+                clean(self.folder)
+            except OSError as error:
+                raise CheckpointError(f"checkpoints cannot be written to {self.folder}: {error.strerror}") from error
+
+    def _prepare(
+        self, step: int, tensors: Mapping[str, Tensor | Piece], values: Mapping[str, Any]
+    ) -> tuple[dict[str, Piece], Any]:
+        if type(step) is not int or step < 0:
+            raise CheckpointError(f"step={step!r}: give a whole number of at least 0")
+        check_plain(values, "values")
+        newer = [s for s in self.steps() if s >= step] if self.ranks.rank == 0 and not self.continues else []
+        if newer:
+            raise CheckpointError(
+                f"{self.folder} already holds step {newer[-1]}, and this run would save step {step} without having "
+                f"read it: resume from it, or give the run a folder of its own"
+            )
+        return {name: as_piece(name, tensor) for name, tensor in tensors.items()}, json.loads(json.dumps(values))
+
+    def _parts(self, step: int, own: Sequence[Offer]) -> tuple[Part, ...]:
+        """What this rank writes; worked out again only when some rank's tensors are others than last time."""
+        digests = self.ranks.gather(f"{step} {hashlib.sha256(repr(own).encode()).hexdigest()}")
+        steps = {rank: int(digest.split()[0]) for rank, digest in enumerate(digests)}
+        if len(set(steps.values())) > 1:
+            raise CheckpointError(f"the ranks save different steps at the same time: {steps}")
+        kinds = [digest.split()[1] for digest in digests]
+        if kinds != self.divided[0]:
+            offers = [own] * self.ranks.world if len(set(kinds)) == 1 else self.ranks.gather(own)
+            self.divided = (kinds, divide(offers)[self.ranks.rank])
+        return self.divided[1]
+
+    def _write(self, writer: Writer, staged: Sequence[Staged]) -> None:
+        """In the thread: write, and then drop what is no longer kept; what goes wrong is left for `wait`."""
+        first = self.ranks.rank == 0
+        try:
+            save(
+                {},
+                storage_writer=writer,
+                planner=PartSavePlanner(staged),
+                process_group=self.ranks.group,
+                no_dist=self.ranks.group is None,
+            )
+            if first:
+                self._prune(writer.step)
+        except CheckpointException as failure:
+            if first:
+                shutil.rmtree(writer.saving, ignore_errors=True)
+            texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
+            self.failure = self._not_saved(writer.step, told(texts, self.ranks.world))
+        except Exception as error:
+            self.failure = self._not_saved(writer.step, describe(error))
+
+    def _prune(self, step: int) -> None:
+        steps = self.steps()
+        kept = [s for s in steps if s <= step][-self.keep :]
+        try:
+            remove(self.folder, [s for s in steps if s not in kept])
+        except OSError as error:
+            raise CheckpointError(f"it was saved, but older ones could not be removed: {error}") from error
+
+    def _not_saved(self, step: int, why: str) -> CheckpointError:
+        complete = [s for s in self.steps() if s != step]
+        rest = f"step {complete[-1]} is complete" if complete else "there is no other checkpoint"
+        return CheckpointError(f"step {step} was not saved: {why}; {rest}")

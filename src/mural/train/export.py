@@ -1,0 +1,66 @@
+"""Export: the model of a checkpoint as one safetensors file, which needs neither mural nor the run to be read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from mural.errors import CheckpointError
+from mural.train.files import header, write_tensor
+from mural.train.folder import steps_in, sync_folder
+from mural.train.manifest import CODES
+from mural.train.snapshot import Snapshot, open_snapshot
+
+PREFIX = "model."
+
+
+def export(source: Path | str, out: Path | str, step: int | None = None) -> Snapshot:
+    """Write the model's state dict from a folder of checkpoints, or from one of them; the snapshot that it came from.
+
+    The names are the plain model's: `model.load_state_dict(safetensors.torch.load_file(out))`. One tensor at a time is
+    in memory. The file appears whole, or not at all.
+    """
+    source, out = Path(source), Path(out)
+    snapshot = _opened(source, step)
+    ties: dict[str, str] = snapshot.values.get("model", {}).get("ties", {})
+    names = {name.removeprefix(PREFIX): name for name in snapshot.tensors if name.startswith(PREFIX)}
+    names |= {name: PREFIX + first for name, first in ties.items()}
+    if not names:
+        raise CheckpointError(f"{snapshot.place} holds no model, whose tensors would be named {PREFIX}…")
+    order = sorted(names, key=lambda name: (-snapshot.tensors[names[name]].dtype.itemsize, name))
+    kinds = {name: (snapshot.tensors[names[name]].dtype, snapshot.tensors[names[name]].shape) for name in order}
+    for name, (dtype, _) in kinds.items():
+        if dtype not in CODES:
+            raise CheckpointError(
+                f"{name} has the type {dtype}, which safetensors does not know: it cannot be exported"
+            )
+    about = {"step": str(snapshot.step), "mural": version("mural")}
+    extra = snapshot.values.get("model", {}).get("extra")
+    head, _ = header(kinds, **about, **({"extra_state": json.dumps(extra)} if extra else {}))
+    beside = out.with_name(f".{out.name}.saving")
+    try:
+        with beside.open("wb") as file:
+            file.write(head)
+            for name in order:
+                write_tensor(file, snapshot.tensor(names[name]))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(out)
+        sync_folder(out.parent)
+    except OSError as error:
+        raise CheckpointError(f"{out} could not be written: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return snapshot
+
+
+def _opened(source: Path, step: int | None) -> Snapshot:
+    """The snapshot in a folder of checkpoints, of a run that has one, or in the folder of one step."""
+    if source.name.startswith("step-") and source.name.removeprefix("step-").isdigit():
+        return open_snapshot(source.parent, step=int(source.name.removeprefix("step-")))
+    inner = source / "checkpoints"
+    return open_snapshot(inner if not steps_in(source) and steps_in(inner) else source, step=step)

@@ -1,0 +1,131 @@
+"""An optimizer's state by the names of parameters, so that it fits the same model under any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mural.errors import CheckpointError
+from mural.train.manifest import Entry
+from mural.train.snapshot import lacking, listed
+from mural.train.values import decode, encode
+
+
+def encode_optimizer(optimizer: Optimizer, names: Mapping[int, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The optimizer as JSON, its tensors put into `tensors`; `names` gives a parameter's name by its identity."""
+    state: dict[str, Any] = {}
+    for parameter, own in optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None:
+            raise CheckpointError(f"optimizer.state has an entry for {_what(parameter)}, {_FOREIGN}")
+        state[name] = encode(dict(own), f"optimizer.state.{name}", tensors)
+    groups: list[dict[str, Any]] = []
+    for i, group in enumerate(optimizer.param_groups):
+        options = {k: encode(v, f"optimizer.groups.{i}.{k}", tensors) for k, v in group.items() if k not in _PARAMETERS}
+        groups.append({"params": _names_of(i, group, names), "options": options})
+    return {"type": type(optimizer).__name__, "state": state, "groups": groups}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What an optimizer will be set to, once its tensors are filled."""
+
+    state: dict[Tensor, dict[str, Any]]
+    options: list[dict[str, Any]]
+
+    def apply(self, optimizer: Optimizer) -> None:
+        """Set it."""
+        optimizer.state.clear()
+        for parameter, own in self.state.items():
+            optimizer.state[parameter] = own
+        for group, options in zip(optimizer.param_groups, self.options, strict=True):
+            group.update(options)
+
+
+def decode_optimizer(
+    packed: Mapping[str, Any],
+    optimizer: Optimizer,
+    names: Mapping[int, str],
+    entries: Mapping[str, Entry],
+    targets: dict[str, Tensor],
+) -> Loaded:
+    """What the optimizer will be set to; the tensors of it that are to be filled go into `targets`, by name."""
+    _check(packed, optimizer, names)
+    groups: dict[str, dict[str, Any]] = {}
+    parameters: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            groups[names[id(parameter)]], parameters[names[id(parameter)]] = group, parameter
+    state: dict[Tensor, dict[str, Any]] = {}
+    for name, own in packed["state"].items():
+        parameter, prefix = parameters[name], f"optimizer.state.{name}."
+        have = dict(optimizer.state.get(parameter, {}))
+
+        def fill(tensor: str, name: str = name, prefix: str = prefix, have: dict[str, Any] = have) -> Tensor:
+            key = tensor.removeprefix(prefix)
+            device = _device(key, groups[name], parameters[name])
+            return targets.setdefault(tensor, _room(entries[tensor], have.get(key), device))
+
+        state[parameter] = decode(own, fill)
+    options: list[dict[str, Any]] = []
+    for i, (saved, group) in enumerate(zip(packed["groups"], optimizer.param_groups, strict=True)):
+
+        def option(tensor: str, prefix: str = f"optimizer.groups.{i}.", group: dict[str, Any] = group) -> Tensor:
+            have = group.get(tensor.removeprefix(prefix))
+            device = have.device if isinstance(have, Tensor) else torch.device("cpu")
+            return targets.setdefault(tensor, _room(entries[tensor], have, device))
+
+        options.append(decode({k: v for k, v in saved["options"].items() if k not in _HOW}, option))
+    return Loaded(state, options)
+
+
+_PARAMETERS = ("params", "param_names")
+_HOW = ("foreach", "fused", "capturable", "differentiable")
+"""Options that say how the optimizer works, not what it computes: they stay as they are here."""
+_FOREIGN = "which is no parameter of the model: build the optimizer from the parameters of the model that is saved"
+
+
+def _names_of(index: int, group: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
+    for parameter in group["params"]:
+        if id(parameter) not in names:
+            raise CheckpointError(f"group {index} of the optimizer has {_what(parameter)}, {_FOREIGN}")
+    return [names[id(parameter)] for parameter in group["params"]]
+
+
+def _check(packed: Mapping[str, Any], optimizer: Optimizer, names: Mapping[int, str]) -> None:
+    kind = type(optimizer).__name__
+    if kind != packed["type"]:
+        raise CheckpointError(f"it holds the state of {packed['type']}, but the optimizer here is {kind}: use that one")
+    if len(packed["groups"]) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"it has {len(packed['groups'])} groups of parameters, the optimizer here {len(optimizer.param_groups)}"
+        )
+    faults: list[str] = []
+    for i, (saved, group) in enumerate(zip(packed["groups"], optimizer.param_groups, strict=True)):
+        own = _names_of(i, group, names)
+        there = saved["params"]
+        faults += [f"group {i}: {lacking(name, there)}" for name in own if name not in there]
+        faults += [f"group {i}: {lacking(name, own, 'here')}" for name in there if name not in own]
+    if faults:
+        raise CheckpointError(f"the optimizer's groups differ: {listed(faults)}")
+
+
+def _device(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
+    """Where a state lives: beside its parameter, but the count of steps in host memory where torch keeps it there."""
+    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+    return torch.device("cpu") if on_host else parameter.device
+
+
+def _room(entry: Entry, have: Any, device: torch.device) -> Tensor:
+    """The tensor that is there already, if it can take what is saved, or a new one."""
+    fits = isinstance(have, Tensor) and (tuple(have.shape), have.dtype) == (entry.shape, entry.dtype)
+    return have if fits else torch.empty(entry.shape, dtype=entry.dtype, device=device)
+
+
+def _what(parameter: Any) -> str:
+    return f"a tensor of shape {tuple(parameter.shape)}" if isinstance(parameter, Tensor) else repr(parameter)

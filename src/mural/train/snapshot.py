@@ -1,0 +1,164 @@
+"""A snapshot: one checkpoint that was found intact, its values, and its tensors in whatever parts they are wanted."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from mural.errors import CheckpointError
+from mural.geometry import whole
+from mural.train.agree import Ranks, describe, told
+from mural.train.files import damages, read_manifest
+from mural.train.folder import step_path, steps_in
+from mural.train.manifest import Entry, Manifest
+from mural.train.pieces import Piece, as_piece
+from mural.train.planners import PieceLoadPlanner
+from mural.train.storage import Reader
+
+# Without a process group, torch warns that it takes the world to be this process: so it is.
+warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled", category=UserWarning)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint whose every byte agreed with its CRC-32 when it was opened.
+
+    `passed_over` says which newer ones were not intact, and why. `load` is collective; the rest is not.
+    """
+
+    place: Path
+    manifest: Manifest
+    ranks: Ranks
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The step after which it was saved."""
+        return self.manifest.step
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The values that were saved beside the tensors."""
+        return self.manifest.values
+
+    @property
+    def tensors(self) -> Mapping[str, Entry]:
+        """Type and shape of every tensor, by name."""
+        return self.manifest.tensors
+
+    def load(self, targets: Mapping[str, Tensor | Piece]) -> None:
+        """Fill tensors, or pieces of any cut, in place; nothing is changed unless everything fits on every rank."""
+
+        def fitting() -> dict[str, Piece]:
+            pieces = {name: as_piece(name, target) for name, target in targets.items()}
+            faults = [fault for name, piece in pieces.items() if (fault := self._misfit(name, piece))]
+            if faults:
+                raise CheckpointError(f"{self.place} does not fit: {listed(faults)}")
+            return pieces
+
+        planner = PieceLoadPlanner(self.ranks.agree(fitting))
+        reader = Reader(self.place, self.manifest)
+        try:
+            load(
+                {},
+                storage_reader=reader,
+                planner=planner,
+                process_group=self.ranks.group,
+                no_dist=self.ranks.group is None,
+            )
+        except CheckpointException as failure:
+            texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
+            raise CheckpointError(
+                f"{self.place} became unreadable while it was loaded: {told(texts, self.ranks.world)}. Some tensors "
+                f"were overwritten already: start again"
+            ) from failure
+
+    def tensor(self, name: str, box: Sequence[tuple[int, int]] | None = None) -> Tensor:
+        """A tensor, or a box of it, in new host memory."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.place} does not fit: {lacking(name, self.tensors)}")
+        entry = self.tensors[name]
+        place = tuple(whole(entry.shape) if box is None else box)
+        piece = Piece(torch.empty([b - a for a, b in place], dtype=entry.dtype), entry.shape, place)
+        planner, reader = PieceLoadPlanner({name: piece}), Reader(self.place, self.manifest)
+        planner.set_up_planner({}, reader.read_metadata())
+        reader.set_up_storage_reader(planner.metadata, True)
+        reader.read_data(planner.create_local_plan(), planner).wait()
+        return piece.tensor
+
+    def _misfit(self, name: str, piece: Piece) -> str:
+        entry = self.tensors.get(name)
+        if entry is None:
+            return lacking(name, self.tensors)
+        if entry.shape != tuple(piece.shape):
+            return f"{name} has the shape {entry.shape} there, but {tuple(piece.shape)} here"
+        if entry.dtype != piece.tensor.dtype:
+            return f"{name} has the type {entry.dtype} there, but {piece.tensor.dtype} here"
+        return ""
+
+
+def lacking(name: str, names: Collection[str], there: str = "there") -> str:
+    """That a name is not among others, with those nearest to it."""
+    near = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    return f"{name} is not {there}" + (f" (nearest: {', '.join(near)})" if near else "")
+
+
+def listed(faults: Sequence[str], most: int = 6) -> str:
+    """Some faults in one text."""
+    rest = len(faults) - most
+    return "; ".join(faults[:most]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def open_snapshot(folder: Path, ranks: Ranks | None = None, step: int | None = None) -> Snapshot:
+    """The checkpoint of a step, or the newest intact one; collective. The ranks share the work of checking it."""
+    ranks = ranks or Ranks()
+    steps = ranks.on_first(lambda: steps_in(folder))
+    if not steps or (step is not None and step not in steps):
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise CheckpointError(f"{folder} holds {what}" + (f", but of {_numbers(steps)}" if steps else ""))
+    if step is not None:
+        return _open_step(folder, ranks, step, steps)
+    damaged: list[str] = []
+    for candidate in reversed(steps):
+        try:
+            found = _intact(step_path(folder, candidate), ranks)
+            return Snapshot(found.place, found.manifest, ranks, tuple(damaged))
+        except CheckpointError as error:
+            damaged.append(f"step {candidate} was passed over: {error}")
+    raise CheckpointError(f"{folder} holds no intact checkpoint: {'; '.join(damaged)}")
+
+
+def _open_step(folder: Path, ranks: Ranks, step: int, steps: Sequence[int]) -> Snapshot:
+    try:
+        return _intact(step_path(folder, step), ranks)
+    except CheckpointError as error:
+        for older in (s for s in reversed(steps) if s < step):
+            try:
+                _intact(step_path(folder, older), ranks)
+            except CheckpointError:
+                continue
+            raise CheckpointError(f"{error}; step {older} is intact: read that one") from error
+        raise CheckpointError(f"{error}; there is no older one that is intact") from error
+
+
+def _intact(place: Path, ranks: Ranks) -> Snapshot:
+    manifest = ranks.on_first(lambda: read_manifest(place))
+    found = ranks.gather(list(islice(damages(place, manifest, ranks.rank, ranks.world), 3)))
+    faults = list(dict.fromkeys(text for own in found for text in own))
+    if faults:
+        raise CheckpointError(listed(faults, 3))
+    return Snapshot(place, manifest, ranks)
+
+
+def _numbers(steps: Iterable[int]) -> str:
+    return f"step {', '.join(map(str, steps))}"
