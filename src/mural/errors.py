@@ -19,3 +19,14 @@ class UnsupportedOp(MuralError, NotImplementedError):
 
 class PeerError(MuralError, RuntimeError):
     """Another rank raised, or died, while this one waited for its message."""
+
+
+class DataError(MuralError, ValueError):
+    """A file that cannot be read or written as asked; the message names file, box and remedy.
+
+    `name` is the file's (or the source's) and `box` the part that was asked for, where there was one.
+    """
+
+    def __init__(self, message: str, name: str = "", box: object = None) -> None:
+        super().__init__(message)
+        self.name, self.box = name, box
