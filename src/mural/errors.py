@@ -31,3 +31,14 @@ class TrainingError(MuralError, RuntimeError):
 
 class CheckpointError(MuralError, RuntimeError):
     """A checkpoint that could not be written, or that cannot be read; raised on every rank alike."""
+
+
+class DataError(MuralError, ValueError):
+    """A file that cannot be read or written as asked; the message names file, box and remedy.
+
+    `name` is the file's (or the source's) and `box` the part that was asked for, where there was one.
+    """
+
+    def __init__(self, message: str, name: str = "", box: object = None) -> None:
+        super().__init__(message)
+        self.name, self.box = name, box

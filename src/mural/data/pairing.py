@@ -1,0 +1,120 @@
+"""Pairing: lists of files from globs, and which mask belongs to which image."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mural.errors import DataError
+
+IMAGE_FOLDERS = (".zarr", ".n5")
+"""Folders that are one image each, not folders of images."""
+DOUBLE_ENDINGS = re.compile(r"\.(ome\.(tiff?|zarr|btf|tf[28])|nii\.gz)$", re.IGNORECASE)
+LISTED = 8
+
+
+def stem(path: Path) -> str:
+    """The name without its format's ending, of which some have two parts.
+
+    >>> stem(Path("a/one.ome.tif")), stem(Path("b/v1.2.nii.gz")), stem(Path("c/one.png"))
+    ('one', 'v1.2', 'one')
+    """
+    name, doubled = DOUBLE_ENDINGS.subn("", path.name)
+    return name if doubled else path.stem
+
+
+def expand(pattern: str | Path, what: str) -> tuple[Path, ...]:
+    """The files of a glob, a folder or a single path, sorted; `what` names them in the error when there are none."""
+    path = Path(pattern).expanduser()
+    if path.is_dir() and path.suffix.lower() not in IMAGE_FOLDERS:
+        found = [p for p in path.iterdir() if not p.name.startswith(".")]
+    elif glob.has_magic(str(path)):
+        found = [Path(p) for p in glob.glob(str(path), recursive=True)]
+        if any(p.is_file() or p.suffix.lower() in IMAGE_FOLDERS for p in found):
+            found = [p for p in found if p.is_file() or p.suffix.lower() in IMAGE_FOLDERS]
+    else:
+        found = [path] if path.exists() else []
+    if not found:
+        raise DataError(f"{what}: nothing matches {str(pattern)!r} (in {Path.cwd()}): {nearest_hint(path)}")
+    return tuple(sorted(found))
+
+
+def nearest_hint(path: Path) -> str:
+    """What to look at when a path or glob leads nowhere: the first part of it that does not exist."""
+    fixed = [p for p in reversed(path.parents) if not glob.has_magic(str(p))]
+    missing = next((p for p in fixed if not p.exists()), None)
+    if missing is not None:
+        return f"the folder {str(missing)!r} does not exist"
+    return f"look into {str(fixed[-1] if fixed else path.parent)!r} and correct the pattern"
+
+
+def base_of(pattern: str | Path) -> Path:
+    """The folder of a pattern above its first wildcard."""
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        return path
+    return next((p for p in path.parents if not glob.has_magic(str(p))), Path())
+
+
+def wildcard_text(pattern: str | Path) -> Callable[[Path], str]:
+    """What the wildcards of a pattern's last part stand for in a path: `a_*_x.tif` gives 7 for `a_7_x.tif`."""
+    parts = re.split(r"(\*+|\?|\[[^\]]*\])", Path(pattern).name)
+    expression = re.compile("".join("(.+?)" if i % 2 else re.escape(part) for i, part in enumerate(parts)) + "$")
+
+    def text(path: Path) -> str:
+        found = expression.match(path.name)
+        return "|".join(found.groups()) if found else path.name
+
+    return text
+
+
+def pair(images: str | Path, masks: str | Path) -> list[tuple[Path, Path]]:
+    """The images of a pattern, each with the mask of the other pattern that has the same stem, sorted by image.
+
+    Where stems repeat or differ, the path below the pattern's folder decides, then what the wildcards stand for
+    (`scan_*.tif` beside `mask_*.tif`); the first of these that matches all files, one to one, is taken.
+    """
+    found, targets = expand(images, "images"), expand(masks, "masks")
+    keys: list[tuple[Callable[[Path], str], Callable[[Path], str]]] = [
+        (stem, stem),
+        (below(base_of(images)), below(base_of(masks))),
+        (wildcard_text(images), wildcard_text(masks)),
+    ]
+    for image_key, mask_key in keys:
+        by_key = {mask_key(p): p for p in targets}
+        image_keys = {image_key(p) for p in found}
+        if len(by_key) == len(targets) and len(image_keys) == len(found) and image_keys == by_key.keys():
+            return [(p, by_key[image_key(p)]) for p in found]
+    raise DataError(f"images {str(images)!r} and masks {str(masks)!r} do not match: {difference(found, targets)}")
+
+
+def below(base: Path) -> Callable[[Path], str]:
+    """The path of a file below a folder, without its ending."""
+    return lambda path: str(path.relative_to(base).with_name(stem(path)))
+
+
+def difference(images: Sequence[Path], masks: Sequence[Path]) -> str:
+    """Why two lists of files do not match one to one, by their stems."""
+    sides = {"image": [stem(p) for p in images], "mask": [stem(p) for p in masks]}
+    complaints: list[str] = []
+    for side, stems in sides.items():
+        if repeated := sorted(s for s, n in Counter(stems).items() if n > 1):
+            files = [str(p) for p in (images if side == "image" else masks) if stem(p) == repeated[0]]
+            complaints.append(f"several {side}s are called {listed(repeated)} (as {listed(files)})")
+    for side, other in (("image", "mask"), ("mask", "image")):
+        if alone := sorted(set(sides[side]) - set(sides[other])):
+            complaints.append(f"no {other} for the {side}s {listed(alone)}")
+    return "; ".join(complaints) + ". Give each image one mask of the same name, or pass two lists in one order"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are.
+
+    >>> listed(["a", "b"])
+    "'a', 'b'"
+    """
+    shown = ", ".join(repr(name) for name in names[:LISTED])
+    return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"

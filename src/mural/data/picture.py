@@ -1,0 +1,92 @@
+"""Pictures (PNG, JPEG, BMP, WebP, PNM) through Pillow: no windows in the file, so decoded whole."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from mural.data.axes import resolved
+from mural.data.dtypes import Array
+from mural.data.stored import Held, Options
+from mural.data.whole import Whole
+from mural.errors import DataError
+
+MAGIC = {
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"BM": "BMP",
+    b"RIFF": "WEBP",
+    b"P1": "PPM", b"P2": "PPM", b"P3": "PPM", b"P4": "PPM", b"P5": "PPM", b"P6": "PPM",
+}  # fmt: skip
+# Pillow's modes: the type of the pixels, and how many channels. A palette's pixels are its indices.
+MODES = {
+    "1": ("bool", 1), "L": ("uint8", 1), "P": ("uint8", 1), "I;16": ("uint16", 1), "I;16B": ("uint16", 1),
+    "I": ("int32", 1), "F": ("float32", 1), "LA": ("uint8", 2), "RGB": ("uint8", 3), "YCbCr": ("uint8", 3),
+    "RGBA": ("uint8", 4), "RGBX": ("uint8", 4), "CMYK": ("uint8", 4),
+}  # fmt: skip
+
+
+def kind(head: bytes) -> str | None:
+    """Pillow's name of the format that a file begins like.
+
+    >>> kind(b"BM6"), kind(b"II*")
+    ('BMP', None)
+    """
+    return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
+
+
+def decoder(path: Path) -> ImageFile.ImageFile:
+    """Pillow's object of a file, without its limit on the number of pixels: mural has one of its own, in bytes."""
+    with path.open("rb") as file:
+        name = kind(file.read(16))
+    if name is None:
+        raise DataError(
+            f"{path}: it does not begin like any picture of {', '.join(sorted(set(MAGIC.values())))}", str(path)
+        )
+    Image.init()
+    factory: Any = Image.OPEN[name][0]
+    return factory(str(path), str(path))
+
+
+def open_picture(path: Path, options: Options) -> Held:
+    """A picture, as its pixels are stored: no palette, orientation or colour profile is applied."""
+    with decoder(path) as picture:
+        (width, height), mode = picture.size, picture.mode
+    if mode not in MODES:
+        raise DataError(
+            f"{path}: pixels of Pillow's mode {mode!r} are not read: save it as one of {', '.join(MODES)}", str(path)
+        )
+    if kind(path.open("rb").read(16)) == "PNG":
+        check_chunks(path)
+    name, channels = MODES[mode]
+
+    def load() -> Array:
+        with decoder(path) as image:
+            return np.asarray(image, np.dtype(name)).reshape(height, width, channels)
+
+    whole = Whole(str(path), (height, width, channels), np.dtype(name), load, options.whole)
+    return Held((whole,), resolved(str(path), "YXS", whole.shape, options.axes), whole.close)
+
+
+def check_chunks(path: Path) -> None:
+    """Raise where a PNG ends before its last chunk does."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        at = file.seek(8)
+        while True:
+            head = file.read(8)
+            if len(head) == 8:
+                at += 12 + struct.unpack(">I", head[:4])[0]
+            if len(head) < 8 or at > size:
+                raise DataError(
+                    f"{path}: its parts need {at} bytes or more, but the file has {size}: it is truncated; "
+                    "copy or write it again",
+                    str(path),
+                )
+            if head[4:] == b"IEND":
+                return
+            file.seek(at)

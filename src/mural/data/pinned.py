@@ -1,0 +1,77 @@
+"""Memory for batches: ordinary for a CPU; for a GPU, pinned buffers that are used again once their copy has left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from mural.comm.lanes import CudaLanes
+from mural.comm.staging import Pinned
+
+
+class Buffers:
+    """Tensors that workers fill, and their copies on the device of the training."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.lanes = CudaLanes(device) if device.type == "cuda" else None
+        self.lock = threading.Lock()
+        self.idle: list[Pinned] = []
+        self.used: dict[int, Pinned] = {}
+        """Buffers by the address of the tensor in them."""
+        self.leaving: list[tuple[torch.cuda.Event, Pinned]] = []
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor that nobody else uses."""
+        size = prod(shape) * dtype.itemsize
+        if self.lanes is None or not size:
+            return torch.empty(tuple(shape), dtype=dtype)
+        with self.lock:
+            for event, buffer in [entry for entry in self.leaving if entry[0].query()]:
+                self.leaving.remove((event, buffer))
+                self.idle.append(buffer)
+            fitting = [b for b in self.idle if size <= b.memory.numel() <= 2 * size]
+            buffer = min(fitting, key=lambda b: b.memory.numel(), default=None)
+            self.idle = [b for b in self.idle if b is not buffer][-2:]
+        if buffer is None:
+            with torch.cuda.device(self.device):
+                buffer = Pinned(size)
+        tensor = buffer.memory[:size].view(dtype).view(tuple(shape))
+        with self.lock:
+            self.used[tensor.data_ptr()] = buffer
+        return tensor
+
+    def drop(self, tensor: Tensor | None) -> None:
+        """Take a tensor of `new` back that will not be sent."""
+        with self.lock:
+            buffer = None if tensor is None else self.used.pop(tensor.data_ptr(), None)
+            if buffer is not None:
+                self.idle.append(buffer)
+
+    def sent(self, tensor: Tensor) -> Sent:
+        """A tensor of `new` on its way to the device, beside what the device computes."""
+        if self.lanes is None or not tensor.numel():
+            return Sent(tensor.to(self.device), None, self.lanes)
+        with torch.cuda.stream(self.lanes.inward):
+            copy = torch.empty_like(tensor, device=self.device, pin_memory=False)
+        moment = self.lanes.copy(copy, tensor, False, [])
+        with self.lock:
+            self.leaving.append((moment, self.used.pop(tensor.data_ptr())))
+        return Sent(copy, moment, self.lanes)
+
+
+class Sent:
+    """A tensor under way to a device."""
+
+    def __init__(self, tensor: Tensor, moment: torch.cuda.Event | None, lanes: CudaLanes | None):
+        self.tensor, self.moment, self.lanes = tensor, moment, lanes
+
+    def arrived(self) -> Tensor:
+        """The tensor on the device, for what the calling stream does from here on."""
+        if self.lanes is not None and self.moment is not None:
+            self.lanes.join(self.moment, self.tensor)
+        return self.tensor

@@ -1,0 +1,124 @@
+"""Pixels: how the numbers in a file become what a model takes; every value by itself, so pieces agree with the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mural.data.source import Source
+from mural.errors import DataError
+
+Scale = Literal["range"] | float | tuple[float, float] | None
+MaskKind = Literal["classes", "values", "channels"]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The conversion of images and masks.
+
+    `scale` maps integer images to [0, 1] by the range of their type ("range"); a number divides by it, a pair (low, high)
+    maps these two to 0 and 1, None leaves the values. `mean` and `std`, one per channel, follow after augmentation. A mask
+    holds `classes` (one channel, int64, without a channel dim), `values` (the same, floating) or `channels` (floating,
+    with its channel dim, for BCE); `labels` replaces classes in masks and labels, as {255: 1} does.
+    """
+
+    scale: Scale = "range"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    mask: MaskKind = "classes"
+    labels: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.dtype.is_floating_point:
+            raise DataError(f"dtype={self.dtype}: images become floating numbers, as in torch.float32")
+        if self.mask not in ("classes", "values", "channels"):
+            raise DataError(f"mask={self.mask!r} is not one of 'classes', 'values', 'channels'")
+        if self.std is not None and not all(value > 0 for value in self.std):
+            raise DataError(f"std={self.std}: a deviation must be above 0")
+        if isinstance(self.scale, str) and self.scale != "range":
+            raise DataError(f"scale={self.scale!r}: give 'range', a number, a pair (low, high) or None")
+
+    @property
+    def work(self) -> torch.dtype:
+        """The type that images are computed in, before they become `dtype`."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """The image's values between 0 and 1, in memory of their own."""
+        values = raw.to(self.work, copy=True, memory_format=torch.contiguous_format)
+        low, high = self.limits(raw.dtype)
+        if low:
+            values.sub_(low)
+        return values.div_(high - low) if high - low != 1 else values
+
+    def limits(self, dtype: torch.dtype) -> tuple[float, float]:
+        """The values of a type of file that become 0 and 1."""
+        if self.scale is None:
+            return 0, 1
+        if isinstance(self.scale, tuple):
+            return self.scale
+        if self.scale != "range":
+            return 0, float(self.scale)
+        if dtype == torch.bool or dtype.is_floating_point:
+            return 0, 1
+        found = torch.iinfo(dtype)
+        return found.min, found.max
+
+    def normalise(self, piece: Tensor) -> None:
+        """Subtract the mean and divide by the deviation of each channel, in place."""
+        each = (-1, *(1,) * (piece.ndim - 1))
+        if self.mean is not None:
+            piece.sub_(torch.tensor(self.mean, dtype=piece.dtype).view(each))
+        if self.std is not None:
+            piece.div_(torch.tensor(self.std, dtype=piece.dtype).view(each))
+
+    def check_channels(self, image: Source) -> None:
+        """Raise unless mean and deviation fit an image."""
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, image.shape[0]):
+                raise DataError(
+                    f"{image.name}: {name}={values} has {len(values)} numbers, but the image {image.shape[0]} channels: "
+                    f"give one for each channel",
+                    image.name,
+                )
+        if image.dtype.is_complex:
+            raise DataError(f"{image.name}: holds complex numbers: store real and imaginary part as channels", image.name)
+
+    def target(self, raw: Tensor, source: Source) -> Tensor:
+        """The values of a mask (C, …), as the loss takes them."""
+        if self.mask == "classes" and raw.is_floating_point() and bool((raw != raw.round()).any()):
+            raise DataError(
+                f"{source.name}: the mask holds fractions, which are no classes: take mask='values' to learn values",
+                source.name,
+            )
+        if self.labels:
+            raw = self.relabelled(raw.long() if not raw.is_floating_point() else raw)
+        return raw.to(self.target_dtype)
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        """The type of masks."""
+        return torch.int64 if self.mask == "classes" else self.dtype
+
+    def relabelled(self, values: Tensor) -> Tensor:
+        """The values with some classes replaced."""
+        found = values.clone()
+        for old, new in (self.labels or {}).items():
+            found[values == old] = new
+        return found
+
+
+def per_channel(values: Sequence[float] | float | None) -> tuple[float, ...] | None:
+    """One number per channel, from a number or several.
+
+    >>> per_channel(0.5), per_channel([0.1, 0.2])
+    ((0.5,), (0.1, 0.2))
+    """
+    if values is None:
+        return None
+    return (float(values),) if isinstance(values, int | float) else tuple(float(v) for v in values)
