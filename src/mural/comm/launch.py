@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from mural.comm import mpi
 from mural.comm.choice import settle
 from mural.comm.transport import Transport
 from mural.errors import PlanError
@@ -29,6 +30,11 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.choice`.
     """
+    backend = mpi.NAME if backend == "mpi" else backend
+    if not dist.is_initialized() and backend == mpi.NAME:
+        mpi.register()
+        dist.init_process_group(backend, init_method=mpi.METHOD, timeout=timedelta(seconds=timeout))
+        atexit.register(leave)
     if not dist.is_initialized():
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return 1, 0, Transport(None, timeout)
