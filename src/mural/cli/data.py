@@ -33,7 +33,9 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="NAME.ome.zarr, or NAME.tif.")],
     chunks: Annotated[str | None, typer.Option(help="Extents of a chunk, channels first: 3,512,512.")] = None,
     shard: Annotated[str | None, typer.Option(help="Extents of a file of chunks, multiples of a chunk's.")] = None,
-    levels: Annotated[int | None, typer.Option(min=1, help="Levels of the pyramid; by default until one chunk.")] = None,
+    levels: Annotated[
+        int | None, typer.Option(min=1, help="Levels of the pyramid; by default until one chunk.")
+    ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="Classes, not brightness: levels keep values.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Shards under way at once.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,

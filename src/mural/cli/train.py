@@ -61,7 +61,9 @@ def check(file: File = None, devices: Devices = None, *, changes: Mapping[str, A
         typer.echo(f"{name:10} {value:.2e}")
     worst = max(found.values())
     if not worst <= tolerance:
-        typer.echo(f"the plan differs from one device by {worst:.1e}; rounding would be below {tolerance:.0e}", err=True)
+        typer.echo(
+            f"the plan differs from one device by {worst:.1e}; rounding would be below {tolerance:.0e}", err=True
+        )
         raise typer.Exit(1)
 
 

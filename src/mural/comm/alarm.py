@@ -3,7 +3,7 @@
 A rank that raises leaves a note in the group's store: how many transfers it had begun, and its error. A rank
 that waits in a later transfer, and did not itself raise at that number, will never get its messages. Its
 watching thread then asks the peers' watching threads to complete the pending messages with empty data (gloo
-cannot abort a wait; NCCL can), and the wait ends with the note's text as an error.
+cannot abort a wait; NCCL and the MPI group can), and the wait ends with the note's text as an error.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Alarm:
 
     def _ask(self, transfer: Pending) -> None:
         """Ask every peer of a transfer to complete its messages, so that the wait ends."""
-        if dist.get_backend(self.group) == "nccl":
+        if dist.get_backend(self.group) == "nccl" or getattr(self.group, "aborts_waits", False):
             self.group.abort()
             return
         self.kept.append((transfer.outgoing, transfer.incoming))

@@ -21,6 +21,8 @@ from mural.comm.introduce import Refused, everywhere, gathered, introduced
 from mural.comm.ipc import CudaMemory
 from mural.comm.lanes import CudaLanes, Lanes
 from mural.comm.mail import Mail
+from mural.comm.mpi_library import NAME as MPI
+from mural.comm.mpi_library import takes_cuda_pointers
 from mural.comm.staging import Arena
 from mural.comm.transport import Transfer, Transport
 from mural.comm.ways import Mailed, Paths, Sized, Staged, Way
@@ -33,9 +35,9 @@ TRIAL_BYTES, TRIALS = (2**16, 2**20, 2**24), 3
 
 
 def settle(transport: Transport) -> None:
-    """Choose how GPU tensors travel in a gloo group, alike on every rank. Collective."""
+    """Choose how GPU tensors travel in a group whose messages lie in host memory, alike on every rank. Collective."""
     group = transport.group
-    if group is None or transport.direct.backend != "gloo" or dist.get_world_size(group) == 1:
+    if group is None or not from_host(transport.direct.backend) or dist.get_world_size(group) == 1:
         return
     wanted = os.environ.get(VARIABLE, "").lower()
     facts = gathered(group, (wanted, place()))
@@ -61,6 +63,11 @@ def settle(transport: Transport) -> None:
         return
     mailed = mailed_paths(staged, mail) if staged is not None and mail is not None else None
     compare(transport, staged, mailed, forced=wanted == "ipc")
+
+
+def from_host(backend: str) -> bool:
+    """Whether a backend sends from host memory alone: gloo does, and an MPI that takes no CUDA pointers."""
+    return backend == "gloo" or (backend == MPI and not takes_cuda_pointers())
 
 
 def place() -> tuple[str, str] | None:

@@ -10,14 +10,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from mural.comm import mpi
 from mural.comm.choice import settle
 from mural.comm.environment import Placement, resolve
 from mural.comm.meeting import meet, stay_local
 from mural.comm.transport import Transport
 from mural.errors import PlanError
-
-MPI = "mural_mpi"
-"""The name under which `mural.comm.mpi` registers its backend; users say "mpi"."""
 
 _transports: dict[int, Transport] = {}
 
@@ -29,7 +27,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     srun start one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.choice`.
     """
-    backend = MPI if backend == "mpi" else backend
+    backend = mpi.NAME if backend == "mpi" else backend
     if not dist.is_initialized():
         place = resolve(os.environ)
         if place.world == 1:
@@ -72,11 +70,11 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
     """Start the process group of a placement; without a backend, the ranks agree on one."""
     if place.one_machine:
         stay_local(os.environ, force=place.launcher == "mural")
-    if backend == MPI:
-        from mural.comm import mpi  # noqa: PLC0415
-
+    if backend == mpi.NAME:
         mpi.register()
-    store = meet(place, timeout, keep_mpi=backend == MPI)
+        dist.init_process_group(backend, init_method=mpi.METHOD, timeout=timedelta(seconds=timeout))
+        return
+    store = meet(place, timeout)
     gpu = take_gpu(place) if backend in (None, "nccl") else ""
     dist.init_process_group(
         backend or agreed_backend(store, place, gpu),

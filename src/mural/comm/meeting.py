@@ -24,10 +24,10 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network interface the backends listen on."""
 
 
-def meet(place: Placement, timeout: float, keep_mpi: bool = False) -> Any:
+def meet(place: Placement, timeout: float) -> Any:
     """The store in which all ranks of a placement are, or will be; rank 0 holds it, unless the launcher does.
 
-    Where nothing tells the address of rank 0, MPI is asked; it ends again, unless `keep_mpi` or somebody else began it.
+    Where nothing tells the address of rank 0, MPI is asked; it ends again, unless somebody else began it.
     """
     if place.launcher == "torchrun":
         return next(iter(_stores.rendezvous("env://", timeout=timedelta(seconds=timeout))))[0]
@@ -36,7 +36,7 @@ def meet(place: Placement, timeout: float, keep_mpi: bool = False) -> Any:
         # The store outlives a process group, whose addresses must not be found by the next one.
         return _stores.PrefixStore(f"group{next(_meetings)}", client(address, int(port), timeout))
     if place.address is None or place.port is None:
-        address, port = ask_mpi(place, keep_mpi)
+        address, port = ask_mpi(place)
     else:
         address, port = place.address, place.port
     try:
@@ -82,7 +82,7 @@ def host(address: str, port: int, world: int, timeout: float, loopback: bool) ->
     )
 
 
-def ask_mpi(place: Placement, keep: bool) -> tuple[str, int]:
+def ask_mpi(place: Placement) -> tuple[str, int]:
     """Address and a free port of rank 0, told to all ranks by MPI."""
     fix = "set MASTER_ADDR and MASTER_PORT on all ranks (mpirun -x MASTER_ADDR=…), or start them with torchrun"
     where = f"{place.launcher} started {place.world} ranks on several machines, and MASTER_ADDR is not set"
@@ -95,7 +95,7 @@ def ask_mpi(place: Placement, keep: bool) -> tuple[str, int]:
     if world.size != place.world:
         raise PlanError(f"{where}; mpi4py could tell, but belongs to another MPI and sees {world.size} ranks: {fix}")
     told: tuple[str, int] = world.bcast((socket.gethostname(), free_port()) if world.rank == 0 else None)
-    if began and not keep:
+    if began:
         MPI.Finalize()  # else a rank that raises would wait at its exit for all others, which wait for its messages
     return told
 

@@ -92,7 +92,9 @@ class Dataset:
         if not 0 < fraction < 1:
             raise DataError(f"split: fraction={fraction} must lie between 0 and 1, as in 0.2")
         if len(self) < 2:
-            raise DataError("split: a dataset of one sample cannot be divided: add samples, or validate on the same one")
+            raise DataError(
+                "split: a dataset of one sample cannot be divided: add samples, or validate on the same one"
+            )
         count = min(len(self) - 1, max(1, round(fraction * len(self))))
         order = permutation(len(self), int(seed), "split")
         held, kept = sorted(order[:count]), sorted(order[count:])

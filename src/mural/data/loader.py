@@ -181,7 +181,9 @@ class Loader:
         sharded: ShardedTensor | None = None
         if form.target != NOTHING:
             goal = target_layout(layout, form, pixels.mask == "channels")
-            dtype = pixels.target_dtype if form.target == MASK else torch.int64 if form.target == CLASS else pixels.dtype
+            dtype = (
+                pixels.target_dtype if form.target == MASK else torch.int64 if form.target == CLASS else pixels.dtype
+            )
             sharded = ShardedTensor(chosen(target, slots, goal.local_shape, dtype, device), goal)
         names = tuple(outcome.names[place] for place in outcome.kept)
         piece = chosen(image, slots, layout.local_shape, pixels.dtype, device)
@@ -223,7 +225,9 @@ def chosen(
 def target_layout(image: Layout, form: Form, with_channels: bool) -> Layout:
     """Where the targets of images lie: masks cut as the images are, labels along the data axis alone."""
     shape = (image.shape[0], *target_shape(form, with_channels, form.extents))
-    dims = [0] if form.target != MASK else [0, 1, *range(2, image.ndim)] if with_channels else [0, *range(2, image.ndim)]
+    dims = (
+        [0] if form.target != MASK else [0, 1, *range(2, image.ndim)] if with_channels else [0, *range(2, image.ndim)]
+    )
     axes = {at: axis for at, dim in enumerate(dims) if (axis := image.axes[dim]) is not None}
     cuts = {at: cut for at, dim in enumerate(dims) if (cut := image.cuts[dim]) is not None}
     return layout_of(image.mesh, shape, axes, cuts)

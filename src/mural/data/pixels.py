@@ -87,7 +87,9 @@ class Pixels:
                     image.name,
                 )
         if image.dtype.is_complex:
-            raise DataError(f"{image.name}: holds complex numbers: store real and imaginary part as channels", image.name)
+            raise DataError(
+                f"{image.name}: holds complex numbers: store real and imaginary part as channels", image.name
+            )
 
     def target(self, raw: Tensor, source: Source) -> Tensor:
         """The values of a mask (C, …), as the loss takes them."""

@@ -132,7 +132,7 @@ class Run:
             if wanted == "never" and found is not None:
                 raise CheckpointError(
                     f'{self.checkpoints.folder} holds step {found}, but checkpoint.resume = "never": give this run a '
-                    'folder of its own (--folder …), or resume'
+                    "folder of its own (--folder …), or resume"
                 )
             return Position()
         snapshot = self.checkpoints.read()

@@ -1,0 +1,60 @@
+"""The end of a rank under MPI: in order with all others, or, if it failed, with the end of all others.
+
+`MPI_Finalize` waits for all ranks. A rank that ends by an error would wait there for ranks that wait for its messages.
+So a rank that fails gives the others some seconds to end by themselves, as they do when an alarm told them why, and
+then has MPI end them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+from mural.comm.mpi_library import library
+from mural.comm.mpi_work import Engine
+
+GRACE_SECONDS = 5.0
+_failed: list[type[BaseException]] = []
+
+
+@cache
+def engine() -> Engine:
+    """The engine of this process; the first call also arranges how the process ends."""
+    found = Engine()
+    before = sys.excepthook
+
+    def noticed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _failed.append(kind)
+        before(kind, error, trace)
+
+    sys.excepthook = noticed
+    # mpi4py finalizes MPI at exit, and was imported before: so this comes first.
+    atexit.register(leave, found)
+    return found
+
+
+def leave(found: Engine) -> None:
+    """End this rank together with all others; after an error, end them."""
+    module = library()
+    if module.Is_finalized():
+        return
+    found.close()
+    met = module.COMM_WORLD.Ibarrier()
+    until = time.monotonic() + GRACE_SECONDS
+    while not met.Test():
+        if _failed and time.monotonic() > until:
+            break
+        time.sleep(1e-3)
+    if _failed:
+        end_all(module)
+
+
+def end_all(module: Any) -> None:
+    """End all ranks, this one included."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    module.COMM_WORLD.Abort(1)
