@@ -30,7 +30,10 @@ def meet(place: Placement, timeout: float) -> Any:
     Where nothing tells the address of rank 0, MPI is asked; it ends again, unless somebody else began it.
     """
     if place.launcher == "torchrun":
-        return next(iter(_stores.rendezvous("env://", timeout=timedelta(seconds=timeout))))[0]
+        found = next(iter(_stores.rendezvous("env://", timeout=timedelta(seconds=timeout))))[0]
+        # torchrun's store outlives its workers: a restarted run must not find the addresses of the one before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return _stores.PrefixStore(f"mural/attempt{attempt}/group{next(_meetings)}", found)
     if place.launcher == "mural":
         address, port = os.environ[LOCAL_STORE].rsplit(":", 1)
         # The store outlives a process group, whose addresses must not be found by the next one.

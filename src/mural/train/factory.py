@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
@@ -92,6 +94,17 @@ def make_model(config: ModelConfig, seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model.factory = "{config.factory}" gave a {type(model).__name__}, not an nn.Module')
     return model.to(getattr(torch, config.dtype))
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Give the model the weights of a safetensors file, which has to hold all of them and nothing else."""
+    try:
+        found = load_file(path)
+        model.load_state_dict(found)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.weights = {str(path)!r} cannot be read as safetensors: {error}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"model.weights = {str(path)!r} are those of another model: {error}") from error
 
 
 def make_loss(config: LossConfig, device: torch.device, dtype: torch.dtype) -> Callable[[Any, Any], Tensor]:

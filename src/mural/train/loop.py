@@ -52,7 +52,6 @@ def train(run: Run, stop: StopRequest) -> Result:
     position, loss, scores = run.resume(), torch.tensor(inf), dict[str, Any]()
     while position.step < run.total:
         pm.train()
-        before = position
         for batch in run.loader.epoch(position.epoch, position.batch):
             position = replace(position, batch=batch.step + 1)
             run.watchdog.progress(f"step {position.step + 1}")
@@ -84,12 +83,11 @@ def train(run: Run, stop: StopRequest) -> Result:
                 run.save(position)
             if position.step == run.total:
                 break
-        if position == before:
+        if position.batch == 0:
             raise TrainingError(f"epoch {position.epoch} has no batch that can be read. {run.loader.summary()}")
-        if position.batch >= run.loader.steps_per_epoch or position.step < run.total:
-            position = replace(position, epoch=position.epoch + 1, batch=0)
-            if run.validates_epochs:
-                scores = validate(run, position.step)
+        if run.validates_epochs:
+            scores = validate(run, position.step)
+        position = replace(position, epoch=position.epoch + 1, batch=0)
     run.save(position, wait=True)
     return run.result(position, loss, scores, "")
 

@@ -26,8 +26,7 @@ from mural.parallelize import parallelize
 from mural.plan import Plan
 from mural.train.checkpoint import Checkpoints
 from mural.train.config import Config
-from mural.train.export import load_weights
-from mural.train.factory import make_loss, make_model, make_optimizer, make_schedule
+from mural.train.factory import load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
 from mural.train.meters import Meter
 from mural.train.samples import datasets, loader

@@ -1,8 +1,8 @@
-"""Own pieces: as example 01, but no rank ever holds the whole image; each makes its own box.
+"""Own pieces: the calls underneath a plan, by hand, for a training script that you have already.
 
-    torchrun --nproc-per-node 4 examples/02_own_pieces.py
+    torchrun --nproc-per-node 4 examples/06_own_pieces.py
 
-`scene` stands for a reader that can read a box of a file. The losses are those of example 01.
+`scene` stands for a reader that can read a box of a file.
 """
 
 import torch

@@ -1,0 +1,40 @@
+"""Models for tests: one that draws random numbers, and one that breaks after some steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def make() -> nn.Module:
+    """Two convolutions with dropout between them."""
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Dropout(0.3), nn.Conv2d(6, 2, 1))
+
+
+class Breaks(nn.Module):
+    """Passes its input on; from some call on, one value of it is no number."""
+
+    def __init__(self, after: int):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (float("nan") if float(self.calls) > self.after else 1.0)
+
+
+class Breaking(nn.Module):
+    """A network with such a layer."""
+
+    def __init__(self, after: int):
+        super().__init__()
+        self.conv, self.breaks, self.last = nn.Conv2d(3, 4, 3, padding=1), Breaks(after), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.breaks(self.conv(x)))
+
+
+def breaking(after: int) -> nn.Module:
+    """The network that breaks."""
+    return Breaking(after)
