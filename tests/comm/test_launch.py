@@ -278,7 +278,7 @@ JOINING = """
     place = mural.comm.placement()
     sockets = [a for a in listening(os.getpid()) if not a.startswith(LOOPBACK)]
     words = f"{place.launcher.split()[0]} {total} {dist.get_backend()} far={sockets}"
-    print(f"rank {mesh.rank} of {mesh.world} {words}", flush=True)
+    os.write(1, f"rank {mesh.rank} of {mesh.world} {words}\\n".encode())  # in one piece
 """
 
 
@@ -288,15 +288,21 @@ def joined(command: list[str], folder: Path, **environ: str) -> list[str]:
     script.write_text(textwrap.dedent(JOINING))
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLOO_", "NCCL_", "MASTER_"))}
-    done = subprocess.run(
+    run = subprocess.Popen(
         [*command, str(script)],
         env=clean | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environ,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=180,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    try:
+        out, messages = run.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, messages
+    return sorted(line for line in out.splitlines() if line.startswith("rank"))
 
 
 def expected(launcher: str) -> list[str]:

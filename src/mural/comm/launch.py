@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -61,8 +62,8 @@ def placement() -> Placement:
         place = resolve(os.environ)
     except PlanError as error:
         place = Placement(why=(f"not looked at: {error}",))
-    if (place.rank, place.world) == (rank, world):
-        return place
+    if place.launcher != "single" and (place.rank, place.world) == (rank, world):
+        return replace(place, why=(*place.why, found))
     return Placement(rank, world, node=None, launcher="process group", why=(found, *place.why))
 
 

@@ -44,7 +44,7 @@ def meet(place: Placement, timeout: float) -> Any:
         address, port = place.address, place.port
     try:
         if place.rank > 0:
-            return client(address, port, timeout)
+            return client(address, port, timeout, place.world)
         return host(address, port, place.world, timeout, loopback=place.one_machine)
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
@@ -54,10 +54,10 @@ def meet(place: Placement, timeout: float) -> Any:
         ) from error
 
 
-def client(address: str, port: int, timeout: float) -> Any:
-    """The store that another process holds."""
-    limit = timedelta(seconds=timeout)
-    return _stores.TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+def client(address: str, port: int, timeout: float, world: int = 0) -> Any:
+    """The store that another process holds, in which all ranks of a world have arrived."""
+    limit, waits = timedelta(seconds=timeout), world > 0
+    return _stores.TCPStore(address, port, world or None, False, timeout=limit, wait_for_workers=waits)
 
 
 def host(address: str, port: int, world: int, timeout: float, loopback: bool) -> Any:

@@ -82,8 +82,8 @@ def judge(pulses: Mapping[int, Pulse | None], silence: Mapping[int, float], limi
     silent = [r for r, p in pulses.items() if silence[r] > limit and not (p is not None and p.left)]
     if silent:
         return tuple(Finding(r, _silence(pulses[r], silence[r])) for r in silent)
-    active = {r: p for r, p in pulses.items() if p is not None and not p.left}
-    stuck = {r: p for r, p in active.items() if not p.paused and p.moved + silence[r] > limit}
+    active = {r: p for r, p in pulses.items() if p is None or not p.left}
+    stuck = {r: p for r, p in active.items() if p is not None and not p.paused and p.moved + silence[r] > limit}
     working = {r: p for r, p in stuck.items() if not p.waits}
     if not working and len(stuck) < len(active):
         return ()
