@@ -518,7 +518,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 def test_one_run_per_folder(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, mural, mural.train.folder as f, mural.train.checkpoint as c\n"
-        "c.lock.__defaults__ = (0.3,)\n"
+        "f.Lock.__init__.__defaults__ = (0.3,)\n"
         "c.Checkpoints(sys.argv[1], mural.init())"
     )
     run = subprocess.run(

@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mural.comm import Mesh
 from mural.errors import CheckpointError
 from mural.train.agree import Ranks, describe, told
-from mural.train.folder import clean, lock, remove, step_path, steps_in
+from mural.train.folder import Lock, clean, remove, step_path, steps_in
 from mural.train.pieces import Offer, Part, Piece, as_piece, divide, offer
 from mural.train.planners import PartSavePlanner, Staged
 from mural.train.snapshot import Snapshot, open_snapshot
@@ -50,7 +50,7 @@ class Checkpoints:
         self.divided: tuple[list[str], tuple[Part, ...]] = ([], ())
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
-        self.lock: IO[str] | None = None
+        self.lock: Lock | None = None
         self.ranks.agree(self._occupy)
 
     def steps(self) -> list[int]:
@@ -105,7 +105,7 @@ class Checkpoints:
         if self.ranks.rank == 0:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self.lock = lock(self.folder)
+                self.lock = Lock(self.folder)
                 clean(self.folder)
             except OSError as error:
                 raise CheckpointError(f"checkpoints cannot be written to {self.folder}: {error.strerror}") from error
