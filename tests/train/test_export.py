@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_passed_over(run: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere holds no checkpoint"):
         export(tmp_path / "nowhere", tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint of step 5, but of step 1, 2"):
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint of step 5, but of steps 1, 2"):
         export(run, tmp_path / "out", 5)
     with pytest.raises(CheckpointError, match=r"missing/out could not be written: No such file"):
         export(run, tmp_path / "missing" / "out")

@@ -84,7 +84,12 @@ class Checkpoints:
             return
         self.thread.join()
         failure, self.thread, self.failure = self.failure, None, None
-        self.ranks.raise_any(failure)
+        try:
+            self.ranks.raise_any(failure)
+        except CheckpointError as error:
+            latest = self.ranks.gather(self.latest())[0]
+            rest = "there is no complete checkpoint" if latest is None else f"step {latest} is complete"
+            raise CheckpointError(f"{error}; {rest}") from failure
 
     def read(self, step: int | None = None) -> Snapshot:
         """The checkpoint of a step, checked; without a step, the newest that is intact (see `Snapshot.passed_over`)."""
@@ -153,9 +158,11 @@ class Checkpoints:
             if first:
                 shutil.rmtree(writer.saving, ignore_errors=True)
             texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
-            self.failure = self._not_saved(writer.step, told(texts, self.ranks.world))
+            self.failure = CheckpointError(f"step {writer.step} was not saved: {told(texts, self.ranks.world)}")
+        except CheckpointError as error:
+            self.failure = error
         except Exception as error:
-            self.failure = self._not_saved(writer.step, describe(error))
+            self.failure = CheckpointError(f"step {writer.step} was not saved: {describe(error)}")
 
     def _prune(self, step: int) -> None:
         steps = self.steps()
@@ -163,9 +170,4 @@ class Checkpoints:
         try:
             remove(self.folder, [s for s in steps if s not in kept])
         except OSError as error:
-            raise CheckpointError(f"it was saved, but older ones could not be removed: {error}") from error
-
-    def _not_saved(self, step: int, why: str) -> CheckpointError:
-        complete = [s for s in self.steps() if s != step]
-        rest = f"step {complete[-1]} is complete" if complete else "there is no other checkpoint"
-        return CheckpointError(f"step {step} was not saved: {why}; {rest}")
+            raise CheckpointError(f"step {step} was saved, but others could not be removed: {error}") from error
