@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -155,7 +156,7 @@ def test_nothing_is_there_at_first(checkpoints: Checkpoints) -> None:
     with pytest.raises(CheckpointError, match=r"run holds no checkpoint$"):
         checkpoints.read()
     saved(checkpoints, 3)
-    with pytest.raises(CheckpointError, match="holds no checkpoint of step 4, but of step 3"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint of step 4, but of steps 3"):
         checkpoints.read(4)
 
 
@@ -286,7 +287,7 @@ def flipped(place: Path) -> str:
     data = bytearray(path.read_bytes())
     data[-3000] ^= 4
     path.write_bytes(data)
-    return "rank-00000.safetensors is damaged: bytes [0-9,]+ to [0-9,]+ do not match their CRC-32"
+    return "rank-00000.safetensors is damaged: bytes [0-9,]+ to [0-9,]+, of big, do not match their CRC-32"
 
 
 def flipped_manifest(place: Path) -> str:
@@ -347,6 +348,14 @@ def test_a_damaged_one_is_passed_over(checkpoints: Checkpoints, damage: Any) -> 
         checkpoints.read(2)
     with pytest.raises(CheckpointError, match=f"no intact checkpoint: step 2 was .*{words}.*; step 1 was .*{words}"):
         checkpoints.read()
+
+
+def test_a_copy_under_another_number_is_passed_over(checkpoints: Checkpoints) -> None:
+    folder = saved(checkpoints, 1)
+    shutil.copytree(step_path(folder, 1), step_path(folder, 9))
+    snapshot = checkpoints.read()
+    assert snapshot.step == 1
+    assert "step-00000009 holds step 1: it was renamed, or copied" in snapshot.passed_over[0]
 
 
 def damaged_on_ranks(folder: str) -> tuple[int, str, str]:
@@ -439,6 +448,30 @@ def test_a_failure_on_one_rank_is_one_on_all(tmp_path: Path, kind: str, words: s
     assert not list(tmp_path.glob(".step-*"))
 
 
+def on_another_disk(folder: str) -> tuple[str, str]:
+    """What is said when rank 1 sees another folder than rank 0."""
+    checkpoints = Checkpoints(folder, mesh())
+    snapshot = checkpoints.read()
+    if dist.get_rank() == 1:
+        checkpoints.folder = Path(f"{folder}-of-rank-1")
+    with pytest.raises(CheckpointError) as unread:
+        checkpoints.read()
+    checkpoints.save(snapshot.step + 1, state(2), {})
+    with pytest.raises(CheckpointError) as unsaved:
+        checkpoints.wait()
+    checkpoints.close()
+    return str(unread.value), str(unsaved.value)
+
+
+def test_all_ranks_need_to_see_the_folder(tmp_path: Path) -> None:
+    run_on(2, save_on_ranks, str(tmp_path / "run"), 1, False)
+    (unread, unsaved), (_, other) = run_on(2, on_another_disk, str(tmp_path / "run"))
+    assert unsaved == other
+    assert "run-of-rank-1/step-00000001/rank-00000.safetensors is missing (looked for on " in unread
+    assert unsaved.startswith("step 2 was not saved: on rank 1: ")
+    assert "all ranks need to see the folder of checkpoints; step 1 is complete" in unsaved
+
+
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
@@ -469,7 +502,7 @@ def test_a_folder_that_goes_away_during_training(checkpoints: Checkpoints) -> No
     folder.rmdir()
     folder.write_text("a file now")
     checkpoints.save(2, state(2), {})
-    with pytest.raises(CheckpointError, match=r"step 2 was not saved: .*; there is no other checkpoint"):
+    with pytest.raises(CheckpointError, match=r"step 2 was not saved: .*; there is no complete checkpoint"):
         checkpoints.wait()
 
 
@@ -518,7 +551,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 def test_one_run_per_folder(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, mural, mural.train.folder as f, mural.train.checkpoint as c\n"
-        "c.lock.__defaults__ = (0.3,)\n"
+        "f.Lock.__init__.__defaults__ = (0.3,)\n"
         "c.Checkpoints(sys.argv[1], mural.init())"
     )
     run = subprocess.run(
@@ -538,6 +571,6 @@ def test_removal_that_fails_is_told(checkpoints: Checkpoints, monkeypatch: pytes
     with monkeypatch.context() as broken:
         broken.setattr(module, "remove", refuse)
         checkpoints.save(3, state(3), {"step": 3})
-        with pytest.raises(CheckpointError, match="older ones could not be removed"):
+        with pytest.raises(CheckpointError, match=r"^step 3 was saved, but others could not be removed"):
             checkpoints.wait()
     assert loads(checkpoints) == 3

@@ -17,7 +17,8 @@ T = TypeVar("T")
 WAIT = timedelta(hours=2)
 """How long ranks wait for the slowest one's disk. A rank that dies ends the wait at once."""
 
-_groups: dict[int, dist.ProcessGroup] = {}
+_groups: dict[int, tuple[Any, dist.ProcessGroup]] = {}
+"""The group beside each world; the world is kept, so that no other gets its identity."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Ranks:
         key = id(dist.group.WORLD)
         if key not in _groups:
             _groups.clear()
-            _groups[key] = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=WAIT))
-        return cls(mesh.rank, mesh.world, _groups[key])
+            group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=WAIT))
+            _groups[key] = (dist.group.WORLD, group)
+        return cls(mesh.rank, mesh.world, _groups[key][1])
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, on every rank."""

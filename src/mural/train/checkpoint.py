@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mural.comm import Mesh
 from mural.errors import CheckpointError
 from mural.train.agree import Ranks, describe, told
-from mural.train.folder import clean, lock, remove, step_path, steps_in
+from mural.train.folder import Lock, clean, remove, step_path, steps_in
 from mural.train.pieces import Offer, Part, Piece, as_piece, divide, offer
 from mural.train.planners import PartSavePlanner, Staged
 from mural.train.snapshot import Snapshot, open_snapshot
@@ -50,7 +50,7 @@ class Checkpoints:
         self.divided: tuple[list[str], tuple[Part, ...]] = ([], ())
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
-        self.lock: IO[str] | None = None
+        self.lock: Lock | None = None
         self.ranks.agree(self._occupy)
 
     def steps(self) -> list[int]:
@@ -84,7 +84,12 @@ class Checkpoints:
             return
         self.thread.join()
         failure, self.thread, self.failure = self.failure, None, None
-        self.ranks.raise_any(failure)
+        try:
+            self.ranks.raise_any(failure)
+        except CheckpointError as error:
+            latest = self.ranks.gather(self.latest())[0]
+            rest = "there is no complete checkpoint" if latest is None else f"step {latest} is complete"
+            raise CheckpointError(f"{error}; {rest}") from failure
 
     def read(self, step: int | None = None) -> Snapshot:
         """The checkpoint of a step, checked; without a step, the newest that is intact (see `Snapshot.passed_over`)."""
@@ -105,7 +110,7 @@ class Checkpoints:
         if self.ranks.rank == 0:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self.lock = lock(self.folder)
+                self.lock = Lock(self.folder)
                 clean(self.folder)
             except OSError as error:
                 raise CheckpointError(f"checkpoints cannot be written to {self.folder}: {error.strerror}") from error
@@ -153,9 +158,11 @@ class Checkpoints:
             if first:
                 shutil.rmtree(writer.saving, ignore_errors=True)
             texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
-            self.failure = self._not_saved(writer.step, told(texts, self.ranks.world))
+            self.failure = CheckpointError(f"step {writer.step} was not saved: {told(texts, self.ranks.world)}")
+        except CheckpointError as error:
+            self.failure = error
         except Exception as error:
-            self.failure = self._not_saved(writer.step, describe(error))
+            self.failure = CheckpointError(f"step {writer.step} was not saved: {describe(error)}")
 
     def _prune(self, step: int) -> None:
         steps = self.steps()
@@ -163,9 +170,4 @@ class Checkpoints:
         try:
             remove(self.folder, [s for s in steps if s not in kept])
         except OSError as error:
-            raise CheckpointError(f"it was saved, but older ones could not be removed: {error}") from error
-
-    def _not_saved(self, step: int, why: str) -> CheckpointError:
-        complete = [s for s in self.steps() if s != step]
-        rest = f"step {complete[-1]} is complete" if complete else "there is no other checkpoint"
-        return CheckpointError(f"step {step} was not saved: {why}; {rest}")
+            raise CheckpointError(f"step {step} was saved, but others could not be removed: {error}") from error

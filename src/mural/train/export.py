@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 from mural.errors import CheckpointError
 from mural.train.files import header, write_tensor
 from mural.train.folder import steps_in, sync_folder
-from mural.train.manifest import CODES
+from mural.train.manifest import CODES, mural_version
 from mural.train.snapshot import Snapshot, open_snapshot
 
 PREFIX = "model."
@@ -37,7 +36,7 @@ def export(source: Path | str, out: Path | str, step: int | None = None) -> Snap
             raise CheckpointError(
                 f"{name} has the type {dtype}, which safetensors does not know: it cannot be exported"
             )
-    about = {"step": str(snapshot.step), "mural": version("mural")}
+    about = {"step": str(snapshot.step), "mural": mural_version()}
     extra = snapshot.values.get("model", {}).get("extra")
     head, _ = header(kinds, **about, **({"extra_state": json.dumps(extra)} if extra else {}))
     beside = out.with_name(f".{out.name}.saving")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mural.errors import CheckpointError
-from mural.train.manifest import CODES, NAME, Block, Damaged, Manifest
+from mural.train.manifest import CODES, NAME, Block, Damaged, File, Manifest
 
 
 def header(
@@ -66,8 +66,8 @@ def read_manifest(place: Path) -> Manifest:
         raise Damaged(f"{place / NAME} {damage}") from damage
 
 
-def read_block(place: Path, block: Block, dtype: torch.dtype) -> Tensor:
-    """The values of a block, which agree with their CRC-32."""
+def read_block(place: Path, name: str, block: Block, dtype: torch.dtype) -> Tensor:
+    """The values of a block of a tensor, which agree with their CRC-32."""
     path = place / block.file
     memory = torch.empty(block.stop - block.start, dtype=torch.uint8)
     view = _view(memory)
@@ -82,34 +82,44 @@ def read_block(place: Path, block: Block, dtype: torch.dtype) -> Tensor:
     if count < len(view):
         raise Damaged(f"{path} ends at byte {block.start + count:,}, but {block.stop:,} were written: it was cut short")
     if zlib.crc32(view) != block.crc:
-        raise Damaged(f"{path} is damaged: bytes {block.start:,} to {block.stop:,} do not match their CRC-32")
+        raise Damaged(
+            f"{path} is damaged: bytes {block.start:,} to {block.stop:,}, of {name}, do not match their CRC-32"
+        )
     return memory.view(dtype).view([i.size for i in block.box])
 
 
 def damages(place: Path, manifest: Manifest, share: int = 0, shares: int = 1) -> Iterator[str]:
     """What is wrong with a checkpoint's files; of the bytes, one of several equal shares is looked at."""
+    whole: set[str] = set()
     for file in manifest.files.values():
-        try:
-            with (place / file.name).open("rb") as opened:
-                head = opened.read(file.head)
-                size = os.fstat(opened.fileno()).st_size
-        except OSError as error:
-            yield _unreadable(place / file.name, error)
-            continue
-        if size != file.bytes:
-            yield f"{place / file.name} has {size:,} bytes, but {file.bytes:,} were written: it was cut or changed"
-        elif zlib.crc32(head) != file.crc:
-            yield f"{place / file.name} is damaged: its header does not match its CRC-32"
+        fault = _fault(place / file.name, file)
+        if fault:
+            yield fault
+        else:
+            whole.add(file.name)
     done = 0
     total = sum(file.bytes - file.head for file in manifest.files.values())
-    for entry in manifest.tensors.values():
+    for name, entry in manifest.tensors.items():
         for block in entry.blocks:
-            if done * shares // max(total, 1) == share:
+            if block.file in whole and done * shares // max(total, 1) == share:
                 try:
-                    read_block(place, block, entry.dtype)
+                    read_block(place, name, block, entry.dtype)
                 except Damaged as damage:
                     yield str(damage)
             done += block.stop - block.start
+
+
+def _fault(path: Path, file: File) -> str:
+    """What is wrong with a file as a whole, if anything is."""
+    try:
+        with path.open("rb") as opened:
+            head = opened.read(file.head)
+            size = os.fstat(opened.fileno()).st_size
+    except OSError as error:
+        return _unreadable(path, error)
+    if size != file.bytes:
+        return f"{path} has {size:,} bytes, but {file.bytes:,} were written: it was cut or changed"
+    return "" if zlib.crc32(head) == file.crc else f"{path} is damaged: its header does not match its CRC-32"
 
 
 def _unreadable(path: Path, error: Exception) -> str:

@@ -17,9 +17,9 @@ import re
 import shutil
 import socket
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 from mural.errors import CheckpointError
 from mural.train.manifest import NAME, Damaged, Manifest
@@ -110,29 +110,31 @@ def _complete(path: Path) -> bool:
     return False
 
 
-def lock(folder: Path, wait: float = LOCK_SECONDS) -> IO[str]:
-    """The lock of a folder, held until it is closed or this process ends, in whatever way.
+class Lock:
+    """A folder held for this process, until `close`, or until the process ends, in whatever way.
 
     A record lock, since a forked child (a loader's worker) would inherit one of flock and could outlive its parent.
     """
-    file = (folder / ".lock").open("a+", encoding="utf-8")
-    until = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOTSUP):
-                return file  # a file system without locks
+
+    def __init__(self, folder: Path, wait: float = LOCK_SECONDS):
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.close = weakref.finalize(self, os.close, handle)
+        until = time.monotonic() + wait
+        while not _locked(handle):
             if time.monotonic() >= until:
-                file.seek(0)
-                owner = file.read().strip() or "another process"
-                file.close()
+                owner = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
+                self.close()
                 raise CheckpointError(
                     f"{folder} is in use by {owner}: end that run, or give this one a folder of its own"
-                ) from error
-        time.sleep(0.1)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
+                )
+            time.sleep(0.1)
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.ENOTSUP)  # a file system without locks
+    return True

@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -127,6 +128,14 @@ class Manifest:
             return _unpack(found["body"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Damaged(f"is malformed: {type(error).__name__}: {error}") from error
+
+
+def mural_version() -> str:
+    """The version of mural that writes."""
+    try:
+        return version("mural")
+    except PackageNotFoundError:
+        return "not installed"  # run from its sources
 
 
 def _canonical(body: Any) -> str:

@@ -100,7 +100,8 @@ def _names_of(index: int, group: Mapping[str, Any], names: Mapping[int, str]) ->
 def _check(packed: Mapping[str, Any], optimizer: Optimizer, names: Mapping[int, str]) -> None:
     kind = type(optimizer).__name__
     if kind != packed["type"]:
-        raise CheckpointError(f"it holds the state of {packed['type']}, but the optimizer here is {kind}: use that one")
+        saved = packed["type"]
+        raise CheckpointError(f"it holds the state of {saved}, but the optimizer here is {kind}: use {saved}")
     if len(packed["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(
             f"it has {len(packed['groups'])} groups of parameters, the optimizer here {len(optimizer.param_groups)}"

@@ -153,6 +153,8 @@ def _open_step(folder: Path, ranks: Ranks, step: int, steps: Sequence[int]) -> S
 
 def _intact(place: Path, ranks: Ranks) -> Snapshot:
     manifest = ranks.on_first(lambda: read_manifest(place))
+    if step_path(place.parent, manifest.step) != place:
+        raise CheckpointError(f"{place} holds step {manifest.step}: it was renamed, or copied from that step")
     found = ranks.gather(list(islice(damages(place, manifest, ranks.rank, ranks.world), 3)))
     faults = list(dict.fromkeys(text for own in found for text in own))
     if faults:
@@ -161,4 +163,4 @@ def _intact(place: Path, ranks: Ranks) -> Snapshot:
 
 
 def _numbers(steps: Iterable[int]) -> str:
-    return f"step {', '.join(map(str, steps))}"
+    return f"steps {', '.join(map(str, steps))}"

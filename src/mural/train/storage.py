@@ -13,7 +13,6 @@ import socket
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from mural.errors import CheckpointError
 from mural.geometry import Box, Interval
 from mural.train.files import header, read_block, read_manifest, write_tensor
 from mural.train.folder import publish, saving_path, sync_folder, write_synced
-from mural.train.manifest import NAME, Block, Entry, File, Manifest
+from mural.train.manifest import NAME, Block, Entry, File, Manifest, mural_version
 from mural.train.planners import offsets
 
 
@@ -91,7 +90,7 @@ class Writer(StorageWriter):
                 os.fsync(file.fileno())
             sync_folder(self.saving)
         except OSError as error:
-            raise CheckpointError(_failed(path, plan, error)) from error
+            raise CheckpointError(_failed(self.place / path.name, plan, error)) from error
         meta = File(path.name, len(head) + ranges[_key(items[-1])][1], len(head), zlib.crc32(head))
         results: list[WriteResult] = []
         for item, crc in zip(items, crcs, strict=True):
@@ -112,7 +111,7 @@ class Writer(StorageWriter):
             if isinstance(found, TensorStorageMetadata):
                 tensors[name] = Entry(found.properties.dtype, tuple(found.size), tuple(blocks[name]))
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        written = {"mural": version("mural"), "torch": torch.__version__, "time": now, "host": socket.gethostname()}
+        written = {"mural": mural_version(), "torch": torch.__version__, "time": now, "host": socket.gethostname()}
         manifest = Manifest(self.step, written, files, tensors, self.values)
         try:
             write_synced(self.saving / NAME, manifest.dumps())
@@ -165,10 +164,9 @@ class Reader(StorageReader):
         wanted: dict[MetadataIndex, list[ReadItem]] = {}
         for item in plan.items:
             wanted.setdefault(item.storage_index, []).append(item)
-        blocks = [(self.stored[index], self.manifest.tensors[index.fqn].dtype, index) for index in wanted]
-        for block, dtype, index in blocks:
-            values = read_block(self.place, block, dtype)
-            for item in wanted[index]:
+        for index, items in wanted.items():
+            values = read_block(self.place, index.fqn, self.stored[index], self.manifest.tensors[index.fqn].dtype)
+            for item in items:
                 place = tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths, strict=True))
                 target = planner.resolve_tensor(item).detach()
                 target.copy_(values[place])
@@ -184,13 +182,12 @@ class Reader(StorageReader):
 
 
 def _failed(path: Path, plan: SavePlan, error: OSError) -> str:
+    text = f"{path} could not be written: {error.strerror}"
+    if isinstance(error, FileNotFoundError):
+        return f"{text} on {socket.gethostname()}: all ranks need to see the folder of checkpoints"
     needed = sum(_dtype(item).itemsize * torch.Size(_sizes(item)).numel() for item in plan.items)
-    text = f"{path.parent.parent / path.name} could not be written: {error.strerror}"
-    try:
-        free = shutil.disk_usage(path.parent.parent).free
-        return f"{text} ({needed / 1e6:,.1f} MB to write, {free / 1e6:,.1f} MB free)"
-    except OSError:
-        return f"{text} on {socket.gethostname()}: all ranks need to see this folder"
+    free = shutil.disk_usage(path.parent.parent).free
+    return f"{text} ({needed / 1e6:,.1f} MB to write, {free / 1e6:,.1f} MB free)"
 
 
 def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
