@@ -111,7 +111,8 @@ def caption(results: dict[str, Any]) -> str:
     return (
         f"{device}{at['cpu']}, {at['cores']} cores, one thread a rank, torch {results['torch']}, Python "
         f"{at['python']}, commit {at['commit']}, {results['date'][:10]}; {settings['ranks']} ranks, "
-        f"{settings['repeats']} repeats of {settings['rounds']} rounds. Command: `{results['command']}`. Median, with the quartiles in parentheses."
+        f"{settings['repeats']} repeats of {settings['rounds']} rounds. Command: `{results['command']}`. Median, with "
+        f"the quartiles in parentheses."
     )
 
 

@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.options import DEVICES, device_of
 from harness.results import command_line, machine, rounded
 
+HERE = Path(__file__).resolve().parent
 MESHES = (("data 2", 2, 1), ("data 4", 4, 1), ("data 2 × spatial 2", 2, 2))
 NUMBERS = {
     "rounds": (15, 3, "steps of each variant in a repeat"),
