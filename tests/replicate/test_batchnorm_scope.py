@@ -256,7 +256,9 @@ def local_sgd(grid: Grid) -> tuple[list[float], list[float], list[bytes], bool]:
     return apart, together, bits, torch.equal(model.table, start.table) and int(model.count) == 3
 
 
-@pytest.mark.parametrize("grid", [Grid((), 2), Grid((2, 1), 2), Grid((), 3)], ids=str)
+@pytest.mark.parametrize(
+    "grid", [Grid((), 2), Grid((2, 1), 2), pytest.param(Grid((), 3), marks=pytest.mark.slow)], ids=str
+)
 def test_local_sgd(grid: Grid) -> None:
     found = run_on(grid.world, local_sgd, grid)
     for apart, together, bits, kept in found:

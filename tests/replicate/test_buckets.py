@@ -471,7 +471,7 @@ def raised_alone(where: str) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("where", ["begin", "end", "before"])
+@pytest.mark.parametrize("where", [pytest.param("begin", marks=pytest.mark.slow), "end", "before"])
 def test_a_rank_that_raises_alone_keeps_nobody_waiting(where: str) -> None:
     begin = time.monotonic()
     raised = "UnsupportedOp" if where == "before" else "ValueError"

@@ -22,8 +22,8 @@ from mural.replicate.gradients import is_reduced, mark_reduced
 
 ALIGN = 16
 """Slots begin at multiples of this many values, so that kernels can load whole vectors."""
-FIRST_BYTES = 2**20
-"""The first bucket is small: it leaves early, while there is still much to compute."""
+SMALL_BYTES = 2**20
+"""The first bucket leaves early, while there is still much to compute; nothing hides the last one's way."""
 SIGNALS = 2
 """The last bucket's tail ends with two more numbers: ranks that raised, and ranks with gradients that came late."""
 
@@ -59,22 +59,33 @@ class Member:
 def arrange(sizes: Sequence[tuple[int, Any]], order: Sequence[int], limit: int) -> list[list[int]]:
     """Indices in buckets of at most that many bytes and one kind; buckets come in the order of their last members.
 
+    The first and the last buckets are small.
+
     >>> arrange([(4, "f"), (4, "f"), (4, "h"), (4, "f")], order=[3, 2, 1, 0], limit=8)
-    [[2], [3, 1], [0]]
+    [[3], [2], [1, 0]]
     """
+    small = min(limit, SMALL_BYTES)
+    rest, size = len(order), 0
+    while rest and (size == 0 or size + sizes[order[rest - 1]][0] <= small):
+        rest -= 1
+        size += sizes[order[rest]][0]
+    found = [*packed(sizes, order[:rest], small, limit), *packed(sizes, order[rest:], limit, limit)]
+    position = {index: at for at, index in enumerate(order)}
+    return sorted(found, key=lambda members: position[members[-1]])
+
+
+def packed(sizes: Sequence[tuple[int, Any]], order: Sequence[int], first: int, limit: int) -> list[list[int]]:
+    """Indices in order, in buckets of one kind; the one that is full first has a limit of its own."""
     full: list[list[int]] = []
     filling: dict[Any, tuple[int, list[int]]] = {}
     for index in order:
         size, kind = sizes[index]
-        room = limit if full else min(limit, FIRST_BYTES)
         held, members = filling.get(kind, (0, []))
-        if members and held + size > room:
+        if members and held + size > (limit if full else first):
             full.append(members)
             held, members = 0, []
         filling[kind] = (held + size, [*members, index])
-    position = {index: at for at, index in enumerate(order)}
-    every = [*full, *(members for _, members in filling.values())]
-    return sorted(every, key=lambda members: position[members[-1]])
+    return [*full, *(members for _, members in filling.values())]
 
 
 class Bucket:

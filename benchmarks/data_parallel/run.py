@@ -1,0 +1,137 @@
+"""mural's data parallelism beside torch's, and where each rank's time goes: `mural bench data_parallel`.
+
+Three parts, each on ranks of its own with one thread each: `pairs` (both libraries in alternating steps), `shares`
+(computing, communicating and idle, per rank; CPU alone) and `scaling` (the document's experiment; CPU alone). Writes
+`results/cpu.json` or `results/cuda.json`; `--page` writes README.md's tables and the figure from these files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.options import DEVICES, device_of
+from harness.results import command_line, machine, rounded
+
+HERE = Path(__file__).resolve().parent
+MESHES = (("data 2", 2, 1), ("data 4", 4, 1), ("data 2 × spatial 2", 2, 2))
+NUMBERS = {
+    "rounds": (15, 3, "steps of each variant in a repeat"),
+    "repeats": (3, 1, "fresh processes for each comparison"),
+    "steps": (10, 2, "steps whose time is shared out, and iterations of the document's experiment × 10"),
+    "ranks": (2, 2, "ranks of the comparison with DistributedDataParallel"),
+}
+PARTS = ("pairs", "shares", "scaling")
+
+
+def arguments() -> argparse.Namespace:
+    """The options; --quick is for trying the benchmark out, and writes a file only where --output names one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
+    parser.add_argument("--models", default="resnet18,unet", help="what is trained (resnet18,unet)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"what is measured ({','.join(PARTS)})")
+    for name, (full, quick, what) in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=int, help=f"{what} ({full}; with --quick {quick})")
+    parser.add_argument("--quick", action="store_true", help="toy sizes, and no file: to try it out")
+    parser.add_argument("--output", type=Path, help="file of the results")
+    parser.add_argument("--page", action="store_true", help="only write README.md and the figure from results/")
+    options = parser.parse_args()
+    for name, (full, quick, _) in NUMBERS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, quick if options.quick else full)
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, but is {getattr(options, name)}")
+    options.models = options.models.split(",")
+    options.parts = [part for part in options.parts.split(",") if part in PARTS]
+    return options
+
+
+def on_ranks(function: Callable[..., None], ranks: int, *given: Any) -> dict[str, Any]:
+    """What the ranks wrote, by the name of the file."""
+    from mural.comm import run_local  # noqa: PLC0415 (the page needs no torch)
+
+    with tempfile.TemporaryDirectory(prefix="mural-data-parallel-") as folder:
+        run_local(function, ranks, folder, *given, threads=1)
+        return {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
+
+
+def measure_pairs(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """For each model, what each repeat found."""
+    import pairs  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    for name in options.models:
+        for repeat in range(options.repeats):
+            print(f"pairs: {name}, repeat {repeat + 1} of {options.repeats}", flush=True)
+            answer = on_ranks(pairs.measure, options.ranks, name, device, options.rounds, options.quick)
+            found.setdefault(name, []).append(answer["pairs"])
+    return found
+
+
+def measure_shares(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """For each model and mesh, with and without overlap, the seconds of each rank."""
+    import shares  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    for name in options.models if device == "cpu" else ():
+        for title, data, spatial in MESHES[: 1 if options.quick else None]:
+            for overlap in (True, False):
+                print(f"shares: {name}, {title}, {'in' if overlap else 'behind'} backward", flush=True)
+                given = (name, data, spatial, overlap, options.steps, options.quick)
+                traces = on_ranks(shares.measure, data * spatial, *given)
+                key = f"{name}/{title}/{'overlap' if overlap else 'behind'}"
+                found[key] = shares.shares([traces[f"rank{rank}"] for rank in range(data * spatial)])
+    return found
+
+
+def measure_scaling(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """Seconds of iterations by the number of ranks."""
+    import scaling  # noqa: PLC0415
+
+    found: dict[str, Any] = {}
+    for ranks in range(1, (2 if options.quick else 4) + 1) if device == "cpu" else ():
+        print(f"scaling: {ranks}", flush=True)
+        found[str(ranks)] = on_ranks(scaling.measure, ranks, 10 * options.steps, options.quick)["scaling"]
+    return found
+
+
+def main() -> None:
+    """Measure, print, write; or only write the page."""
+    options = arguments()
+    import page  # noqa: PLC0415
+
+    if options.page:
+        page.write(HERE)
+        return
+    import torch  # noqa: PLC0415
+
+    device = device_of(options)
+    results: dict[str, Any] = {
+        "command": command_line("data_parallel", sys.argv[1:]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "settings": {key: getattr(options, key) for key in NUMBERS},
+    }
+    parts = {"pairs": measure_pairs, "shares": measure_shares, "scaling": measure_scaling}
+    for part in options.parts:
+        results[part] = parts[part](options, device)
+    print(page.text_of(results))
+    output = options.output or (None if options.quick else HERE / "results" / f"{device}.json")
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(rounded(results), indent=1) + "\n")
+        print(f"written: {output.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The page on data parallelism runs as it is written, and its benchmark runs at toy size."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "concepts" / "data-parallelism.md"
+BENCHMARK = ROOT / "benchmarks" / "data_parallel"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_examples_run(code: str) -> None:
+    exec(compile(code, PAGE.name, "exec"), {})
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (PAGE, BENCHMARK / "README.md"):
+        targets = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+        assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_benchmark_at_toy_size(tmp_path: Path) -> None:
+    output = tmp_path / "toy.json"
+    command = [sys.executable, str(BENCHMARK / "run.py"), "--quick", "--device", "cpu", "--output", str(output)]
+    done = subprocess.run([*command, "--models", "unet"], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(output.read_text())
+    (pairs,) = results["pairs"]["unet"]
+    assert set(pairs["seconds"]) == {"ddp", "ddp views", "mural", "mural exact"}
+    assert pairs["differences"]["mural"] < 1e-4
+    assert str(tmp_path) not in output.read_text()
+    for ranks in results["shares"].values():
+        for spent in ranks:
+            total = spent["compute"] + spent["communication"] + spent["idle"]
+            assert total == pytest.approx(spent["step"], rel=1e-3)
+    assert set(results["scaling"]) == {"1", "2"}
+    assert "goal ≤ 1.03" in done.stdout
