@@ -3,8 +3,8 @@
     mural.comm.mpi.register()
     torch.distributed.init_process_group("mural_mpi", init_method="mpi://")      # under mpirun or srun
 
-The calls are in `mpi_group`, what they do in `mpi_operations`, how they move on in `mpi_work`, the memory that MPI
-sees in `mpi_buffers`, the library in `mpi_library`, and the end of a rank in `mpi_exit`.
+The calls are in `mpi_group`, what they do in `mpi_operations`, how they move on in `mpi_work` and `mpi_engine`, the
+memory that MPI sees in `mpi_buffers`, the library in `mpi_library`, and the end of a rank in `mpi_exit`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from mural.comm.mpi_exit import engine
 from mural.comm.mpi_group import MPIGroup
-from mural.comm.mpi_library import NAME, available, describe, library
+from mural.comm.mpi_library import NAME, available, describe, library, loaded
 from mural.errors import PeerError, PlanError
 
-__all__ = ["NAME", "available", "describe", "register"]
+__all__ = ["METHOD", "NAME", "available", "describe", "loaded", "register"]
 
 METHOD = "mpi://"
 CONNECT_SECONDS = 3.0
@@ -55,7 +55,7 @@ def create(options: Any, _: Any) -> MPIGroup:
     meet(options.store, len(ranks), seconds)
     with engine().lock:
         communicator = world.Create_group(world.Get_group().Incl(ranks), zlib.crc32(options.group_id.encode()) % 2**15)
-    return MPIGroup(options.store, communicator, engine(), options.group_id, seconds)
+    return MPIGroup(options.store, communicator, ranks, engine(), options.group_id, seconds)
 
 
 def meet(store: Any, count: int, seconds: float) -> None:

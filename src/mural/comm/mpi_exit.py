@@ -1,8 +1,8 @@
 """The end of a rank under MPI: in order with all others, or, if it failed, with the end of all others.
 
 `MPI_Finalize` waits for all ranks. A rank that ends by an error would wait there for ranks that wait for its messages.
-So a rank that fails gives the others some seconds to end by themselves, as they do when an alarm told them why, and
-then has MPI end them.
+So every rank says farewell to all before it waits there, and a wait for a rank that has left ends with an error. A rank
+that fails gives the others some seconds to end by themselves, and then has MPI end them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
+from mural.comm.mpi_engine import Engine
 from mural.comm.mpi_library import library
-from mural.comm.mpi_work import Engine
 
 GRACE_SECONDS = 5.0
 _failed: list[type[BaseException]] = []
@@ -23,8 +23,8 @@ _failed: list[type[BaseException]] = []
 
 @cache
 def engine() -> Engine:
-    """The engine of this process; the first call also arranges how the process ends."""
-    found = Engine()
+    """The engine of this process; the first call also arranges how the process ends, and is collective."""
+    found = Engine(library().COMM_WORLD.Dup())
     before = sys.excepthook
 
     def noticed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -43,9 +43,11 @@ def leave(found: Engine) -> None:
     if module.Is_finalized():
         return
     found.close()
-    met = module.COMM_WORLD.Ibarrier()
+    world = module.COMM_WORLD
+    said = [found.farewells.Isend(b"", rank) for rank in range(world.size) if rank != world.rank]
+    met = world.Ibarrier()
     until = time.monotonic() + GRACE_SECONDS
-    while not met.Test():
+    while not module.Request.Testall([*said, met]):
         if _failed and time.monotonic() > until:
             break
         time.sleep(1e-3)

@@ -12,9 +12,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm.mpi_engine import Engine
 from mural.comm.mpi_library import NAME, library
 from mural.comm.mpi_operations import COLLECTIVE_TAG, Operations, joined, operation_of
-from mural.comm.mpi_work import Engine, MPIWork, Operation, Queue
+from mural.comm.mpi_work import MPIWork, Operation, Queue
 from mural.errors import UnsupportedOp
 
 ProcessGroup: Any = dist.ProcessGroup  # its stubs name some arguments otherwise than older versions
@@ -26,10 +27,10 @@ class MPIGroup(ProcessGroup):
     aborts_waits = True
     """`abort` ends all waits of this process in the group."""
 
-    def __init__(self, store: Any, communicator: Any, engine: Engine, name: str, timeout: float):
+    def __init__(self, store: Any, communicator: Any, ranks: Sequence[int], engine: Engine, name: str, timeout: float):
         super().__init__(communicator.rank, communicator.size)  # torch lets Python subclasses have no store
         self.operations, self.engine, self.timeout = Operations(communicator), engine, timeout
-        self.queue, self.store, self.purpose = Queue(name), store, ""
+        self.queue, self.store, self.purpose = Queue(name, ranks), store, ""
 
     def _post(self, operation: Operation) -> MPIWork:
         return MPIWork(self.engine, self.queue, operation, self.timeout)

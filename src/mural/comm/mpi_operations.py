@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Operations:
 
     def __init__(self, communicator: Any):
         self.communicator, self.rank, self.size = communicator, communicator.rank, communicator.size
+        self.everybody = frozenset(range(self.size))
 
     def messages(self, name: str, tag: int, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Operation:
         """Messages that travel together."""
@@ -56,8 +58,15 @@ class Operations:
             for (_, tensor), (_, wire) in zip(receives, awaited, strict=True):
                 arrive(tensor, wire)
 
-        targets = [tensor for _, tensor in receives]
-        return Operation(name, lambda: self._begin(tag, leaving, awaited), end, list(sources.values()), targets)
+        peers = frozenset(peer for peer, _ in [*sends, *receives])
+        return Operation(
+            name,
+            lambda: self._begin(tag, leaving, awaited),
+            end,
+            list(sources.values()),
+            [tensor for _, tensor in receives],
+            peers if min(peers, default=0) >= 0 else self.everybody,  # whoever may send is a negative number
+        )
 
     def _begin(self, tag: int, leaving: Sequence[Addressed], awaited: Sequence[Addressed]) -> Requests:
         found: Requests = []
@@ -73,11 +82,7 @@ class Operations:
         if source is not None and target is not None:
             arrive(target, source.detach().reshape(target.shape))
         found = self.messages(name, COLLECTIVE_TAG, self._others(sends), self._others(receives))
-        return (
-            found
-            if target is None
-            else Operation(name, found.begin, found.end, found.sources, [*found.results, target])
-        )
+        return found if target is None else replace(found, results=[*found.results, target])
 
     def _others(self, tensors: PerRank) -> list[Addressed]:
         return [(peer, tensor) for peer, tensor in enumerate(tensors) if tensor is not None and peer != self.rank]
@@ -95,7 +100,7 @@ class Operations:
             if not here:
                 arrive(tensor, wire)
 
-        return Operation("broadcast", begin, end, [tensor], [tensor])
+        return Operation("broadcast", begin, end, [tensor], [tensor], self.everybody)
 
     def reduce(self, name: str, tensor: Tensor, operation: Any, root: int | None) -> Operation:
         """The tensors of all ranks combined, on the root, or on every rank where none is named."""
@@ -116,7 +121,7 @@ class Operations:
             if here:
                 arrive(tensor, averaged(wire, operation, self.size))
 
-        return Operation(name, begin, end, [tensor], [tensor])
+        return Operation(name, begin, end, [tensor], [tensor], self.everybody)
 
     def reduce_scatter(self, output: Tensor, sources: Sequence[Tensor], operation: Any) -> Operation:
         """One tensor of every rank's list combined on each rank, in the order of ranks."""
@@ -132,11 +137,11 @@ class Operations:
         def end() -> None:
             arrive(output, combine(rows, operation, output.dtype).view(output.shape))
 
-        return Operation("reduce_scatter", begin, end, list(sources), [output])
+        return Operation("reduce_scatter", begin, end, list(sources), [output], self.everybody)
 
     def barrier(self) -> Operation:
         """An end that no rank reaches before all have begun."""
-        return Operation("barrier", lambda: [(self.communicator.Ibarrier(), -1)], nothing, [], [])
+        return Operation("barrier", lambda: [(self.communicator.Ibarrier(), -1)], nothing, [], [], self.everybody)
 
 
 def joined(operations: Sequence[Operation]) -> Operation:
@@ -155,6 +160,7 @@ def joined(operations: Sequence[Operation]) -> Operation:
         end,
         [tensor for operation in operations for tensor in operation.sources],
         [tensor for operation in operations for tensor in operation.results],
+        frozenset[int]().union(*(operation.peers for operation in operations)),
     )
 
 

@@ -1,25 +1,19 @@
-"""Work over MPI: operations under way, the lock under which MPI is called, and the thread that moves them on.
+"""Work over MPI: one operation from its call until its results are in place, and the wait for it.
 
-MPI moves messages only while somebody is inside one of its calls. A waiting rank calls it again and again, with pauses
-that grow, so that ranks which share a core leave it to each other. While nobody waits, one thread per process does so:
-
-    post ──► [a copy from the GPU] ──► requests ──► arrived ──► put in place ──► done
-              waiter or thread asks     waiter or thread tests    waiter; thread, if somebody has the future
-
-Every call is non-blocking and made under one lock, so an MPI that takes one thread at a time is enough.
+call ──► [a copy from the GPU] ──► requests ──► arrived ──► in place
+          waiter or thread asks     waiter or thread tests    by the waiter; by the thread, if it has a future
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,9 +22,10 @@ from torch.distributed.distributed_c10d import Work
 from mural.comm.mpi_library import library
 from mural.errors import PeerError
 
+if TYPE_CHECKING:
+    from mural.comm.mpi_engine import Engine
+
 SPIN_SECONDS, LONGEST_PAUSE = 2e-4, 1e-3
-IDLE_SECONDS = 0.05
-"""After that long without anything under way, the thread sleeps until it is called."""
 
 Requests = list[tuple[Any, int]]
 """MPI's requests, each with the bytes that it must receive; -1 where it receives none."""
@@ -40,7 +35,8 @@ Requests = list[tuple[Any, int]]
 class Operation:
     """What one call of a group does: it begins by handing something to MPI, and ends by putting results in place.
 
-    `sources` are the tensors that it reads. The memory that MPI reads and writes belongs to `begin`.
+    `sources` are the tensors that it reads. The memory that MPI reads and writes belongs to `begin`. `peers` are the
+    ranks of the group without which it does not end.
     """
 
     name: str
@@ -48,13 +44,17 @@ class Operation:
     end: Callable[[], None]
     sources: list[Tensor]
     results: list[Tensor]
+    peers: frozenset[int]
 
 
 class Queue:
-    """The operations of one group that wait for a copy from a GPU, and those behind them: all start in their order."""
+    """The operations of one group that wait for a copy from a GPU, and those behind them: all start in their order.
 
-    def __init__(self, name: str):
-        self.name, self.unposted, self.aborted = name, deque[MPIWork](), ""
+    `ranks` are the group's, as MPI counts them in the whole run.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int]):
+        self.name, self.ranks, self.unposted, self.aborted = name, ranks, deque[MPIWork](), ""
 
     def start(self) -> None:
         """Start what can start. Under the engine's lock."""
@@ -160,12 +160,14 @@ class MPIWork(Work):
                 if self.advance():
                     return
             waited = time.monotonic() - begun
-            if self.queue.aborted:
+            if waited < SPIN_SECONDS:
+                os.sched_yield()
+            elif self.queue.aborted:
                 self.fail(PeerError(f"{self.name} was given up: {self.queue.aborted}"))
+            elif gone := self.engine.gone(self.queue.ranks[peer] for peer in self.operation.peers):
+                self.fail(PeerError(f"{self.name} needs rank {gone[0]}, which has left the run; see its output"))
             elif waited > limit:
                 self.fail(PeerError(f"{self.name} was not answered in {limit:g} s: a peer hangs, or has ended"))
-            elif waited < SPIN_SECONDS:
-                os.sched_yield()
             else:
                 time.sleep(min(waited / 10, LONGEST_PAUSE))
 
@@ -208,82 +210,6 @@ class MPIWork(Work):
                 if self.done:
                     self._finish()
         return self.future
-
-
-class Engine:
-    """All operations of this process that are under way, and the thread that moves them on while nobody waits."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.pending: list[MPIWork] = []
-        self.abandoned: list[MPIWork] = []
-        self.waiters = 0
-        self.called = threading.Event()
-        self.over = False
-        self.thread = threading.Thread(target=self._run, daemon=True, name="mural-mpi")
-        self.thread.start()
-
-    def post(self, work: MPIWork) -> None:
-        """Start an operation now, or after those of its group that are not ready yet."""
-        with self.lock:
-            if work.queue.aborted:
-                raise PeerError(f"{work.name}: the group was given up before, since {work.queue.aborted}")
-            work.queue.unposted.append(work)
-            work.queue.start()
-            self.pending.append(work)
-        if not self.called.is_set():
-            self.called.set()
-
-    def abandon(self, work: MPIWork) -> None:
-        """Ask no more for an operation, and keep its memory: MPI may still read or write there."""
-        with self.lock:
-            if work in self.pending:
-                self.pending.remove(work)
-                self.abandoned.append(work)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Generator[None]:
-        """Keep the thread away from MPI: the waiter asks often enough for all."""
-        with self.lock:
-            self.waiters += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.waiters -= 1
-
-    def close(self) -> None:
-        """Stop the thread; MPI may be finalized afterwards."""
-        self.over = True
-        self.called.set()
-        self.thread.join(timeout=5.0)
-
-    def _run(self) -> None:
-        idle = 0.0
-        while not self.over:
-            if self.pending:
-                self._move()
-                idle = 0.0
-                # Often enough to keep a large message moving, which travels in many parts.
-                time.sleep(LONGEST_PAUSE if self.waiters else LONGEST_PAUSE / 5)
-            elif idle < IDLE_SECONDS:
-                time.sleep(LONGEST_PAUSE)
-                idle += LONGEST_PAUSE
-            else:
-                self.called.clear()
-                if not self.pending:
-                    self.called.wait()
-                idle = 0.0
-
-    def _move(self) -> None:
-        """Ask MPI for all that is under way; beside a waiter, for that alone whose future somebody may wait for."""
-        for work in list(self.pending):
-            with self.lock:
-                arrived = work.advance() if work.future is not None or not self.waiters else work.arrived
-                if arrived and work in self.pending:
-                    self.pending.remove(work)
-            if arrived and work.future is not None:
-                work.complete()
 
 
 def moments_of(tensors: list[Tensor]) -> list[tuple[torch.device, Any]]:
