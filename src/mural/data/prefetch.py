@@ -12,8 +12,8 @@ from mural.data.workers import Workers
 class Ahead:
     """The steps from `start` to `stop`; while one is used, the `prefetch` steps behind it are read.
 
-        used   read ahead (prefetch = 2)
-        [ 4 ]  [ 5 ][ 6 ]                  7, 8, … are not begun
+    used   read ahead (prefetch = 2)
+    [ 4 ]  [ 5 ][ 6 ]                  7, 8, … are not begun
     """
 
     def __init__(self, begin: Callable[[int], Step], workers: Workers, start: int, stop: int, prefetch: int):

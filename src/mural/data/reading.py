@@ -116,9 +116,7 @@ class Reader:
                 self.shelf.put(path)
             raise
 
-    def _opened(
-        self, sample: Sample, index: int, epoch: int, take: Callable[[str], Source], paths: list[str]
-    ) -> Piece:
+    def _opened(self, sample: Sample, index: int, epoch: int, take: Callable[[str], Source], paths: list[str]) -> Piece:
         image, mask, mask_level, label = sources_of(sample, take, self.level, self.pixels)
         extents = level_of(image, self.level).shape[1:]
         channels = image.shape[0]
@@ -130,9 +128,7 @@ class Reader:
         width = mask.shape[0] if mask is not None else label.numel() if label is not None and label.ndim else 0
         form = Form(channels, view.shape, kind, width)
         box = placed(self.mesh, form, (0,) * self.mesh.size("data"), self.align).box[2:]
-        return Piece(
-            sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box, tuple(paths)
-        )
+        return Piece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box, tuple(paths))
 
     def window(self, extents: tuple[int, ...], index: int, epoch: int, name: str) -> Box:
         """The part of an image that the model sees, which sticks out where the image is padded."""
@@ -206,7 +202,7 @@ def sources_of(
     if sample.target is None or label is not None:
         return image, None, 0, label
     named = str(sample.target) if is_path(sample.target) else f"the mask of {sample.name}"
-    mask = opened(sample.target, named, take)
+    mask = opened(sample.target, named, take, len(extents))
     if mask.shape[0] != 1 and pixels.mask != "channels":
         raise DataError(
             f"{mask.name}: the mask has {mask.shape[0]} channels, but {pixels.mask} need one: "

@@ -105,7 +105,10 @@ class Step:
         return tasks
 
     def _target_memory(self, form: Form, extents: tuple[int, ...], count: int) -> Tensor | None:
-        shape, dtype = target_shape(form, self.reader.pixels.mask == "channels", extents), self.reader.pixels.target_dtype
+        shape, dtype = (
+            target_shape(form, self.reader.pixels.mask == "channels", extents),
+            self.reader.pixels.target_dtype,
+        )
         if form.target == NOTHING:
             return None
         if form.target != MASK:

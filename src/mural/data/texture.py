@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mural.geometry import Box, Interval
 
-Field = NDArray[np.float32]
+Field = NDArray[Any]
+"""Values of float32; numpy's annotations lose that in most operations."""
 
 PRIMES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 
@@ -71,8 +73,8 @@ class Ellipses:
     """
 
     seed: int
-    spacing: int = 22
-    margin: int = 5
+    spacing: int
+    margin: int
 
     def paint(self, box: Box) -> tuple[Field, NDArray[np.bool_]]:
         """How deep each position lies in an ellipse (1 at a centre, 0 on the rim, below outside), and in which kind."""
@@ -138,6 +140,6 @@ class Ellipses:
         return rest - found, spread(kind)
 
 
-def spread(values: NDArray[np.generic]) -> NDArray[np.generic]:
+def spread(values: Field) -> Field:
     """A value for each cell, as an array (cells, 1, cells, 1, …)."""
     return values.reshape([size for n in values.shape for size in (n, 1)])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -127,4 +128,4 @@ def split(box: Box, chunks: Sequence[int], parts: int, most: int) -> tuple[Box, 
     first, step = box[dim].start // chunks[dim], chunks[dim]
     edges = [(first + rows[dim] * k // wanted) * step for k in range(wanted + 1)]
     edges[0], edges[-1] = box[dim]
-    return tuple((*box[:dim], Interval(a, b), *box[dim + 1 :]) for a, b in zip(edges, edges[1:], strict=False))
+    return tuple((*box[:dim], Interval(a, b), *box[dim + 1 :]) for a, b in pairwise(edges))
