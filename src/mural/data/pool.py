@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-_pools: dict[int, ThreadPoolExecutor] = {}
 T = TypeVar("T")
+R = TypeVar("R")
+_pools: dict[int, ThreadPoolExecutor] = {}
+_lock = threading.Lock()
 
 
 def pool(threads: int) -> ThreadPoolExecutor:
     """The pool of that many threads. Many sources may be open, so the threads are not theirs."""
-    if threads not in _pools:
-        _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix=f"mural-decode-{threads}")
-    return _pools[threads]
+    with _lock:
+        if threads not in _pools:
+            _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix=f"mural-decode-{threads}")
+        return _pools[threads]
 
 
 # The threads of a process do not live on in its fork.
-os.register_at_fork(after_in_child=_pools.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)
 
 
-def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
-    """Do the work for every item, on up to that many threads; raise the first error once all that began has ended."""
-    todo = list(items)
-    if threads <= 1 or len(todo) < 2:
-        for item in todo:
-            work(item)
-        return
-    futures: list[Future[None]] = [pool(threads).submit(work, item) for item in todo]
-    error: BaseException | None = None
-    for future in futures:
-        if error is not None:
-            future.cancel()
-        if not future.cancelled():
-            error = error or future.exception()
-    if error is not None:
-        raise error
+def each(
+    work: Callable[[T], R], items: Iterable[T], executor: Executor, done: Callable[[R], None] = lambda _: None
+) -> None:
+    """Do the work for every item on the executor's threads, and hand each result to `done` in this one.
+
+    The first error is raised once all that had begun has ended, so nobody writes into what the caller gives up.
+    """
+    futures: list[Future[R]] = [executor.submit(work, item) for item in items]
+    try:
+        for future in as_completed(futures):
+            done(future.result())
+    except BaseException:
+        begun = [future for future in futures if not future.cancel()]
+        for future in begun:
+            future.exception()
+        raise

@@ -15,7 +15,7 @@ from mural.data.axes import Axes, resolved
 from mural.data.blocks import Index, grid, shared, tile_at, touched
 from mural.data.dtypes import Array
 from mural.data.handle import Handle
-from mural.data.pool import each
+from mural.data.pool import each, pool
 from mural.data.source import Counter
 from mural.data.stored import Held, Options, Stored
 from mural.data.tiff_check import check_directories, check_segments
@@ -60,7 +60,12 @@ class Tiles:
             into, of = shared(box, self._valid(tile_at(index, self.chunks)))
             out[into] = self._segment(page, segment, counter)[of[lead + 1 :]]
 
-        each(paste, touched(box, self.chunks), self.threads)
+        tiles = list(touched(box, self.chunks))
+        if self.threads > 1 and len(tiles) > 1:
+            each(paste, tiles, pool(self.threads))
+        else:
+            for tile in tiles:
+                paste(tile)
 
     def _valid(self, tile: Box) -> Box:
         return tuple(Interval(i.start, min(i.stop, extent)) for i, extent in zip(tile, self.shape, strict=True))

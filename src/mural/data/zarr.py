@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorstore
 
-from mural.data.axes import guessed, resolved
+from mural.data.axes import Axes, guessed, resolved
 from mural.data.blocks import count
 from mural.data.dtypes import Array
 from mural.data.ngff import Node, arrays_below, axis_names, multiscales, node
@@ -76,7 +76,7 @@ def open_zarr(path: Path, options: Options) -> Held:
     found = find(path, options.key)
     if found.is_array:
         array = open_array(found.path, found.version, options.threads)
-        return Held((array,), resolved(str(path), named(found.names, array.shape), array.shape, options.axes))
+        return Held((array,), axes_of(path, found.names, array.shape, options))
     scales = multiscales(found)
     if not 0 <= options.series < len(scales):
         raise DataError(
@@ -86,9 +86,15 @@ def open_zarr(path: Path, options: Options) -> Held:
     levels = [level_array(path, found, str(each["path"]), options.threads) for each in scale.get("datasets", [])]
     if not levels:
         raise DataError(f"{path}: its OME metadata name no arrays: write it again", str(path))
-    shape, names = levels[0].shape, named(axis_names(scale), levels[0].shape)
-    # A plane of a five-dimensional image, as most writers make them, is a picture; a volume may be one slice thin.
-    return Held(levels, resolved(str(path), names, shape, options.axes, thin=len(shape) < 5))
+    return Held(levels, axes_of(path, axis_names(scale), levels[0].shape, options))
+
+
+def axes_of(path: Path, names: Sequence[str] | None, shape: Sequence[int], options: Options) -> Axes:
+    """The axes of an array whose dims have these names, or none.
+
+    A plane of a five-dimensional image, as most writers make them, is a picture; a volume may be one slice thin.
+    """
+    return resolved(str(path), named(names, shape), shape, options.axes, thin=len(shape) < 5)
 
 
 def named(names: Sequence[str] | None, shape: Sequence[int]) -> str:

@@ -1,0 +1,68 @@
+"""An output that is written beside its final place, and moved there only when it is complete."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from mural.errors import DataError
+
+ZARR, TIFF = (".zarr",), (".tif", ".tiff", ".btf", ".tf8")
+
+
+def kind_of(path: Path) -> str:
+    """What a path names as an output: "zarr" or "tiff", by its ending."""
+    name = path.name.lower()
+    if name.endswith(ZARR):
+        return "zarr"
+    if name.endswith(TIFF):
+        return "tiff"
+    raise DataError(
+        f"{path}: what is to be written is not known by its name: end it in .ome.zarr or in .tif", str(path)
+    )
+
+
+class Output:
+    """A file or folder under way: `partial` until `finish` gives it its name.
+
+    Whatever ends the process before, nothing is there that looks complete: a name that begins with a dot and ends in
+    `.partial`, which no reader takes for an image.
+    """
+
+    def __init__(self, path: Path, overwrite: bool, token: str | None = None) -> None:
+        self.path, self.overwrite = path, overwrite
+        self.token = token or secrets.token_hex(4)
+        self.partial = path.with_name(f".{path.name}.{self.token}.partial")
+        self.ended = False
+
+    def begin(self) -> None:
+        """Check that the place is free."""
+        if self.path.exists() and not self.overwrite:
+            raise DataError(f"{self.path}: it exists: choose another name, or pass overwrite=True", str(self.path))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def finish(self) -> None:
+        """Give the output its name, in place of what was there before."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.path.is_dir():
+            # A folder cannot be replaced in one step, so the old one steps aside first.
+            old = self.path.with_name(f".{self.path.name}.{self.token}.old.partial")
+            os.rename(self.path, old)
+            os.rename(self.partial, self.path)
+            shutil.rmtree(old)
+        else:
+            os.replace(self.partial, self.path)
+
+    def abandon(self) -> None:
+        """Remove what was written, unless it was finished."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.partial.is_dir():
+            shutil.rmtree(self.partial, ignore_errors=True)
+        else:
+            self.partial.unlink(missing_ok=True)
