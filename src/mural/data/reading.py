@@ -22,8 +22,9 @@ from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
 from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims
 
-MOST_AT_ONCE = 2**24
-"""Positions that one task of a worker reads at most, so that closing a loader does not wait for a whole image."""
+MOST_AT_ONCE = 2**22
+"""Positions that one task of a worker reads at most: little memory beside the batch, and soon done when the loader is
+closed."""
 LEAST_AT_ONCE = 2**18
 """A box with fewer positions for each worker is not divided."""
 

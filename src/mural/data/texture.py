@@ -116,17 +116,18 @@ class Ellipses:
         crowd = smooth(tuple(Interval(int(c[0]), int(c[-1]) + 1) for c in cells), 5, self.seed, 90)
         crowd = crowd[(slice(None, None, 2),) * ndim]
         kind = crowd > 0.1
-        long = (5 + 2 * draw(1) + 2.5 * kind) * np.float32(self.spacing / 22)
+        long = (5 + 2 * draw(1) + np.float32(2.5) * kind) * np.float32(self.spacing / 22)
         short = long * (0.55 + 0.4 * draw(2))
         slope = 2 * draw(3) - 1
         cos, sin = (1 - slope * slope) / (1 + slope * slope), 2 * slope / (1 + slope * slope)
         # Depth is 1 - q: q = a·y² + 2b·y·x + c·x² over the last two dims, and z² / short² over those before.
         a, c = cos * cos / short**2 + sin * sin / long**2, cos * cos / long**2 + sin * sin / short**2
         b = cos * sin * (1 / long**2 - 1 / short**2)
-        reach = np.clip(np.float32(self.spacing / 2 + self.margin) - long, 0, np.float32(0.38 * self.spacing))
+        # A tenth more than the radius, for whoever bends the rim a little.
+        reach = np.clip((width - 1) / 2 - np.float32(1.1) * long, 0, np.float32(0.38 * self.spacing))
         offsets: list[Field] = []
         for dim in range(ndim):
-            centre = width / 2 + (2 * draw(10 + dim) - 1) * reach
+            centre = (width - 1) / 2 + (2 * draw(10 + dim) - 1) * reach
             along = [width if d == 2 * dim + 1 else 1 for d in range(2 * ndim)]
             offsets.append(np.arange(width, dtype=np.float32).reshape(along) - spread(centre))
         *before, y, x = offsets
