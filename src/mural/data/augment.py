@@ -1,7 +1,7 @@
 """Augmentations that are the same whatever the plan: drawn from (seed, epoch, sample), done on a rank's own piece.
 
-Flips and turns read the box behind a rank's own (see `view.py`). Intensities change each value by itself, and noise comes
-from a lattice of blocks of the augmented image (decision 0006), so a piece gets what the whole image would get there.
+Flips and turns read the box behind a rank's own (see `view.py`). Intensities change each value by itself, and noise
+comes from a lattice of blocks of the augmented image (decision 0006), so a piece gets what the whole image would get.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SERIAL = 2**14
 class Augment:
     """What may happen to a training sample; a number is the largest strength, 0 leaves the image as it is.
 
-    On values in [0, 1]: `gamma` raises to a power between exp(-gamma) and exp(gamma); `contrast` scales around 0.5 by 1 ±
-    contrast, `brightness` adds up to ± brightness; `channel_scale` and `channel_shift` do so for each channel by itself;
-    `noise` adds normal noise with a deviation of up to that. `dims` are the spatial dims that are flipped and turned,
-    counted from 0; the last two by default. Quarter turns of an image whose sides differ would swap them: there,
-    only half turns are drawn, unless `swap` allows it (then take batch=1).
+    On values in [0, 1]: `gamma` raises to a power between exp(-gamma) and exp(gamma); `contrast` scales around 0.5 by
+    1 ± contrast, `brightness` adds up to ± brightness; `channel_scale` and `channel_shift` do so for each channel by
+    itself; `noise` adds normal noise with a deviation of up to that. `dims` are the spatial dims that are flipped and
+    turned, counted from 0; the last two by default. Quarter turns of an image whose sides differ would swap them:
+    there, only half turns are drawn, unless `swap` allows it (then take batch=1).
 
     >>> Augment(noise=0.02).draw(seed=0, epoch=0, index=3, channels=3, extents=(64, 64)).gamma
     1.0
@@ -120,8 +120,8 @@ class Drawn:
 def raise_to(piece: Tensor, power: float) -> None:
     """Raise each value to a power, keeping its sign, in place.
 
-    torch computes most values in vector registers and the last few one by one, and the two may differ in the last bit; so
-    does a division among threads. Runs that fill whole registers give each value the same bits wherever it lies.
+    torch computes most values in vector registers and the last few one by one, and the two may differ in the last bit;
+    where those few lie depends on the piece. Runs that fill whole registers give each value the same bits everywhere.
     """
     if not piece.is_contiguous():
         raise ValueError("raise_to works on contiguous memory")

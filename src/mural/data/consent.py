@@ -13,7 +13,7 @@ import torch
 from mural.comm import Mesh
 from mural.data.agree import greatest, said
 from mural.data.reading import Form
-from mural.data.samples import Samples, name_at
+from mural.data.samples import BadSample, Samples, name_at
 from mural.data.steps import Batched, Step
 from mural.errors import DataError
 
@@ -21,15 +21,6 @@ GOOD, BAD, FATAL = 1, 2, 3
 UNKNOWN = -(2**62)
 FORM = 7
 """Numbers in the code of a form."""
-
-
-@dataclass(frozen=True)
-class BadSample:
-    """A sample that was left out: its place in the dataset, its name, and which rank could not read what of it."""
-
-    index: int
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)

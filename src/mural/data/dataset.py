@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +51,13 @@ class Dataset:
                 what = "masks" if labels is None else "labels"
                 raise DataError(f"{len(first)} images were given with {len(second)} {what}: give one for each image")
             pairs = list(zip(first, second or [None] * len(first), strict=True))
-        self.samples = tuple(Sample(name_of(image, i), image, target) for i, (image, target) in enumerate(pairs))
-        if not self.samples:
-            raise DataError("a dataset needs at least one image, but the list of images is empty")
+        self.samples = alike(Sample(name_of(image, i), image, target) for i, (image, target) in enumerate(pairs))
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Dataset:
         """The dataset of these samples."""
         found = cls.__new__(cls)
-        found.samples = tuple(samples)
-        if not found.samples:
-            raise DataError("a dataset needs at least one sample, but none was given")
+        found.samples = alike(samples)
         return found
 
     @classmethod
@@ -106,6 +104,16 @@ class Dataset:
         The files are divided over the ranks of the mesh, and what is wrong is raised on every rank. Collective.
         """
         return check(self, mesh)
+
+
+def alike(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """The samples, their labels all values where one of them is not a class index."""
+    found = tuple(samples)
+    if not found:
+        raise DataError("a dataset needs at least one sample, but the list is empty")
+    if any(isinstance(sample.target, float) for sample in found):
+        return tuple(replace(s, target=float(s.target)) if isinstance(s.target, int) else s for s in found)
+    return found
 
 
 def items(files: Files, what: str) -> list[Any]:
@@ -171,14 +179,14 @@ def label(text: str, where: str, classes: Sequence[str] | None) -> int | float:
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise DataError(f"{where}: the label {text!r} is not one of the classes {list(classes)}{hint}")
         return list(classes).index(text)
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise DataError(
-            f"{where}: the label {text!r} is not a number: write a class index or a value, "
-            f"or name the classes, as in Dataset.from_csv(path, classes=('benign', 'tumour'))"
-        ) from None
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if isfinite(number):
+            return number
+    raise DataError(
+        f"{where}: the label {text!r} is not a number: write a class index or a value, "
+        f"or name the classes, as in Dataset.from_csv(path, classes=('benign', 'tumour'))"
+    )

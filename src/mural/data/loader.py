@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mural.comm import Mesh
 from mural.data.augment import Augment
-from mural.data.consent import BadSample, Outcome, consent
+from mural.data.consent import Outcome, consent
 from mural.data.draws import permutation
 from mural.data.pinned import Buffers, Sent
 from mural.data.pixels import MaskKind, Pixels, Scale, per_channel
 from mural.data.prefetch import Ahead
 from mural.data.preflight import Facts, inspect, raise_problems
 from mural.data.reading import CLASS, MASK, NOTHING, Form, Reader, placed
-from mural.data.samples import Samples
+from mural.data.samples import BadSample, Samples
 from mural.data.shelf import Shelf
 from mural.data.steps import Batched, Step, target_shape
 from mural.data.workers import Workers
@@ -48,13 +48,13 @@ class Batch:
 class Loader:
     """The batches of a dataset, the same ones whatever the plan.
 
-    The order of samples and all augmentations follow from (seed, epoch, sample) alone. The batch is cut along the data axis
-    and images along the spatial axes as `mural.shard(…, align=align)` would; the last batch of an epoch may be smaller.
-    `workers` threads read `prefetch` batches ahead. What one rank cannot read raises the same `DataError` on
+    The order of samples and all augmentations follow from (seed, epoch, sample) alone. The batch is cut along the data
+    axis and images along the spatial axes as `mural.shard(…, align=align)` would; the last batch of an epoch may be
+    smaller. `workers` threads read `prefetch` batches ahead. What one rank cannot read raises the same `DataError` on
     every rank; with `skip_bad`, that sample is left out everywhere and listed in `bad`.
 
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
-    zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target` there.
+    zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target`.
     For `scale`, `mean`, `std`, `mask` and `labels` see `mural.data.pixels.Pixels`; `level` chooses a resolution.
     """
 
@@ -209,7 +209,9 @@ class Loader:
 def settled(device: torch.device | str) -> torch.device:
     """The device with its number: threads have a current device of their own."""
     found = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" and found.index is None else found
+    if found.type == "cuda" and found.index is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
 
 
 def chosen(

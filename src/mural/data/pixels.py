@@ -1,4 +1,4 @@
-"""Pixels: how the numbers in a file become what a model takes; every value by itself, so pieces agree with the whole."""
+"""Pixels: how the numbers in a file become what a model takes, every value by itself."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MaskKind = Literal["classes", "values", "channels"]
 class Pixels:
     """The conversion of images and masks.
 
-    `scale` maps integer images to [0, 1] by the range of their type ("range"); a number divides by it, a pair (low, high)
-    maps these two to 0 and 1, None leaves the values. `mean` and `std`, one per channel, follow after augmentation. A mask
-    holds `classes` (one channel, int64, without a channel dim), `values` (the same, floating) or `channels` (floating,
-    with its channel dim, for BCE); `labels` replaces classes in masks and labels, as {255: 1} does.
+    `scale` maps integer images to [0, 1] by the range of their type ("range"); a number divides by it, a pair (low,
+    high) maps these two to 0 and 1, None leaves the values. `mean` and `std`, one per channel, follow after
+    augmentation. A mask holds `classes` (one channel, int64, without a channel dim), `values` (the same, floating) or
+    `channels` (floating, with its channel dim, for BCE); `labels` replaces classes in masks and labels, as {255: 1}.
     """
 
     scale: Scale = "range"
@@ -82,8 +82,8 @@ class Pixels:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) not in (1, image.shape[0]):
                 raise DataError(
-                    f"{image.name}: {name}={values} has {len(values)} numbers, but the image {image.shape[0]} channels: "
-                    f"give one for each channel",
+                    f"{image.name}: {name}={values} has {len(values)} numbers, but the image {image.shape[0]} "
+                    f"channels: give one for each channel",
                     image.name,
                 )
         if image.dtype.is_complex:

@@ -22,8 +22,9 @@ from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
 from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims
 
-MOST_AT_ONCE = 2**24
-"""Positions that one task of a worker reads at most, so that closing a loader does not wait for a whole image."""
+MOST_AT_ONCE = 2**22
+"""Positions that one task of a worker reads at most: little memory beside the batch, and soon done when the loader is
+closed."""
 LEAST_AT_ONCE = 2**18
 """A box with fewer positions for each worker is not divided."""
 
@@ -202,7 +203,7 @@ def sources_of(
     if sample.target is None or label is not None:
         return image, None, 0, label
     named = str(sample.target) if is_path(sample.target) else f"the mask of {sample.name}"
-    mask = opened(sample.target, named, take)
+    mask = opened(sample.target, named, take, len(extents))
     if mask.shape[0] != 1 and pixels.mask != "channels":
         raise DataError(
             f"{mask.name}: the mask has {mask.shape[0]} channels, but {pixels.mask} need one: "

@@ -32,11 +32,20 @@ class Sample:
     target: Any = None
 
 
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that was left out: its place in the dataset, its name, and why it could not be read."""
+
+    index: int
+    name: str
+    reason: str
+
+
 class Samples(Protocol):
     """A dataset: anything with a length that gives a `Sample`, or a pair (image, target), for each index.
 
-    Indexing opens no file where samples hold paths; each rank asks only for the samples of which it holds a part. A method
-    `name(index)` may say a sample's name without making the sample.
+    Each rank asks only for the samples of which it holds a part, in several threads. A method `name(index)` may say a
+    sample's name without making the sample.
     """
 
     def __len__(self) -> int:
@@ -72,14 +81,14 @@ def is_path(value: Any) -> bool:
     return isinstance(value, str | PathLike)
 
 
-def opened(value: Any, name: str, opener: Opener) -> Source:
-    """The source of a sample's image or mask; `opener` opens paths."""
+def opened(value: Any, name: str, opener: Opener, spatial: int = 2) -> Source:
+    """The source of a sample's image or mask; `opener` opens paths. An array of `spatial` dims is one channel."""
     if isinstance(value, Source):
         return value
     if is_path(value):
         return opener(str(value))
     if isinstance(value, Tensor | np.ndarray):
-        return ArraySource(value, name)
+        return ArraySource(value[None] if value.ndim == spatial else value, name)
     raise DataError(
         f"{name}: {type(value).__name__} is neither a path, nor a Source, nor an array or tensor: "
         f"pass one of these as an image or a mask",

@@ -1,7 +1,7 @@
 """Synthetic images with masks, of any size: each box is computed when it is read, from the seed and its position.
 
-The look is that of stained tissue: eosin, pink, in the stroma, and hematoxylin, purple, in the nuclei. Nuclei come in two
-kinds, small ones (class 1) and large, dark ones (class 2), which keep together in patches of many nuclei.
+The look is that of stained tissue: eosin, pink, in the stroma, and hematoxylin, purple, in the nuclei. Nuclei come in
+two kinds, small ones (class 1) and large, dark ones (class 2), which keep together in patches of many nuclei.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
-from pathlib import Path
-from typing import Literal, cast
+from itertools import product
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from mural import geometry
-from mural.data.dataset import Dataset
+from mural.data.memory import Unfiled
 from mural.data.samples import Sample
-from mural.data.source import Box, Counter, Level, Source, checked_box, level_of
 from mural.data.texture import Ellipses, Field, between, knots, smooth
-from mural.data.write import create
 from mural.errors import DataError
 from mural.geometry import Interval
 
 Kind = Literal["tissue", "cells"]
-Part = Literal["image", "mask"]
+What = Literal["image", "mask"]
 
 CHANNELS: dict[Kind, int] = {"tissue": 3, "cells": 1}
 """Colours of stained tissue, or one channel that shines where nuclei are, as under a fluorescence microscope."""
@@ -37,9 +34,11 @@ HEMATOXYLIN = (0.65, 0.70, 0.29)
 EOSIN = (0.08, 0.95, 0.25)
 COARSE = 4
 """Fields that change slowly are computed at every fourth position, and interpolated."""
-TILE = 512
-AT_ONCE = 2**18
-"""How many positions are computed at once: their fields stay in the processor's cache."""
+TILES = {2: (512, 512), 3: (64, 128, 128)}
+"""What is computed at once, for each number of spatial dims: its fields stay in the processor's cache."""
+GRAIN = 512
+LATTICE = {2: (22, 5), 3: (16, 4)}
+"""How far apart nuclei are, and how far they reach out of their cell."""
 
 
 def synthetic(size: Sequence[int] | int, seed: int = 0, kind: Kind = "tissue") -> Sample:
@@ -66,7 +65,7 @@ class Scene:
 
     def nuclei(self, box: geometry.Box) -> tuple[Field, NDArray[np.bool_]]:
         """How deep each position lies in a nucleus (above 0: inside), and whether that is a large one."""
-        depth, large = Ellipses(self.seed).paint(box)
+        depth, large = Ellipses(self.seed, *(LATTICE[len(box)])).paint(box)
         depth += np.float32(0.15) * between(smooth(knots(box, COARSE), 2, self.seed, 1), box, COARSE)
         return depth, large
 
@@ -80,19 +79,24 @@ class Scene:
         gap = np.clip(5 * (noise(18, 2) + np.float32(0.5) * noise(6, 3) - np.float32(0.75)), 0, 1)
         eosin = np.float32(0.42) + np.float32(0.14) * noise(12, 4) + np.float32(0.14) * self.fibres(coarse)
         haze = np.float32(0.08) + np.float32(0.05) * noise(4, 5)
-        depth, large = self.nuclei(box)
-        inside = np.clip(4 * depth, 0, 1)
+        inside, large = self.nuclei(box)
+        inside *= 4
+        np.clip(inside, 0, 1, out=inside)
         grain = self.grain(box)
-        shade = np.float32(0.70) + np.float32(0.25) * large + grain
-        hematoxylin = inside * shade + between(haze * (1 - gap), box, COARSE)
-        return between(eosin * (1 - np.float32(0.92) * gap), box, COARSE) + np.float32(0.3) * grain, hematoxylin
+        shade = np.where(large, np.float32(0.95), np.float32(0.7))
+        shade += grain
+        inside *= shade
+        inside += between(haze * (1 - gap), box, COARSE)
+        grain *= np.float32(0.3)
+        grain += between(eosin * (1 - np.float32(0.92) * gap), box, COARSE)
+        return np.maximum(grain, 0, out=grain), np.maximum(inside, 0, out=inside)
 
     def fibres(self, coarse: geometry.Box) -> Field:
         """Wavy strands of stroma between -1 and 1: a wave along a slanted direction, bent by noise."""
         rows, columns = (np.arange(i.start, i.stop) * COARSE for i in coarse[-2:])
         # Whole numbers: a phase in sixteenths of a position is exact, however large the image.
         slant = ((13 * rows)[:, None] + (8 * columns)[None, :]) % 240
-        bend = np.float32(60) * smooth(coarse, 16, self.seed, 6) + np.float32(12) * smooth(coarse, 4, self.seed, 7)
+        bend = np.float32(110) * smooth(coarse, 16, self.seed, 6) + np.float32(12) * smooth(coarse, 4, self.seed, 7)
         phase = (slant.astype(np.float32) + bend + 960) * np.float32(1 / 240)
         phase = 2 * (phase - np.floor(phase)) - 1  # a parabola for each half of the wave
         return 4 * phase * (1 - np.abs(phase))
@@ -102,97 +106,61 @@ class Scene:
         *before, rows, columns = (np.arange(i.start, i.stop) for i in box)
         for slices in before:
             rows = 37 * slices[:, None] + rows
-        return grain_tile(self.seed)[:, columns % TILE][rows % TILE]
+        return grain_tile(self.seed)[:, columns % GRAIN][rows % GRAIN]
 
 
 @lru_cache(maxsize=16)
 def grain_tile(seed: int) -> Field:
     """A square of normal noise."""
-    return np.random.default_rng(seed).normal(0, 0.06, (TILE, TILE)).astype(np.float32)
+    return np.random.default_rng(seed).normal(0, 0.06, (GRAIN, GRAIN)).astype(np.float32)
 
 
-class Synthetic(Source):
+class Synthetic(Unfiled):
     """The image or the mask of a synthetic scene; nothing is kept, a box is computed whenever it is read."""
 
-    def __init__(self, extents: tuple[int, ...], seed: int, kind: Kind, part: Part):
-        self.kind, self.part, self.scene = kind, part, Scene(seed)
-        self.shape = (CHANNELS[kind] if part == "image" else 1, *extents)
-        self.name = f"synthetic {kind} {part} {'×'.join(map(str, extents))}, seed {seed}"
-        self.dtype = torch.uint8
-        self.levels = (Level(self.shape, (1.0,) * len(self.shape)),)
-        self.chunks = (self.shape[0], *(1,) * (len(extents) - 2), TILE, TILE)
-        self.counter = Counter()
+    def __init__(self, extents: tuple[int, ...], seed: int, kind: Kind, what: What):
+        self.kind, self.what, self.scene = kind, what, Scene(seed)
+        name = f"synthetic {kind} {what} {'×'.join(map(str, extents))}, seed {seed}"
+        shape = (CHANNELS[kind] if what == "image" else 1, *extents)
+        super().__init__(name, shape, torch.uint8, TILES[len(extents)])
 
-    def read(self, box: Box | None = None, level: int = 0) -> torch.Tensor:
-        """See `Source`; counted are the positions that were asked for."""
-        level_of(self, level)
-        place = checked_box(self.name, box, self.shape)
-        channels, spatial = place[0], place[1:]
-        out = np.empty([i.size for i in place], np.uint8)
-        self.counter.add(reads=1, bytes_=out.size)
-        if out.size:
-            rows = max(1, AT_ONCE // prod(i.size for i in spatial[1:]))
-            for start in range(spatial[0].start, spatial[0].stop, rows):
-                strip = Interval(start, min(start + rows, spatial[0].stop))
-                at = slice(strip.start - spatial[0].start, strip.stop - spatial[0].start)
-                self.compute((strip, *spatial[1:]), range(channels.start, channels.stop), out[:, at])
+    def part(self, box: geometry.Box) -> torch.Tensor:
+        """See `Unfiled`."""
+        channels, spatial = box[0], box[1:]
+        out = np.empty([i.size for i in box], np.uint8)
+        edges = [range(i.start, i.stop, tile) for i, tile in zip(spatial, self.chunks[1:], strict=True)]
+        for corner in product(*edges) if channels.size else ():
+            tile = tuple(
+                Interval(start, min(start + size, i.stop))
+                for start, size, i in zip(corner, self.chunks[1:], spatial, strict=True)
+            )
+            at = tuple(slice(t.start - i.start, t.stop - i.start) for t, i in zip(tile, spatial, strict=True))
+            self.compute(tile, range(*channels), out[(slice(None), *at)])
         return torch.from_numpy(out)
 
     def compute(self, box: geometry.Box, channels: range, out: NDArray[np.uint8]) -> None:
         """Write the chosen channels of a box."""
-        if self.part == "mask":
+        if self.what == "mask":
             depth, large = self.scene.nuclei(box)
-            if channels:
-                np.multiply(depth > 0, 1 + large.astype(np.uint8), out=out[0], casting="unsafe")
+            np.multiply(depth > 0, large + np.uint8(1), out=out[0])
             return
         eosin, hematoxylin = self.scene.dyes(box)
         for row, channel in zip(out, channels, strict=True):
             if self.kind == "cells":
-                row[...] = np.clip(np.float32(190) * hematoxylin + np.float32(12) * eosin, 0, 255)
+                light = np.float32(190) * hematoxylin
+                light += np.float32(12) * eosin
+                np.minimum(light, 255, out=light)
             else:
-                dyed = eosin * np.float32(EOSIN[channel] / 8) + hematoxylin * np.float32(HEMATOXYLIN[channel] / 8)
-                row[...] = np.clip(np.float32(248) * absorbed(dyed), 0, 255)
+                light = eosin * np.float32(EOSIN[channel] / 8)
+                light += hematoxylin * np.float32(HEMATOXYLIN[channel] / 8)
+                absorb(light)
+                light *= np.float32(248)
+            row[...] = light
 
 
-def absorbed(eighth: Field) -> Field:
-    """The light that passes an optical density, given its eighth: exp(-d), as 1 / (1 + d/8)^8."""
-    light = 1 / (1 + eighth)
-    light *= light
-    light *= light
-    light *= light
-    return light
-
-
-def write_synthetic(
-    folder: str | Path,
-    count: int = 4,
-    size: Sequence[int] | int = 2048,
-    seed: int = 0,
-    kind: Kind = "tissue",
-    suffix: str = ".tif",
-) -> Dataset:
-    """Write that many samples to `folder/images` and `folder/masks`, and return the dataset of these files.
-
-    `suffix` chooses the format (`.tif`, `.zarr`, …). A band of tiles is in memory at a time, so any size can be written.
-    """
-    places = {cast(Part, part): Path(folder) / f"{part}s" for part in ("image", "mask")}
-    written: dict[Part, list[Path]] = {part: [] for part in places}
-    for place in places.values():
-        place.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        sample = synthetic(size, seed + number, kind)
-        for part, source in (("image", sample.image), ("mask", sample.target)):
-            path = places[part] / f"{kind}-{number:04d}{suffix}"
-            copy(source, path)
-            written[part].append(path)
-    return Dataset(written["image"], written["mask"])
-
-
-def copy(source: Source, path: Path) -> None:
-    """Write a source to a file, a band of tiles at a time."""
-    rows = source.chunks[1] if len(source.shape) == 4 else TILE
-    with create(path, source.shape, source.dtype) as writer:
-        for start in range(0, source.shape[1], rows):
-            box = [(0, n) for n in source.shape]
-            box[1] = (start, min(start + rows, source.shape[1]))
-            writer.write(box, source.read(box))
+def absorb(eighth: Field) -> None:
+    """Turn an optical density, given its eighth, into the light that passes: exp(-d), as 1 / (1 + d/8)^8; in place."""
+    eighth += 1
+    np.reciprocal(eighth, out=eighth)
+    for _ in range(3):
+        eighth *= eighth

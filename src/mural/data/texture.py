@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mural.geometry import Box, Interval
 
-Field = NDArray[np.float32]
+Field = NDArray[Any]
+"""Values of float32; numpy's annotations lose that in most operations."""
 
 PRIMES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 
@@ -71,8 +73,8 @@ class Ellipses:
     """
 
     seed: int
-    spacing: int = 22
-    margin: int = 5
+    spacing: int
+    margin: int
 
     def paint(self, box: Box) -> tuple[Field, NDArray[np.bool_]]:
         """How deep each position lies in an ellipse (1 at a centre, 0 on the rim, below outside), and in which kind."""
@@ -114,17 +116,18 @@ class Ellipses:
         crowd = smooth(tuple(Interval(int(c[0]), int(c[-1]) + 1) for c in cells), 5, self.seed, 90)
         crowd = crowd[(slice(None, None, 2),) * ndim]
         kind = crowd > 0.1
-        long = (5 + 2 * draw(1) + 2.5 * kind) * np.float32(self.spacing / 22)
+        long = (5 + 2 * draw(1) + np.float32(2.5) * kind) * np.float32(self.spacing / 22)
         short = long * (0.55 + 0.4 * draw(2))
         slope = 2 * draw(3) - 1
         cos, sin = (1 - slope * slope) / (1 + slope * slope), 2 * slope / (1 + slope * slope)
         # Depth is 1 - q: q = a·y² + 2b·y·x + c·x² over the last two dims, and z² / short² over those before.
         a, c = cos * cos / short**2 + sin * sin / long**2, cos * cos / long**2 + sin * sin / short**2
         b = cos * sin * (1 / long**2 - 1 / short**2)
-        reach = np.clip(np.float32(self.spacing / 2 + self.margin) - long, 0, np.float32(0.38 * self.spacing))
+        # A tenth more than the radius, for whoever bends the rim a little.
+        reach = np.clip((width - 1) / 2 - np.float32(1.1) * long, 0, np.float32(0.38 * self.spacing))
         offsets: list[Field] = []
         for dim in range(ndim):
-            centre = width / 2 + (2 * draw(10 + dim) - 1) * reach
+            centre = (width - 1) / 2 + (2 * draw(10 + dim) - 1) * reach
             along = [width if d == 2 * dim + 1 else 1 for d in range(2 * ndim)]
             offsets.append(np.arange(width, dtype=np.float32).reshape(along) - spread(centre))
         *before, y, x = offsets
@@ -138,6 +141,6 @@ class Ellipses:
         return rest - found, spread(kind)
 
 
-def spread(values: NDArray[np.generic]) -> NDArray[np.generic]:
+def spread(values: Field) -> Field:
     """A value for each cell, as an array (cells, 1, cells, 1, …)."""
     return values.reshape([size for n in values.shape for size in (n, 1)])

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Interval, volume
 
 
 @dataclass(frozen=True)
@@ -111,20 +112,18 @@ class View:
 def split(box: Box, chunks: Sequence[int], parts: int, most: int) -> tuple[Box, ...]:
     """A box of a file cut into about that many parts of at most about `most` positions, at edges of the file's tiles.
 
-    The dim with the most tiles is cut, the first one of several: no tile lies in two parts.
+    The dim with the most tiles is cut first, the outermost of several: no tile lies in two parts.
 
     >>> [box[0] for box in split((Interval(10, 100), Interval(0, 64)), (32, 64), 2, 10**6)]
     [Interval(start=10, stop=64), Interval(start=64, stop=100)]
     """
     rows = [-(-i.stop // c) - i.start // c if i.size else 0 for i, c in zip(box, chunks, strict=True)]
     dim = max(range(len(box)), key=lambda d: (rows[d], -d))
-    volume = 1
-    for interval in box:
-        volume *= interval.size
-    wanted = min(rows[dim], max(parts, -(-volume // most)))
+    wanted = min(rows[dim], max(parts, -(-volume(box) // most)))
     if wanted < 2:
         return (box,)
     first, step = box[dim].start // chunks[dim], chunks[dim]
     edges = [(first + rows[dim] * k // wanted) * step for k in range(wanted + 1)]
     edges[0], edges[-1] = box[dim]
-    return tuple((*box[:dim], Interval(a, b), *box[dim + 1 :]) for a, b in zip(edges, edges[1:], strict=False))
+    cut = [(*box[:dim], Interval(a, b), *box[dim + 1 :]) for a, b in pairwise(edges)]
+    return tuple(part for piece in cut for part in split(piece, chunks, 1, most))

@@ -15,8 +15,8 @@ Task = Callable[[], None]
 class Workers:
     """Threads that run tasks in the order in which they come; a task must not raise.
 
-    Decoders and torch let other Python threads run beside them. Each thread computes alone, since all cores have a worker
-    or the training to run.
+    Decoders and torch let other Python threads run beside them. Each thread computes alone: the other cores have other
+    workers, or the training, to run.
     """
 
     def __init__(self, count: int):
