@@ -4,6 +4,7 @@ from mural import comm
 from mural.check import check
 from mural.comm import Mesh as Mesh
 from mural.comm import init
+from mural.data import open
 from mural.errors import LayoutError as LayoutError
 from mural.errors import MuralError
 from mural.errors import PeerError as PeerError
@@ -15,17 +16,20 @@ from mural.parallelize import parallelize
 from mural.plan import Plan
 from mural.replicate import reduce_gradients
 from mural.shard import ShardedTensor, dice_loss, shard
+from mural.train import Trainer
 
 __all__ = [
     "Cuts",
     "MuralError",
     "Plan",
     "ShardedTensor",
+    "Trainer",
     "capture",
     "check",
     "comm",
     "dice_loss",
     "init",
+    "open",
     "parallelize",
     "reduce_gradients",
     "shard",

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from runs import run_config, write_images
 from safetensors.torch import load_file
 
 from mural.train import Config, export
-from runs import run_config, write_images
 
 LIMIT = 240.0
 STEPS = 12

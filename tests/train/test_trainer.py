@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tifffile
 import torch
+from runs import run_config, write_images
 from safetensors.torch import load_file
 
 import mural
@@ -16,7 +17,6 @@ from mural.errors import CheckpointError, ConfigError, DataError, TrainingError
 from mural.train import Config, Trainer, export
 from mural.train.loop import fit_rank
 from ranks import run_on
-from runs import run_config, write_images
 
 
 @pytest.fixture(scope="module")

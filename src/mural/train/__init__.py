@@ -1,1 +1,10 @@
-"""Training runs: the loop, its configuration, and the checkpoints that it resumes from."""
+"""Training runs: a configuration, the loop, checkpoints, what is seen of it."""
+
+from mural.train.check import check_run
+from mural.train.checkpoint import Checkpoints
+from mural.train.config import Config
+from mural.train.export import export
+from mural.train.loop import Trainer
+from mural.train.run import Result
+
+__all__ = ["Checkpoints", "Config", "Result", "Trainer", "check_run", "export"]

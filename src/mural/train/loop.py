@@ -83,11 +83,12 @@ def train(run: Run, stop: StopRequest) -> Result:
                 run.save(position)
             if position.step == run.total:
                 break
-        if position.batch == 0:
-            raise TrainingError(f"epoch {position.epoch} has no batch that can be read. {run.loader.summary()}")
+        else:
+            if position.batch == 0:
+                raise TrainingError(f"epoch {position.epoch} has no batch that can be read. {run.loader.summary()}")
+            position = replace(position, epoch=position.epoch + 1, batch=0)
         if run.validates_epochs:
             scores = validate(run, position.step)
-        position = replace(position, epoch=position.epoch + 1, batch=0)
     run.save(position, wait=True)
     return run.result(position, loss, scores, "")
 
