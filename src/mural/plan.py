@@ -43,17 +43,27 @@ class Plan:
     data: int = 1
     """Ranks among which the images of a batch are divided."""
     stage: int = 1
+    """Pipeline stages. Not run by this version, as `channel`, `domain`, `stream`, `recompute` and `offload` are not."""
     spatial: tuple[int, ...] = ()
     """Ranks along each spatial dim of the image."""
     channel: int = 1
+    """Ranks that share the channels of a layer."""
     domain: int = 1
+    """Ranks among which the domains of a separation network are divided."""
     schedule: Schedule = "sequential"
+    """The order in which stages work on micro-batches."""
     microbatches: int = 1
+    """Parts of a batch that follow each other through the stages."""
     replications: int = 1
+    """Pairs of model replicas, for GEMS."""
     cuts: str | tuple[str, ...] = "memory"
+    """Where stages begin: balanced by "layers", "time" or "memory", or the names of blocks."""
     stream: tuple[int, ...] | None = None
+    """The tile of a streamed output."""
     recompute: str | tuple[str, ...] = ()
+    """Blocks whose activations are computed again in backward, or "all"."""
     offload: tuple[Offloaded, ...] = ()
+    """What is kept in host memory between uses."""
     batchnorm: Literal["global", "rank", "micro"] = "global"
     """Whose statistics BatchNorm uses: the whole batch's, or those of each rank's own piece."""
     precision: Literal["float32", "bfloat16"] = "float32"

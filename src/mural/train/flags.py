@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -111,8 +112,9 @@ def option(flag: Flag) -> Any:
 def default_of(flag: Flag) -> str:
     """The default for the help text, where there is one to show."""
     given = flag.default
-    simple = isinstance(given, (int, float, str)) and given != ""
-    return str(given) if simple else ""
+    if isinstance(given, (str, Path)):
+        return str(given)
+    return literal(given) if isinstance(given, (int, float)) else ""
 
 
 def changed(changes: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -63,9 +63,9 @@ class Result:
         return f"{how} at step {self.step}: loss {self.loss:.4f}{scores}; everything is in {self.folder}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """What the loop uses."""
+    """What the loop uses; `saved` is the step of the last checkpoint that was begun or read."""
 
     config: Config
     mesh: Mesh
@@ -79,6 +79,7 @@ class Run:
     meter: Meter
     watchdog: Watchdog
     total: int
+    saved: int | None = None
 
     # -- batches and updates ------------------------------------------------------------------------------------------
 
@@ -112,19 +113,21 @@ class Run:
     def save(self, position: Position, *, wait: bool = False) -> None:
         """Begin to save everything that a resumed run needs; with `wait`, end it too. Collective."""
         with self.watchdog.pause():
-            if self.checkpoints.latest() != position.step or not self.checkpoints.continues:
+            if self.saved != position.step:
                 self.pm.synchronise(self.optimizer)
                 state = state_of(self.pm.module, self.optimizer, self.schedule)
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
                 values = {**state.values, "position": asdict(position), "counts": counts, "seed": self.config.seed}
                 tensors = {**state.tensors, "random.cpu": torch.get_rng_state()}
                 self.checkpoints.save(position.step, tensors, values)
+                self.saved = position.step
             if wait:
                 self.checkpoints.wait()
 
     def resume(self) -> Position:
         """The position of the newest intact checkpoint, which is loaded; or the start. Collective."""
-        wanted, found = self.config.checkpoint.resume, self.checkpoints.latest()
+        wanted = self.config.checkpoint.resume
+        found = self.checkpoints.ranks.on_first(self.checkpoints.latest)
         if wanted == "never" or found is None:
             if wanted == "must":
                 raise CheckpointError(f'{self.checkpoints.folder} holds no checkpoint, but checkpoint.resume = "must"')
@@ -142,6 +145,7 @@ class Run:
         counts = snapshot.values["counts"]
         self.pm.calls, self.pm.updates = counts["calls"], counts["updates"]
         position = Position(**snapshot.values["position"])
+        self.saved = position.step
         self.journal.resumed(position.step)
         self.journal.say(f"resumed from step {position.step}")
         return position
