@@ -42,7 +42,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
 
 
 def write(folder: Path, suffix: str, names: Sequence[str], predicted: ShardedTensor) -> None:
-    """Write the prediction of each image of a batch to a file; every rank writes the piece that it holds. Collective."""
+    """Write each image's prediction to a file; every rank writes the piece that it holds. Collective."""
     x: Any = predicted
     if not x.is_floating_point():  # a class for every position, and no channels
         x = x.unsqueeze(1).to(torch.uint8 if int(x.max()) < 256 else torch.int32)
