@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mural.comm.environment import Placement
 from mural.comm.launch import agreed_backend
 from mural.comm.local import equipment
 from mural.comm.local_rank import Orders, declare, excused
-from mural.comm.meeting import host, stay_local
+from mural.comm.meeting import fresh, host, stay_local
 from mural.errors import PeerError, PlanError
 
 BIN = Path(sys.executable).parent
@@ -368,3 +369,18 @@ def test_a_process_group_that_exists_is_joined(monkeypatch: pytest.MonkeyPatch) 
             mural.init(backend="nccl")
     finally:
         dist.destroy_process_group()
+
+
+def test_ranks_agree_on_a_part_of_the_store_that_earlier_attempts_did_not_use() -> None:
+    """Torchrun's store outlives a restart: gloo once found the addresses of ranks that were gone."""
+    store, names = dist.HashStore(), list[str]()
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            parts: list[Any] = list(pool.map(lambda rank: fresh(store, rank, 3, 20.0), range(3)))
+        assert not parts[0].check(["key"])
+        parts[0].set("key", "value")
+        assert [part.get("key") for part in parts] == [b"value"] * 3
+        names.append(store.get("mural/name").decode().split()[0])
+    assert len(set(names)) == 3
+    with pytest.raises(PeerError, match=r"rank 0 of 3 waited 0 s for ranks \[1, 2\]"):
+        fresh(store, 0, 3, 0.2)

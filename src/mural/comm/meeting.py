@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import socket
 import sys
+import time
 from collections.abc import MutableMapping
 from datetime import timedelta
 from typing import Any
@@ -20,6 +22,8 @@ _stores: Any = dist  # its stubs leave these out
 
 _meetings = itertools.count()
 
+POLL_SECONDS = 0.02
+
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network interface the backends listen on."""
 
@@ -29,11 +33,6 @@ def meet(place: Placement, timeout: float) -> Any:
 
     Where nothing tells the address of rank 0, MPI is asked; it ends again, unless somebody else began it.
     """
-    if place.launcher == "torchrun":
-        found = next(iter(_stores.rendezvous("env://", timeout=timedelta(seconds=timeout))))[0]
-        # torchrun's store outlives its workers: a restarted run must not find the addresses of the one before.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return _stores.PrefixStore(f"mural/attempt{attempt}/group{next(_meetings)}", found)
     if place.launcher == "mural":
         address, port = os.environ[LOCAL_STORE].rsplit(":", 1)
         # The store outlives a process group, whose addresses must not be found by the next one.
@@ -43,6 +42,8 @@ def meet(place: Placement, timeout: float) -> Any:
     else:
         address, port = place.address, place.port
     try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) and place.launcher == "torchrun":
+            return fresh(client(address, port, timeout), place.rank, place.world, timeout)
         if place.rank > 0:
             return client(address, port, timeout, place.world)
         return host(address, port, place.world, timeout, loopback=place.one_machine)
@@ -83,6 +84,37 @@ def host(address: str, port: int, world: int, timeout: float, loopback: bool) ->
     return _stores.TCPStore(
         LOOPBACK, port, world or None, True, timeout=limit, wait_for_workers=waits, master_listen_fd=number
     )
+
+
+def fresh(store: Any, rank: int, world: int, timeout: float) -> Any:
+    """A part of a store that no earlier attempt of the run wrote to, agreed among the ranks of this attempt.
+
+    The store of torchrun's agent outlives a restart, and holds the addresses of ranks that are gone; the number of the
+    restart differs between machines. So rank 0 draws a name, and repeats what each rank drew: who finds its own draw
+    there knows that the name is of now.
+    """
+    drawn, until = secrets.token_hex(8), time.monotonic() + timeout
+    others = range(1, world)
+    if rank > 0:
+        store.set(f"mural/drawn/{rank}", drawn)
+    while time.monotonic() < until:
+        if rank > 0:
+            name, *repeated = _read(store, "mural/name").split()
+            if rank <= len(repeated) and repeated[rank - 1] == drawn:
+                store.set(f"mural/taken/{rank}", name)
+                return _stores.PrefixStore(name, store)
+        else:
+            store.set("mural/name", " ".join([drawn, *(_read(store, f"mural/drawn/{r}") for r in others)]))
+            if all(_read(store, f"mural/taken/{r}") == drawn for r in others):
+                return _stores.PrefixStore(drawn, store)
+        time.sleep(POLL_SECONDS)
+    missing = [r for r in others if _read(store, f"mural/taken/{r}") != drawn] if rank == 0 else [0]
+    raise PeerError(f"rank {rank} of {world} waited {timeout:.0f} s for ranks {missing}: see whether they run")
+
+
+def _read(store: Any, key: str) -> str:
+    """What a key holds; a dash if it is not there."""
+    return store.get(key).decode() if store.check([key]) else "-"
 
 
 def ask_mpi(place: Placement) -> tuple[str, int]:
