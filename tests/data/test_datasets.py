@@ -44,7 +44,11 @@ def test_globs_are_paired_by_stem(tmp_path: Path) -> None:
     files(tmp_path, ["i/b.ome.tif", "i/a.tif", "i/c.v2.nii.gz", "m/a.png", "m/c.v2.npy", "m/b.zarr", "i/notes", "m/.x"])
     (tmp_path / "i/notes").unlink()
     found = Dataset(str(tmp_path / "i" / "*"), tmp_path / "m")
-    assert pairs(found, tmp_path) == [("i/a.tif", "m/a.png"), ("i/b.ome.tif", "m/b.zarr"), ("i/c.v2.nii.gz", "m/c.v2.npy")]
+    assert pairs(found, tmp_path) == [
+        ("i/a.tif", "m/a.png"),
+        ("i/b.ome.tif", "m/b.zarr"),
+        ("i/c.v2.nii.gz", "m/c.v2.npy"),
+    ]
 
 
 def test_globs_are_paired_by_folder_where_stems_repeat(tmp_path: Path) -> None:
@@ -63,7 +67,9 @@ def test_what_does_not_match_is_listed(tmp_path: Path) -> None:
     files(tmp_path, ["i/a.tif", "i/b.tif", "i/c.tif", "m/b.png", "m/d.png", "j/a.tif", "j/a.png", "j/b.tif"])
     with pytest.raises(DataError, match=r"no mask for the images 'a', 'c'; no image for the masks 'd'"):
         Dataset(str(tmp_path / "i/*.tif"), str(tmp_path / "m/*.png"))
-    with pytest.raises(DataError, match=r"several images are called 'a' \(as .*a\.png.*a\.tif.*no mask for the images 'a'"):
+    with pytest.raises(
+        DataError, match=r"several images are called 'a' \(as .*a\.png.*a\.tif.*no mask for the images 'a'"
+    ):
         Dataset(str(tmp_path / "j/*"), str(tmp_path / "m/b.png"))
     with pytest.raises(DataError, match=r"images: nothing matches .*\*\.jpg.*look into"):
         Dataset(str(tmp_path / "i/*.jpg"))
@@ -214,7 +220,7 @@ def read_counted(images: list[Path], spatial: tuple[int, ...], data: int, option
 
 
 def batch_box(loader: Loader) -> Any:
-    return loader.reader.open(0, 0).box if loader.batched(0, 0).places else ()
+    return loader.reader.open(0, 0).box
 
 
 @pytest.mark.parametrize("suffix", [".tif", ".zarr"])
