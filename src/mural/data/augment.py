@@ -123,13 +123,13 @@ def raise_to(piece: Tensor, power: float) -> None:
     torch computes most values in vector registers and the last few one by one, and the two may differ in the last bit;
     where those few lie depends on the piece. Runs that fill whole registers give each value the same bits everywhere.
     """
-    if not piece.is_contiguous():
-        raise ValueError("raise_to works on contiguous memory")
-    run = piece.new_zeros(SERIAL)
-    for part in piece.view(-1).split(SERIAL):
+    values, run = piece.contiguous(), piece.new_zeros(SERIAL)
+    for part in values.view(-1).split(SERIAL):
         run[: len(part)] = part
         signs = run.sign()
         part.copy_(run.abs_().pow_(power).mul_(signs)[: len(part)])
+    if values is not piece:
+        piece.copy_(values)
 
 
 def add_noise(piece: Tensor, box: Box, shape: Sequence[int], deviation: float, key: int) -> None:
