@@ -53,9 +53,7 @@ class Raw:
         direct = out.flags.c_contiguous and read[-1] == box[-1] and self.kept.isnative
         rows = out if direct else np.empty(extents, self.kept)
         length, offsets = stretches(read, self.shape, self.kept.itemsize)
-        flat = rows.reshape(-1).view(np.uint8).data
-        for number, offset in enumerate(offsets):
-            self.handle.read_into(flat[number * length : (number + 1) * length], self.offset + offset)
+        self.handle.read_into(rows.reshape(-1).view(np.uint8).data, length, (self.offset + at for at in offsets))
         counter.add(tiles=1, bytes_=rows.nbytes)
         if not direct:
             skip = box[-1].start - read[-1].start

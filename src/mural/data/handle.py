@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -20,21 +21,17 @@ class Handle:
     def read(self, offset: int, count: int) -> bytes:
         """That many bytes from an offset on."""
         buffer = bytearray(count)
-        self.read_into(memoryview(buffer), offset)
+        self.read_into(memoryview(buffer), count, (offset,))
         return bytes(buffer)
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer from an offset on, or raise where the file ends before."""
-        done = 0
-        file = self._begin()
+    def read_into(self, buffer: memoryview, length: int, offsets: Iterable[int]) -> None:
+        """Fill a buffer with stretches of that many bytes from these offsets on; raise where the file ends before."""
+        file, at = self._begin(), 0
         try:
-            while done < len(buffer):
-                # One call reads at most about 2 GiB, and may be interrupted.
-                got = os.preadv(file, [buffer[done : done + 2**30]], offset + done)
-                if not got:
-                    size = os.fstat(file).st_size
-                    raise EOFError(f"bytes {offset} to {offset + len(buffer)} are wanted, but the file has {size}")
-                done += got
+            for offset in offsets:
+                if os.preadv(file, [buffer[at : at + length]], offset) != length:
+                    fill(file, buffer[at : at + length], offset)
+                at += length
         finally:
             self._end()
 
@@ -63,3 +60,14 @@ class Handle:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def fill(file: int, buffer: memoryview, offset: int) -> None:
+    """Fill a buffer by as many reads as it takes: one is at most about 2 GiB, and may be interrupted."""
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(file, [buffer[done : done + 2**30]], offset + done)
+        if not got:
+            size = os.fstat(file).st_size
+            raise EOFError(f"bytes {offset} to {offset + len(buffer)} are wanted, but the file has {size}")
+        done += got

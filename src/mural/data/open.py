@@ -95,7 +95,7 @@ def open(
             raise
         raise DataError(f"{where}: {error}", str(where)) from error.__cause__
     except Exception as error:  # whatever a library raises on a file that is not what it should be
-        what = f"{where}: it cannot be opened as {form.title}: {error or type(error).__name__}"
+        what = f"{where}: it cannot be opened as {form.title}: {str(error).rstrip('.') or type(error).__name__}"
         raise DataError(f"{what}. It is truncated or damaged: copy or write it again", str(where)) from error
 
 
@@ -103,7 +103,11 @@ def chosen(path: Path, reader: str | None) -> Format:
     """The format of a file; an error where there is none that can be read."""
     if reader is not None and reader not in NAMED:
         raise DataError(f"{path}: there is no reader {reader!r}: choose one of {', '.join(NAMED)}", str(path))
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a folder above may not be entered
+        raise DataError(f"{path}: it cannot be reached: {error.strerror}. Change the permissions", str(path)) from error
+    if not there:
         raise DataError(f"{path}: there is no such file or folder", str(path))
     if path.is_dir():
         return folder_format(path, reader)
@@ -121,7 +125,7 @@ def chosen(path: Path, reader: str | None) -> Format:
         like = (
             f"it begins like a {by_head.title}: rename it, or pass reader={by_head.name!r}"
             if by_head
-            else "it is damaged, or something else"
+            else "it is damaged; or name it after what it is"
         )
         raise DataError(f"{path}: by its name it is a {by_name.title}, but its first bytes are not: {like}", str(path))
     if by_name.name == "zarr":

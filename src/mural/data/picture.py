@@ -39,10 +39,15 @@ def kind(head: bytes) -> str | None:
     return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
 
 
+def format_of(path: Path) -> str | None:
+    """Pillow's name of a file's format."""
+    with path.open("rb") as file:
+        return kind(file.read(16))
+
+
 def decoder(path: Path) -> ImageFile.ImageFile:
     """Pillow's object of a file, without its limit on the number of pixels: mural has one of its own, in bytes."""
-    with path.open("rb") as file:
-        name = kind(file.read(16))
+    name = format_of(path)
     if name is None:
         raise DataError(
             f"{path}: it does not begin like any picture of {', '.join(sorted(set(MAGIC.values())))}", str(path)
@@ -60,7 +65,7 @@ def open_picture(path: Path, options: Options) -> Held:
         raise DataError(
             f"{path}: pixels of Pillow's mode {mode!r} are not read: save it as one of {', '.join(MODES)}", str(path)
         )
-    if kind(path.open("rb").read(16)) == "PNG":
+    if format_of(path) == "PNG":
         check_chunks(path)
     name, channels = MODES[mode]
 
@@ -79,9 +84,8 @@ def check_chunks(path: Path) -> None:
         at = file.seek(8)
         while True:
             head = file.read(8)
-            if len(head) == 8:
-                at += 12 + struct.unpack(">I", head[:4])[0]
-            if len(head) < 8 or at > size:
+            at += 12 + (struct.unpack(">I", head[:4])[0] if len(head) == 8 else 0)
+            if at > size:
                 raise DataError(
                     f"{path}: its parts need {at} bytes or more, but the file has {size}: it is truncated; "
                     "copy or write it again",

@@ -97,8 +97,8 @@ class FileSource(Source):
         """The pixels of a box of that level, channels first; without a box, of all of the level."""
         checked = checked_box(self.name, box, level_of(self, level).shape)
         stored, axes = self._held.levels[level], self._held.axes
-        out = np.empty([interval.size for interval in checked], stored.dtype)
         try:
+            out = np.empty([interval.size for interval in checked], stored.dtype)
             for channels, window in axes.windows(checked, stored.shape) if out.size else ():
                 part = axes.as_stored(out[slice(*channels)], window)
                 stored.read_into(part, window, self.counter)
@@ -111,9 +111,10 @@ class FileSource(Source):
         at = f"box {pairs(box)}" + (f" of level {level}" if level else "")
         if isinstance(error, MemoryError):
             return DataError(f"{self.name}: {at} does not fit in memory: read smaller boxes", self.name, pairs(box))
+        what = str(error).rstrip(".") or type(error).__name__
         return DataError(
-            f"{self.name}: {at} cannot be read: {error or type(error).__name__}. The file is damaged there, or "
-            "changed since it was opened: copy or write it again, or leave it out",
+            f"{self.name}: {at} cannot be read: {what}. The file is damaged there, or changed since it was opened: "
+            "copy or write it again, or leave it out",
             self.name,
             pairs(box),
         )

@@ -228,7 +228,8 @@ def page_of(name: str, page: Any, key: Any, handles: Handles) -> Page:
     wanted = prod(grid(key.shaped[:-1], (1, *segment_shape(key)[:-1])))
     if min(len(offsets), len(counts)) < wanted:
         raise DataError(
-            f"{name}: page {page.index} lists {len(offsets)} tiles, but needs {wanted}: it is damaged", name
+            f"{name}: page {page.index} lists {len(offsets)} tiles, but needs {wanted}: it is damaged; write it again",
+            name,
         )
     check_segments(name, handle.path, offsets, counts)
     extra = {"jpegtables": page.jpegtables, "jpegheader": key.jpegheader} if key.compression in JPEG else {}

@@ -65,10 +65,15 @@ def open_array(path: Path, version: int, threads: int) -> ZarrArray:
         return ZarrArray.of(ts.open(spec, open=True, read=True).result())
     except ValueError as error:
         raise DataError(
-            f"{path}: tensorstore cannot open this Zarr v{version} array: {error}. The metadata are damaged, or name "
-            "a codec that it lacks: write the array again with zstd, gzip or blosc",
+            f"{path}: tensorstore cannot open this Zarr v{version} array: {short(error)}. The metadata are damaged, "
+            "or name a codec that it lacks: write the array again with zstd, gzip or blosc",
             str(path),
         ) from error
+
+
+def short(error: Exception) -> str:
+    """What tensorstore says, without the specification that it repeats."""
+    return str(error).split(" [")[0]
 
 
 def open_zarr(path: Path, options: Options) -> Held:
