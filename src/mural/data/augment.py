@@ -58,8 +58,8 @@ class Augment:
 
     def draw(self, seed: int, epoch: int, index: int, channels: int, extents: Sequence[int]) -> Drawn:
         """What happens to one sample in one epoch; every kind of change has a generator of its own."""
-        low_high = {name: getattr(self, name) for name in ("brightness", "contrast", "gamma")}
-        b, c, g = (uniform(-v, v, 1, seed, epoch, index, name)[0] for name, v in low_high.items())
+        limits = {"brightness": self.brightness, "contrast": self.contrast, "gamma": self.gamma}
+        b, c, g = (uniform(-limit, limit, 1, seed, epoch, index, name)[0] for name, limit in limits.items())
         scales = uniform(1 - self.channel_scale, 1 + self.channel_scale, channels, seed, epoch, index, "scale")
         shifts = uniform(-self.channel_shift, self.channel_shift, channels, seed, epoch, index, "shift")
         contrast = 1 + c

@@ -198,7 +198,7 @@ def sources_of(
     image = opened(sample.image, sample.name, take)
     pixels.check_channels(image)
     extents = level_of(image, level).shape[1:]
-    label = label_of(sample.target, sample.name)
+    label = label_of(sample.target)
     if label is not None:
         label = pixels.relabelled(label) if pixels.labels and not label.is_floating_point() else label
     if sample.target is None or label is not None:
