@@ -220,7 +220,7 @@ def read_counted(images: list[Path], spatial: tuple[int, ...], data: int, option
 
 
 def batch_box(loader: Loader) -> Any:
-    return loader.reader.open(0, 0).box if loader.batched(0, 0).places else ()
+    return loader.reader.open(0, 0).box
 
 
 @pytest.mark.parametrize("suffix", [".tif", ".zarr"])
@@ -236,12 +236,11 @@ def test_each_rank_decodes_its_share_and_at_most_a_row_of_tiles(
     assert torch.equal(found[0][0], pixels.float())
     for _, box, decoded in found:
         share = 2 // data * 3
-        sides = [stop - start for start, stop in box]
         aligned = [-(-stop // 16) * 16 - start // 16 * 16 for start, stop in box]
         assert decoded == share * aligned[0] * aligned[1]
-        ways = [16 * sides[1] * (spatial[0] > 1), 16 * sides[0] * (spatial[1] > 1)]
-        rim = 2 * 16 * 16  # where the row of tiles meets the image's own last tiles, which stick out
-        assert decoded <= share * (sides[0] * sides[1] + sum(ways) + 8 * sum(sides) + rim)
+        rows, columns = (208 // parts for parts in spatial)  # the file's tiles cover 208 × 208
+        row_of_tiles = 16 * columns * (spatial[0] > 1) + 16 * rows * (spatial[1] > 1)
+        assert decoded <= share * (rows * columns + row_of_tiles)
 
 
 def whole_run(images: Path, masks: Path, spatial: tuple[int, ...], skip: bool) -> Any:
@@ -273,6 +272,13 @@ def test_a_tile_that_is_damaged_raises_on_every_rank_or_is_skipped(tmp_path: Pat
     for names, summary in run_on(2, whole_run, tmp_path / "i/*.zarr", tmp_path / "m/*.tif", (2, 1), True):
         assert [Path(name).name for name in names] == ["0.zarr", "2.zarr"]
         assert "1 of 3 samples were left out" in summary
+    content = (tmp_path / "m/0.tif").read_bytes()
+    (tmp_path / "m/0.tif").write_bytes(content[: len(content) // 2])
+    texts = set(run_on(2, whole_run, tmp_path / "i/*.zarr", tmp_path / "m/*.tif", (2, 1), False))
+    assert len(texts) == 1
+    text = texts.pop()
+    assert "0.tif" in text
+    assert "truncated" in text
 
 
 def test_files_stay_open_between_steps_and_few_of_them(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import mural
 from mural.data.augment import Augment
+from mural.data.dataset import Dataset
 from mural.data.loader import Batch, Loader
 from mural.data.memory import ArraySource, ComputedSource
 from mural.data.samples import Sample
@@ -188,6 +189,18 @@ def test_placement_is_that_of_shard_and_each_rank_reads_only_its_box() -> None:
     assert [f[-1] for f in found] == [2 * 3 * 16 * 16] * 2 + [3 * 16 * 16] * 2
 
 
+def labels_lie_as_shard_puts_them(data: int, spatial: Sequence[int]) -> bool:
+    mesh = mural.init(data=data, spatial=spatial)
+    samples = [Sample(s.name, s.image, i) for i, s in enumerate(pictures(3))]
+    (batch,) = Loader(samples, mesh, batch=3).epoch(0)
+    expected = mural.shard(batch.target.full(), mesh, dims=())
+    return expected.placement == batch.target.placement and torch.equal(expected.local, batch.target.local)
+
+
+def test_labels_lie_as_shard_puts_them() -> None:
+    assert all(run_on(4, labels_lie_as_shard_puts_them, 2, (2, 1)))
+
+
 def train(samples: Any, spatial: Sequence[int], data: int, batch: int) -> list[float]:
     """Losses of a few steps of a small model on what the loader gives."""
     mesh = mural.init(spatial=spatial, data=data)
@@ -317,16 +330,18 @@ def test_images_of_two_sizes_in_one_batch_are_named() -> None:
     assert "crop=(20, 15)" in text
 
 
-def different(sizes: Sequence[int]) -> str:
+def different(options: Sequence[dict[str, Any]], counts: Sequence[int]) -> str:
     mesh = mural.init(spatial=(2, 1))
     with pytest.raises(DataError) as caught:
-        list(Loader(pictures(sizes[mesh.rank]), mesh).epoch(0))
+        list(Loader(Dataset.of(pictures(counts[mesh.rank])), mesh, **options[mesh.rank]).epoch(0))
     return str(caught.value)
 
 
 def test_ranks_that_see_different_files_are_told() -> None:
-    for text in run_on(2, different, (5, 6)):
-        assert "the ranks read different batches" in text
+    for text in run_on(2, different, ({"batch": 4}, {"batch": 4}), (5, 6)):
+        assert "the most are 6, the fewest 5" in text
+    for text in run_on(2, different, ({"batch": 4}, {"batch": 3}), (5, 5)):
+        assert "the ranks have different datasets or settings" in text
 
 
 @pytest.mark.parametrize(
@@ -475,6 +490,12 @@ def test_several_workers_read_parts_of_one_image() -> None:
     parts = sorted(box[1] for found in seen.values() for box in found)
     assert [a.stop for a in parts[:-1]] == [b.start for b in parts[1:]]
     assert len(parts) == 3
+
+
+def test_the_number_of_workers_changes_no_bit() -> None:
+    samples = pictures(2, (1100, 1000), 1)
+    found = [alone(samples, {"workers": n, "augment": EVERYTHING, "prefetch": n - 1}) for n in (1, 3)]
+    assert found[0] == found[1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -58,8 +58,8 @@ class Augment:
 
     def draw(self, seed: int, epoch: int, index: int, channels: int, extents: Sequence[int]) -> Drawn:
         """What happens to one sample in one epoch; every kind of change has a generator of its own."""
-        low_high = {name: getattr(self, name) for name in ("brightness", "contrast", "gamma")}
-        b, c, g = (uniform(-v, v, 1, seed, epoch, index, name)[0] for name, v in low_high.items())
+        limits = {"brightness": self.brightness, "contrast": self.contrast, "gamma": self.gamma}
+        b, c, g = (uniform(-limit, limit, 1, seed, epoch, index, name)[0] for name, limit in limits.items())
         scales = uniform(1 - self.channel_scale, 1 + self.channel_scale, channels, seed, epoch, index, "scale")
         shifts = uniform(-self.channel_shift, self.channel_shift, channels, seed, epoch, index, "shift")
         contrast = 1 + c
@@ -123,13 +123,13 @@ def raise_to(piece: Tensor, power: float) -> None:
     torch computes most values in vector registers and the last few one by one, and the two may differ in the last bit;
     where those few lie depends on the piece. Runs that fill whole registers give each value the same bits everywhere.
     """
-    if not piece.is_contiguous():
-        raise ValueError("raise_to works on contiguous memory")
-    run = piece.new_zeros(SERIAL)
-    for part in piece.view(-1).split(SERIAL):
+    values, run = piece.contiguous(), piece.new_zeros(SERIAL)
+    for part in values.view(-1).split(SERIAL):
         run[: len(part)] = part
         signs = run.sign()
         part.copy_(run.abs_().pow_(power).mul_(signs)[: len(part)])
+    if values is not piece:
+        piece.copy_(values)
 
 
 def add_noise(piece: Tensor, box: Box, shape: Sequence[int], deviation: float, key: int) -> None:

@@ -5,6 +5,7 @@ Texts travel only where something failed, or where a dataset names its samples n
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from mural.comm import Mesh
 from mural.data.agree import greatest, said
 from mural.data.reading import Form
 from mural.data.samples import BadSample, Samples, name_at
-from mural.data.steps import Batched, Step
+from mural.data.steps import Step
 from mural.errors import DataError
 
 GOOD, BAD, FATAL = 1, 2, 3
@@ -65,16 +66,7 @@ def exchanged(step: Step, mesh: Mesh) -> tuple[list[int], list[int], list[Form |
         if place in step.pieces:
             code = torch.tensor(step.pieces[place].form.code)
             table[place, 2:] = torch.cat([code, -code])
-    mark = torch.tensor(fingerprint(batched))
-    head = torch.cat([mark, -mark])
-    found = greatest(torch.cat([head, table.flatten()]), mesh, "data")
-    if not torch.equal(found[:3], -found[3:6]):
-        raise DataError(
-            f"the ranks read different batches (here epoch {batched.epoch}, step {batched.number}, "
-            f"samples {batched.indices[:8]}): every rank needs the same dataset, seed and batch; "
-            f"compare what the globs find on each machine"
-        )
-    table = found[6:].view(len(batched.indices), row)
+    table = greatest(table, mesh, "data")
     codes, negated = table[:, 2 : 2 + FORM], -table[:, 2 + FORM :]
     forms: list[Form | None] = []
     for state, code, other in zip(table[:, 0].tolist(), codes, negated, strict=True):
@@ -87,12 +79,19 @@ def exchanged(step: Step, mesh: Mesh) -> tuple[list[int], list[int], list[Form |
     return table[:, 0].tolist(), [mesh.world - s for s in table[:, 1].tolist()], forms
 
 
-def fingerprint(batched: Batched) -> list[int]:
-    """Three numbers that tell batches apart."""
-    total = 0
-    for index in batched.indices:
-        total = (total * 1_000_003 + index) % (2**61 - 1)
-    return [batched.epoch * 2**31 + batched.number, len(batched.indices), total]
+def check_same(samples: Samples, mesh: Mesh, settings: Sequence[int]) -> None:
+    """Raise on every rank if ranks have other samples or settings than this one. Collective."""
+    if mesh.world == 1:
+        return
+    names = "\n".join(name_at(samples, index) for index in range(len(samples)))
+    mine = torch.tensor([len(samples), zlib.crc32(names.encode()), zlib.crc32(repr(tuple(settings)).encode())])
+    found = greatest(torch.cat([mine, -mine]), mesh, "data")
+    if not torch.equal(found[:3], -found[3:]):
+        raise DataError(
+            f"the ranks have different datasets or settings (rank {mesh.rank}: {len(samples)} samples; the most are "
+            f"{int(found[0])}, the fewest {-int(found[3])}): every rank needs the same dataset, batch, seed and epoch; "
+            f"compare what the globs find on each machine"
+        )
 
 
 def names_of(step: Step, samples: Samples, mesh: Mesh) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mural.comm import Mesh
 from mural.data.augment import Augment
-from mural.data.consent import Outcome, consent
+from mural.data.consent import Outcome, check_same, consent
 from mural.data.draws import permutation
 from mural.data.pinned import Buffers, Sent
 from mural.data.pixels import MaskKind, Pixels, Scale, per_channel
@@ -124,13 +124,12 @@ class Loader:
         count = len(self.dataset)
         return permutation(count, self.seed, epoch, "order") if self.shuffle else tuple(range(count))
 
-    def batched(self, epoch: int, number: int, excluded: frozenset[int] = frozenset()) -> Batched:
-        """The samples of one batch, and which places in it this rank reads."""
-        indices = self.order(epoch)[number * self.batch : (number + 1) * self.batch]
-        cuts = Cuts.even(len(indices), self.mesh.size("data"))
-        mine = cuts.interval(self.mesh.coordinates["data"])
-        places = tuple(place for place in range(*mine) if indices[place] not in excluded)
-        return Batched(epoch, number, indices, places)
+    def batched(self, order: Sequence[int], epoch: int, number: int) -> Batched:
+        """The samples of one batch, and which places in it this rank reads: not those known to be bad."""
+        indices = tuple(order[number * self.batch : (number + 1) * self.batch])
+        mine = Cuts.even(len(indices), self.mesh.size("data")).interval(self.mesh.coordinates["data"])
+        bad = {sample.index for sample in self.bad}
+        return Batched(epoch, number, indices, tuple(p for p in range(*mine) if indices[p] not in bad))
 
     def epoch(self, number: int, start: int = 0) -> Generator[Batch]:
         """The batches of an epoch, from step `start` on: nothing of earlier ones is read. Collective.
@@ -142,22 +141,33 @@ class Loader:
         return self._epoch(number, start)
 
     def _epoch(self, epoch: int, start: int) -> Generator[Batch]:
-        excluded, found = frozenset(bad.index for bad in self.bad), start > 0
-        stop, workers = self.steps_per_epoch, Workers(self.workers)
+        order, stop, found = self.order(epoch), self.steps_per_epoch, start > 0
+        check_same(self.dataset, self.mesh, (self.batch, self.seed, self.shuffle, epoch, start))
+        workers = Workers(self.workers)
 
         def begin(number: int) -> Step:
-            return Step(self.reader, self.batched(epoch, number, excluded), workers, self.buffers, self.workers)
+            return Step(self.reader, self.batched(order, epoch, number), workers, self.buffers, self.workers)
 
         with closing(Ahead(begin, workers, start, stop, self.prefetch)) as ahead:
             for _ in range(start, stop):
-                step, waited = ahead.next()
-                outcome = consent(step, self.dataset, self.mesh)
-                self._note(outcome)
-                if outcome.form is not None:
+                if ready := self._next(ahead):
                     found = True
-                    yield self._batch(step, outcome, outcome.form, waited)
+                    yield ready.pop()  # from here on it is the training's alone, which may let go of its memory
         if not found:
             raise DataError(f"no sample could be read in epoch {epoch}: {self.summary()}")
+
+    def _next(self, ahead: Ahead) -> list[Batch]:
+        """The next batch; none where all its samples are bad."""
+        try:
+            step, waited = ahead.next()
+            outcome = consent(step, self.dataset, self.mesh)
+            self._note(outcome)
+            return [] if outcome.form is None else [self._batch(step, outcome, outcome.form, waited)]
+        except DataError:
+            raise  # on every rank
+        except BaseException as error:
+            self.mesh.transport.raised(error)  # the peers would wait for this rank
+            raise
 
     def _note(self, outcome: Outcome) -> None:
         """Raise what failed, or list it."""

@@ -48,13 +48,13 @@ class Pixels:
         """The type that images are computed in, before they become `dtype`."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
-    def scaled(self, raw: Tensor) -> Tensor:
-        """The image's values between 0 and 1, in memory of their own."""
-        values = raw.to(self.work, copy=True, memory_format=torch.contiguous_format)
-        low, high = self.limits(raw.dtype)
+    def rescale(self, values: Tensor, stored: torch.dtype) -> None:
+        """Bring an image's values, as a file of some type held them, between 0 and 1, in place."""
+        low, high = self.limits(stored)
         if low:
             values.sub_(low)
-        return values.div_(high - low) if high - low != 1 else values
+        if high - low != 1:
+            values.div_(high - low)
 
     def limits(self, dtype: torch.dtype) -> tuple[float, float]:
         """The values of a type of file that become 0 and 1."""
@@ -92,15 +92,15 @@ class Pixels:
             )
 
     def target(self, raw: Tensor, source: Source) -> Tensor:
-        """The values of a mask (C, …), as the loss takes them."""
+        """The values of a mask (C, …), checked, and with their classes replaced."""
         if self.mask == "classes" and raw.is_floating_point() and bool((raw != raw.round()).any()):
             raise DataError(
                 f"{source.name}: the mask holds fractions, which are no classes: take mask='values' to learn values",
                 source.name,
             )
         if self.labels:
-            raw = self.relabelled(raw.long() if not raw.is_floating_point() else raw)
-        return raw.to(self.target_dtype)
+            return self.relabelled(raw if raw.is_floating_point() else raw.long())
+        return raw
 
     @property
     def target_dtype(self) -> torch.dtype:

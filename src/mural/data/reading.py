@@ -22,7 +22,7 @@ from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
 from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims
 
-MOST_AT_ONCE = 2**22
+MOST_AT_ONCE = 2**20
 """Positions that one task of a worker reads at most: little memory beside the batch, and soon done when the loader is
 closed."""
 LEAST_AT_ONCE = 2**18
@@ -158,36 +158,37 @@ class Reader:
         return tasks
 
     def fill_image(self, piece: Piece, part: Box, out: Tensor) -> None:
-        """Read a box of an image's file into its place in a batch."""
-        values = read_padded(piece.image, piece.level, piece.view, part, self.pixels.scaled, self.pixels.work, 0)
-        turned = piece.view.turn.apply(values).contiguous()
-        at = piece.view.before(part)
+        """Read a box of an image's file into its place in a batch; all work is done there, without further copies."""
+        at, work = piece.view.before(part), self.pixels.work
+        place = out[(slice(None), *local(at, piece.box))]
+        values = place if out.dtype == work else torch.empty(place.shape, dtype=work)
+        raw, inside = read_turned(piece.image, piece.level, piece.view, part)
+        if inside != at:
+            values.zero_()
+        if raw is not None:
+            inner = values[(slice(None), *local(inside, at))]
+            inner.copy_(raw)
+            self.pixels.rescale(inner, raw.dtype)
         if piece.drawn is not None:
             channels = Interval(0, piece.form.channels)
-            piece.drawn.recolour(turned, (channels, *at), (piece.form.channels, *piece.form.extents))
-        self.pixels.normalise(turned)
-        out[(slice(None), *local(at, piece.box))].copy_(turned)
+            piece.drawn.recolour(values, (channels, *at), (piece.form.channels, *piece.form.extents))
+        self.pixels.normalise(values)
+        if values is not place:
+            place.copy_(values)
 
     def fill_mask(self, piece: Piece, part: Box, out: Tensor) -> None:
         """Read a box of a mask's file into its place in a batch."""
         mask = piece.mask
         if mask is None:
             return
-        values = read_padded(
-            mask,
-            piece.mask_level,
-            piece.view,
-            part,
-            lambda raw: self.pixels.target(raw, mask),
-            self.pixels.target_dtype,
-            self.pad_target,
-        )
-        turned = piece.view.turn.apply(values)
-        slices = local(piece.view.before(part), piece.box)
-        if self.pixels.mask == "channels":
-            out[(slice(None), *slices)].copy_(turned)
-        else:
-            out[slices].copy_(turned[0])
+        at = piece.view.before(part)
+        place = out[(..., *local(at, piece.box))]
+        raw, inside = read_turned(mask, piece.mask_level, piece.view, part)
+        if inside != at:
+            place.fill_(self.pad_target)
+        if raw is not None:
+            found = self.pixels.target(raw, mask)
+            place[(..., *local(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
 
 
 def sources_of(
@@ -197,7 +198,7 @@ def sources_of(
     image = opened(sample.image, sample.name, take)
     pixels.check_channels(image)
     extents = level_of(image, level).shape[1:]
-    label = label_of(sample.target, sample.name)
+    label = label_of(sample.target)
     if label is not None:
         label = pixels.relabelled(label) if pixels.labels and not label.is_floating_point() else label
     if sample.target is None or label is not None:
@@ -230,21 +231,10 @@ def local(box: Box, within: Box) -> tuple[slice, ...]:
     return tuple(slice(i.start - w.start, i.stop - w.start) for i, w in zip(box, within, strict=True))
 
 
-def read_padded(
-    source: Source,
-    level: int,
-    view: View,
-    part: Box,
-    convert: Callable[[Tensor], Tensor],
-    dtype: torch.dtype,
-    outside: float,
-) -> Tensor:
-    """A box of a file, converted, and a constant where the box sticks out of the image."""
+def read_turned(source: Source, level: int, view: View, part: Box) -> tuple[Tensor | None, Box]:
+    """What a file holds of a box, turned as the view is, and where that lies in the view: the box may stick out."""
     inside = overlap(part, whole(view.extents))
-    channels = (0, source.shape[0])
-    if inside == part:
-        return convert(source.read((channels, *part), level))
-    values = torch.full((source.shape[0], *(i.size for i in part)), outside, dtype=dtype)
-    if volume(inside):
-        values[(slice(None), *local(inside, part))] = convert(source.read((channels, *inside), level))
-    return values
+    if not volume(inside):
+        return None, ()
+    raw = source.read(((0, source.shape[0]), *inside), level)
+    return view.turn.apply(raw), view.before(inside)

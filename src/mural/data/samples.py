@@ -96,7 +96,7 @@ def opened(value: Any, name: str, opener: Opener, spatial: int = 2) -> Source:
     )
 
 
-def label_of(target: Any, name: str) -> Tensor | None:
+def label_of(target: Any) -> Tensor | None:
     """The label of a sample as a tensor () or (K,), whole numbers as int64; None where the target is not a label."""
     if isinstance(target, np.generic | np.ndarray) and target.ndim < 2:
         target = torch.from_numpy(np.array(target))

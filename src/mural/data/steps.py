@@ -13,12 +13,13 @@ from torch import Tensor
 
 from mural.data.pinned import Buffers, Sent
 from mural.data.reading import CLASS, MASK, NOTHING, Form, Piece, Reader
+from mural.data.samples import name_at
 from mural.data.source import pairs
 from mural.data.workers import Workers
 from mural.errors import DataError
 from mural.geometry import Box
 
-FATAL = (MemoryError, ImportError)
+NOT_THE_SAMPLE = (MemoryError, ImportError)
 """What says nothing about a sample: raised even where bad samples are skipped."""
 
 
@@ -72,7 +73,7 @@ class Step:
             try:
                 self.pieces[place] = self.reader.open(index, self.batched.epoch)
             except BaseException as error:
-                self._failed(place, f"sample {index}", None, error)
+                self._failed(place, name_at(self.reader.samples, index) or f"sample {index}", None, error)
         try:
             tasks = self._tasks()
         except BaseException as error:
@@ -133,7 +134,7 @@ class Step:
         hint = "" if isinstance(error, DataError) else ": the file may be damaged, or the disk: check it or replace it"
         words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{hint}"
         with self.lock:
-            self.failures.setdefault(place, Failure(f"{what}: {words}", fatal or isinstance(error, FATAL)))
+            self.failures.setdefault(place, Failure(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
 
     def send(self) -> tuple[Sent | None, Sent | None]:
         """Image and target on their way to the device, once."""
