@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +18,6 @@ from mural.comm.agree import together
 from mural.comm.launch import placement
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
-from mural.data import open as open_source
-from mural.data.samples import opened, sample_at
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError
 from mural.parallelize import parallelize
@@ -29,7 +27,7 @@ from mural.train.config import Config
 from mural.train.factory import load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
 from mural.train.meters import Meter
-from mural.train.samples import datasets, loader
+from mural.train.samples import datasets, first_shape, held_out_loader, training_loader
 from mural.train.state import restore, state_of
 
 CHECKPOINTS, RESOLVED, STATUS = "checkpoints", "config.toml", "status.json"
@@ -186,7 +184,8 @@ def start(config: Config) -> Generator[Run]:
     """The run, ready to train: samples, mesh, model, optimizer, what was saved. Collective."""
     with ExitStack() as stack:
         training, apart = datasets(config)
-        mesh, plan = joined(config, training)
+        channels, *extents = first_shape(training)
+        mesh, plan = joined(config, extents)
         config = config.with_plan(plan)
         device = device_of(config)
         with together(mesh, "the start of the run"):
@@ -196,11 +195,11 @@ def start(config: Config) -> Generator[Run]:
             if config.model.weights is not None:
                 load_weights(config.model.weights, model)
         pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed)
-        batches = stack.enter_context(closing(loader(config, training, mesh, device, 1, training=True)))
-        batches.check()
-        held_out = loader(config, apart, mesh, device, 1, training=False) if apart is not None else None
+        align = pm.inputs.align((config.data.batch, channels, *(config.data.crop or extents)))
+        batches = stack.enter_context(closing(training_loader(config, training, mesh, device, align)))
+        held_out = held_out_loader(config, apart, mesh, device, align) if apart is not None else None
         if held_out is not None:
-            stack.enter_context(closing(held_out)).check()
+            stack.enter_context(closing(held_out))
         optimizer = make_optimizer(config.optimizer, pm.parameters())
         per_epoch = -(-batches.steps_per_epoch // config.train.accumulate)
         total = config.train.steps or config.train.epochs * per_epoch
@@ -220,17 +219,14 @@ def start(config: Config) -> Generator[Run]:
         )
 
 
-def joined(config: Config, training: Any) -> tuple[Mesh, Plan]:
-    """The mesh of the ranks that run, and the plan; ranks without a plan divide the first image among them."""
+def joined(config: Config, image: Sequence[int]) -> tuple[Mesh, Plan]:
+    """The mesh of the ranks that run, and the plan; ranks without a plan divide the images among them."""
     backend = None if config.launch.backend == "auto" else config.launch.backend
     if backend is None and config.launch.device == "cpu":
         backend = "gloo"
     plan = config.plan
     if plan.devices == 1 and placement().world > 1:
-        sample = sample_at(training, 0)
-        with opened(sample.image, sample.name, open_source) as source:
-            extents = source.shape[1:]
-        mesh = init(image=extents, backend=backend)
+        mesh = init(image=image, backend=backend)
         return mesh, replace(plan, spatial=mesh.spatial)
     return init(spatial=plan.spatial or None, data=plan.data, backend=backend), plan
 

@@ -10,7 +10,9 @@ import torch
 
 from mural.comm import Mesh
 from mural.data import Augment, Dataset, Loader
-from mural.errors import ConfigError
+from mural.data import open as open_source
+from mural.data.samples import opened, sample_at
+from mural.errors import ConfigError, DataError
 from mural.train.config import Config, Files
 from mural.train.factory import called, named
 
@@ -50,17 +52,49 @@ def files(given: Files) -> Any:
     return given if isinstance(given, str) else list(given)
 
 
-def loader(config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int, training: bool) -> Loader:
-    """The batches of samples: shuffled and augmented for training; else in order, one per data rank at a time."""
+def first_shape(samples: Any) -> tuple[int, ...]:
+    """The shape (C, H, W) or (C, D, H, W) of the first image that can be opened."""
+    for index in range(len(samples)):
+        sample = sample_at(samples, index)
+        try:
+            return tuple(opened(sample.image, sample.name, open_source).shape)
+        except DataError:
+            if index == len(samples) - 1:
+                raise
+    raise ConfigError("the dataset is empty: there is nothing to train on")
+
+
+def training_loader(config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int) -> Loader:
+    """The batches to train on, with every file looked at. Collective."""
+    made = loader(config, samples, mesh, device, align, batch=config.data.batch, training=True)
+    made.check()
+    return made
+
+
+def held_out_loader(config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int) -> Loader:
+    """The held-out images in order, one for each data rank at a time where they have one size. Collective."""
+    one = loader(config, samples, mesh, device, align, batch=1, training=False)
+    facts = one.check()
+    if mesh.size("data") == 1 or facts.smallest != facts.largest:
+        return one
+    several = loader(config, samples, mesh, device, align, batch=mesh.size("data"), training=False)
+    several.bad += one.bad
+    one.close()
+    return several
+
+
+def loader(
+    config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int, *, batch: int, training: bool
+) -> Loader:
+    """The batches of samples: shuffled, cropped and augmented for training, else in order and whole."""
     data = config.data
-    augment = Augment(**asdict(config.augment)) if training else None
     return Loader(
         samples,
         mesh,
-        batch=data.batch if training else max(1, mesh.size("data")),
+        batch=batch,
         shuffle=data.shuffle and training,
         seed=config.seed,
-        augment=augment,
+        augment=Augment(**asdict(config.augment)) if training else None,
         prefetch=data.prefetch,
         workers=data.workers,
         align=align,
