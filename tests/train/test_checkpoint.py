@@ -115,6 +115,32 @@ def test_each_rank_copies_and_writes_its_share_only(tmp_path: Path) -> None:
     assert sum(sizes) < found[0][1] + 4096
 
 
+def train_beside(folder: str) -> tuple[float, bool, list[int]]:
+    """Collectives and halo exchanges of the training while both ranks' threads write and agree."""
+    grid = mural.init(spatial=(2, 1))
+    checkpoints = Checkpoints(folder, grid)
+    write = storage.write_tensor
+    with pytest.MonkeyPatch.context() as patch:
+        slow = 0.05 * dist.get_rank()
+        patch.setattr(storage, "write_tensor", lambda *a: (time.sleep(slow), write(*a))[1])
+        checkpoints.save(1, state(1), {})
+        total, image = torch.zeros(1), mural.shard(torch.ones(1, 1, 16, 16), grid)
+        beside = 0
+        for step in range(60):
+            beside += checkpoints.thread is not None and checkpoints.thread.is_alive()
+            one = torch.full((1,), float(step))
+            dist.all_reduce(one)
+            total += one
+            image = torch.nn.functional.avg_pool2d(image, 3, 1, 1, count_include_pad=False)
+        checkpoints.wait()
+    checkpoints.close()
+    return float(total), bool((image.full() - 1).abs().max() < 1e-6) and beside > 0, checkpoints.steps()
+
+
+def test_its_messages_never_meet_those_of_the_training(tmp_path: Path) -> None:
+    assert run_on(2, train_beside, str(tmp_path)) == [(60.0 * 59, True, [1])] * 2
+
+
 # --- one process -----------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from mural.errors import CheckpointError
 from mural.models import UNet
 from mural.train.checkpoint import Checkpoints
 from mural.train.export import export
+from mural.train.manifest import mural_version
 from mural.train.pieces import Piece
 from mural.train.state import state_of
 
@@ -55,7 +55,7 @@ def test_the_plain_model_loads_it(run: Path, tmp_path: Path, source: str, step: 
         assert torch.equal(model.state_dict()[name], value)
         assert model.state_dict()[name].dtype == value.dtype
     with safe_open(out, "pt") as file:
-        assert file.metadata() == {"format": "pt", "step": str(seed), "mural": version("mural")}
+        assert file.metadata() == {"format": "pt", "step": str(seed), "mural": mural_version()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "run"]
 
 

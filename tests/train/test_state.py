@@ -19,6 +19,8 @@ from torch.optim.optimizer import Optimizer
 import mural
 from mural.errors import CheckpointError
 from mural.train.checkpoint import Checkpoints
+from mural.train.manifest import Entry
+from mural.train.optimizer_state import decode_optimizer, encode_optimizer
 from mural.train.state import restore, state_of
 from ranks import run_on
 
@@ -369,3 +371,19 @@ def test_how_the_optimizer_works_is_not_restored(tmp_path: Path) -> None:
     restore(checkpoints.read(), model, optimizer)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["fused"], group["foreach"]) == (0.5, None, False)
+
+
+def test_state_returns_to_the_memory_it_was_in() -> None:
+    """NAdam keeps a product in host memory beside parameters on a GPU, ASGD keeps its count of steps on the GPU."""
+    parameter = nn.Parameter(torch.empty(3, device="meta"))  # stands for one on a GPU
+    names = {id(parameter): "w"}
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter] = {"product": torch.ones(()), "step": torch.empty((), device="meta")}
+    tensors: dict[str, Tensor] = {}
+    packed = encode_optimizer(optimizer, names, tensors)
+    assert packed["host"] == ["optimizer.state.w.product"]
+    entries = {name: Entry(tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()}
+    found = decode_optimizer(packed, torch.optim.SGD([parameter]), names, entries, {}).state[parameter]
+    assert {key: value.device.type for key, value in found.items()} == {"product": "cpu", "step": "meta"}
+    found = decode_optimizer(packed | {"host": None}, torch.optim.SGD([parameter]), names, entries, {}).state[parameter]
+    assert {key: value.device.type for key, value in found.items()} == {"product": "meta", "step": "cpu"}

@@ -19,16 +19,26 @@ from mural.train.values import decode, encode
 def encode_optimizer(optimizer: Optimizer, names: Mapping[int, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The optimizer as JSON, its tensors put into `tensors`; `names` gives a parameter's name by its identity."""
     state: dict[str, Any] = {}
+    host: list[str] = []
     for parameter, own in optimizer.state.items():
         name = names.get(id(parameter))
         if name is None:
             raise CheckpointError(f"optimizer.state has an entry for {_what(parameter)}, {_FOREIGN}")
-        state[name] = encode(dict(own), f"optimizer.state.{name}", tensors)
+        found: dict[str, Tensor] = {}
+        state[name] = encode(dict(own), f"optimizer.state.{name}", found)
+        host += [key for key, tensor in found.items() if tensor.is_cpu and not parameter.is_cpu]
+        tensors.update(found)
     groups: list[dict[str, Any]] = []
     for i, group in enumerate(optimizer.param_groups):
         options = {k: encode(v, f"optimizer.groups.{i}.{k}", tensors) for k, v in group.items() if k not in _PARAMETERS}
         groups.append({"params": _names_of(i, group, names), "options": options})
-    return {"type": type(optimizer).__name__, "state": state, "groups": groups}
+    on_host = all(parameter.is_cpu for parameter in optimizer.state)
+    return {
+        "type": type(optimizer).__name__,
+        "state": state,
+        "groups": groups,
+        "host": None if on_host else host,  # what was in host memory while its parameter was not
+    }
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ def decode_optimizer(
 ) -> Loaded:
     """What the optimizer will be set to; the tensors of it that are to be filled go into `targets`, by name."""
     _check(packed, optimizer, names)
+    host = None if packed["host"] is None else frozenset(packed["host"])
     groups: dict[str, dict[str, Any]] = {}
     parameters: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
@@ -68,7 +79,8 @@ def decode_optimizer(
 
         def fill(tensor: str, name: str = name, prefix: str = prefix, have: dict[str, Any] = have) -> Tensor:
             key = tensor.removeprefix(prefix)
-            device = _device(key, groups[name], parameters[name])
+            on_host = key == "step" if host is None else tensor in host
+            device = _device(on_host, groups[name], parameters[name])
             return targets.setdefault(tensor, _room(entries[tensor], have.get(key), device))
 
         state[parameter] = decode(own, fill)
@@ -116,10 +128,10 @@ def _check(packed: Mapping[str, Any], optimizer: Optimizer, names: Mapping[int, 
         raise CheckpointError(f"the optimizer's groups differ: {listed(faults)}")
 
 
-def _device(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    """Where a state lives: beside its parameter, but the count of steps in host memory where torch keeps it there."""
-    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
-    return torch.device("cpu") if on_host else parameter.device
+def _device(on_host: bool, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
+    """Where a state lives: beside its parameter, but in host memory where it was there, unless kernels need it."""
+    needed = group.get("capturable") or group.get("fused")
+    return torch.device("cpu") if on_host and not needed else parameter.device
 
 
 def _room(entry: Entry, have: Any, device: torch.device) -> Tensor:

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from mural.errors import CheckpointError
-from mural.geometry import whole
+from mural.geometry import overlap, volume, whole
 from mural.train.agree import Ranks, describe, told
-from mural.train.files import damages, read_manifest
+from mural.train.files import damages, read_block, read_manifest
 from mural.train.folder import step_path, steps_in
 from mural.train.manifest import Entry, Manifest
-from mural.train.pieces import Piece, as_piece
+from mural.train.pieces import Piece, as_piece, within
 from mural.train.planners import PieceLoadPlanner
 from mural.train.storage import Reader
 
@@ -88,12 +88,13 @@ class Snapshot:
         if name not in self.tensors:
             raise CheckpointError(f"{self.place} does not fit: {lacking(name, self.tensors)}")
         entry = self.tensors[name]
-        place = tuple(whole(entry.shape) if box is None else box)
-        piece = Piece(torch.empty([b - a for a, b in place], dtype=entry.dtype), entry.shape, place)
-        planner, reader = PieceLoadPlanner({name: piece}), Reader(self.place, self.manifest)
-        planner.set_up_planner({}, reader.read_metadata())
-        reader.set_up_storage_reader(planner.metadata, True)
-        reader.read_data(planner.create_local_plan(), planner).wait()
+        place = whole(entry.shape) if box is None else tuple(box)
+        piece = Piece(torch.empty([stop - start for start, stop in place], dtype=entry.dtype), entry.shape, place)
+        for block in entry.blocks:
+            common = overlap(block.box, piece.place)
+            if volume(common):
+                values = read_block(self.place, name, block, entry.dtype)
+                piece.tensor[within(common, piece.place)] = values[within(common, block.box)]
         return piece.tensor
 
     def _misfit(self, name: str, piece: Piece) -> str:

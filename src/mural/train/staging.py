@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from mural.comm.staging import Buffer, Pinned, Plain
-from mural.train.pieces import Part, Piece
+from mural.train.pieces import Part, Piece, within
 from mural.train.planners import Staged
 
 
@@ -26,8 +26,7 @@ class Staging:
         at = 0
         for part in ordered:
             piece = pieces[part.name]
-            own = tuple(slice(i.start - o.start, i.stop - o.start) for i, o in zip(part.box, piece.place, strict=True))
-            source = piece.tensor.detach()[own]
+            source = piece.tensor.detach()[within(part.box, piece.place)]
             target = memory[at : at + part.bytes].view(source.dtype).view(source.shape)
             target.copy_(source, non_blocking=True)
             staged.append(Staged(part.name, tuple(piece.shape), part.box, target))

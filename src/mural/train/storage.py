@@ -11,10 +11,10 @@ import os
 import shutil
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from mural.errors import CheckpointError
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Interval, volume
 from mural.train.files import header, read_block, read_manifest, write_tensor
 from mural.train.folder import publish, saving_path, sync_folder, write_synced
 from mural.train.manifest import NAME, Block, Entry, File, Manifest, mural_version
@@ -80,23 +80,23 @@ class Writer(StorageWriter):
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         path = self.saving / plan.storage_data
         # Wide types first: every tensor then starts at a multiple of its width, and there are no gaps.
-        items = sorted(plan.items, key=lambda item: -_dtype(item).itemsize)
+        writes = sorted(map(_described, plan.items), key=lambda write: -write.dtype.itemsize)
         try:
-            head, ranges = header({_key(item): (_dtype(item), _sizes(item)) for item in items})
+            head, ranges = header({write.key: (write.dtype, [i.size for i in write.box]) for write in writes})
             with path.open("xb") as file:
                 file.write(head)
-                crcs = [write_tensor(file, _resolved(planner, item)) for item in items]
+                crcs = [write_tensor(file, _resolved(planner, write.item)) for write in writes]
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(self.saving)
         except OSError as error:
-            raise CheckpointError(_failed(self.place / path.name, plan, error)) from error
-        meta = File(path.name, len(head) + ranges[_key(items[-1])][1], len(head), zlib.crc32(head))
+            raise CheckpointError(_failed(self.place / path.name, writes, error)) from error
+        meta = File(path.name, len(head) + ranges[writes[-1].key][1], len(head), zlib.crc32(head))
         results: list[WriteResult] = []
-        for item, crc in zip(items, crcs, strict=True):
-            start, stop = (len(head) + at for at in ranges[_key(item)])
-            block = Block(_box(item), path.name, start, stop, crc)
-            results.append(WriteResult(item.index, stop - start, Stored(meta, block)))
+        for write, crc in zip(writes, crcs, strict=True):
+            start, stop = (len(head) + at for at in ranges[write.key])
+            block = Block(write.box, path.name, start, stop, crc)
+            results.append(WriteResult(write.item.index, stop - start, Stored(meta, block)))
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -181,13 +181,23 @@ class Reader(StorageReader):
         return False
 
 
-def _failed(path: Path, plan: SavePlan, error: OSError) -> str:
-    text = f"{path} could not be written: {error.strerror}"
-    if isinstance(error, FileNotFoundError):
-        return f"{text} on {socket.gethostname()}: all ranks need to see the folder of checkpoints"
-    needed = sum(_dtype(item).itemsize * torch.Size(_sizes(item)).numel() for item in plan.items)
-    free = shutil.disk_usage(path.parent.parent).free
-    return f"{text} ({needed / 1e6:,.1f} MB to write, {free / 1e6:,.1f} MB free)"
+class _Write(NamedTuple):
+    """A block to write: its name in the file, its type, and its place."""
+
+    item: WriteItem
+    key: str
+    dtype: torch.dtype
+    box: Box
+
+
+def _described(item: WriteItem) -> _Write:
+    data = item.tensor_data
+    if data is None:
+        raise CheckpointError(f"{item.index.fqn} is no tensor: give it to the writer as one of its values")
+    box = tuple(Interval(o, o + n) for o, n in zip(data.chunk.offsets, data.chunk.sizes, strict=True))
+    # A part of a tensor is called by its place in it too.
+    part = "" if data.chunk.sizes == data.size else f"[{', '.join(f'{i.start}:{i.stop}' for i in box)}]"
+    return _Write(item, item.index.fqn + part, data.properties.dtype, box)
 
 
 def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
@@ -197,24 +207,10 @@ def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
     return found
 
 
-def _dtype(item: WriteItem) -> torch.dtype:
-    if item.tensor_data is None:
-        raise CheckpointError(f"{item.index.fqn} is no tensor: give it to the writer as one of its values")
-    return item.tensor_data.properties.dtype
-
-
-def _sizes(item: WriteItem) -> tuple[int, ...]:
-    return tuple(i.size for i in _box(item))
-
-
-def _box(item: WriteItem) -> Box:
-    chunk: Any = item.tensor_data.chunk if item.tensor_data else None
-    return tuple(Interval(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
-
-
-def _key(item: WriteItem) -> str:
-    """The name of a block in its file: that of the tensor, with its place where it is not the whole."""
-    box = _box(item)
-    if item.tensor_data and _sizes(item) == tuple(item.tensor_data.size):
-        return item.index.fqn
-    return f"{item.index.fqn}[{', '.join(f'{i.start}:{i.stop}' for i in box)}]"
+def _failed(path: Path, writes: Sequence[_Write], error: OSError) -> str:
+    text = f"{path} could not be written: {error.strerror}"
+    if isinstance(error, FileNotFoundError):
+        return f"{text} on {socket.gethostname()}: all ranks need to see the folder of checkpoints"
+    needed = sum(volume(write.box) * write.dtype.itemsize for write in writes)
+    free = shutil.disk_usage(path.parent.parent).free
+    return f"{text} ({needed / 1e6:,.1f} MB to write, {free / 1e6:,.1f} MB free)"
