@@ -19,7 +19,8 @@ import torch
 from runs import run_config, write_images
 from safetensors.torch import load_file
 
-from mural.train import Config, export
+from mural.checkpoint import export
+from mural.train import Config
 
 LIMIT = 240.0
 STEPS = 12

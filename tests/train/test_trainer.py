@@ -13,8 +13,9 @@ from runs import run_config, write_images
 from safetensors.torch import load_file
 
 import mural
+from mural.checkpoint import export
 from mural.errors import CheckpointError, ConfigError, DataError, TrainingError
-from mural.train import Config, Trainer, export
+from mural.train import Config, Trainer
 from mural.train.loop import fit_rank
 from ranks import run_on
 

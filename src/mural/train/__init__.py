@@ -1,10 +1,8 @@
 """Training runs: a configuration, the loop, checkpoints, what is seen of it."""
 
 from mural.train.check import check_run
-from mural.train.checkpoint import Checkpoints
 from mural.train.config import Config
-from mural.train.export import export
 from mural.train.loop import Trainer
 from mural.train.run import Result
 
-__all__ = ["Checkpoints", "Config", "Result", "Trainer", "check_run", "export"]
+__all__ = ["Config", "Result", "Trainer", "check_run"]

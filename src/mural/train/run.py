@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from mural.checkpoint import Checkpoints, restore, state_of
 from mural.comm import Mesh, init
 from mural.comm.agree import together
 from mural.comm.launch import placement
@@ -22,13 +23,11 @@ from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError
 from mural.parallelize import parallelize
 from mural.plan import Plan
-from mural.train.checkpoint import Checkpoints
 from mural.train.config import Config
 from mural.train.factory import load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
 from mural.train.meters import Meter
 from mural.train.samples import datasets, first_shape, held_out_loader, training_loader
-from mural.train.state import restore, state_of
 
 CHECKPOINTS, RESOLVED, STATUS = "checkpoints", "config.toml", "status.json"
 

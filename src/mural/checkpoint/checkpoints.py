@@ -21,16 +21,16 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from mural.checkpoint.agree import Ranks, describe, told
+from mural.checkpoint.folder import Lock, clean, remove, step_path, steps_in
+from mural.checkpoint.pieces import Offer, Part, Piece, as_piece, divide, offer
+from mural.checkpoint.planners import PartSavePlanner, Staged
+from mural.checkpoint.snapshot import Snapshot, open_snapshot
+from mural.checkpoint.staging import Staging
+from mural.checkpoint.storage import Writer
+from mural.checkpoint.values import check_plain
 from mural.comm import Mesh
 from mural.errors import CheckpointError
-from mural.train.agree import Ranks, describe, told
-from mural.train.folder import Lock, clean, remove, step_path, steps_in
-from mural.train.pieces import Offer, Part, Piece, as_piece, divide, offer
-from mural.train.planners import PartSavePlanner, Staged
-from mural.train.snapshot import Snapshot, open_snapshot
-from mural.train.staging import Staging
-from mural.train.storage import Writer
-from mural.train.values import check_plain
 
 
 class Checkpoints:

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+from mural.checkpoint.pieces import Piece
 from mural.geometry import Box, Interval, overlap, volume
-from mural.train.pieces import Piece
 
 
 class Staged(NamedTuple):

@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mural
-import mural.train.storage as storage
+import mural.checkpoint.storage as storage
+from mural.checkpoint.checkpoints import Checkpoints
+from mural.checkpoint.folder import step_path
+from mural.checkpoint.pieces import Piece
+from mural.checkpoint.snapshot import open_snapshot
 from mural.errors import CheckpointError
 from mural.geometry import Cuts, whole
-from mural.train.checkpoint import Checkpoints
-from mural.train.folder import step_path
-from mural.train.pieces import Piece
-from mural.train.snapshot import open_snapshot
 from ranks import run_on
 
 SHAPES = {"w": (70, 5), "v": (3, 41, 2), "s": (), "e": (0, 3), "big": (600, 1100)}
@@ -576,7 +576,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 
 def test_one_run_per_folder(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys, mural, mural.train.folder as f, mural.train.checkpoint as c\n"
+        "import sys, mural, mural.checkpoint.folder as f, mural.checkpoint.checkpoints as c\n"
         "f.Lock.__init__.__defaults__ = (0.3,)\n"
         "c.Checkpoints(sys.argv[1], mural.init())"
     )
@@ -588,7 +588,7 @@ def test_one_run_per_folder(checkpoints: Checkpoints, monkeypatch: pytest.Monkey
 
 
 def test_removal_that_fails_is_told(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mural.train.checkpoint as module
+    import mural.checkpoint.checkpoints as module
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EACCES, "Permission denied")

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mural.checkpoint.pieces import Offer, Piece, as_piece, divide, offer, split
 from mural.errors import CheckpointError, LayoutError
 from mural.geometry import Cuts, Interval, overlap, volume, whole
-from mural.train.pieces import Offer, Piece, as_piece, divide, offer, split
 
 
 def offered(name: str, shape: tuple[int, ...], box: object = None, width: int = 4) -> Offer:

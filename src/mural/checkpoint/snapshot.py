@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from mural.checkpoint.agree import Ranks, describe, told
+from mural.checkpoint.files import damages, read_block, read_manifest
+from mural.checkpoint.folder import step_path, steps_in
+from mural.checkpoint.manifest import Entry, Manifest
+from mural.checkpoint.pieces import Piece, as_piece, within
+from mural.checkpoint.planners import PieceLoadPlanner
+from mural.checkpoint.storage import Reader
 from mural.errors import CheckpointError
 from mural.geometry import overlap, volume, whole
-from mural.train.agree import Ranks, describe, told
-from mural.train.files import damages, read_block, read_manifest
-from mural.train.folder import step_path, steps_in
-from mural.train.manifest import Entry, Manifest
-from mural.train.pieces import Piece, as_piece, within
-from mural.train.planners import PieceLoadPlanner
-from mural.train.storage import Reader
 
 # Without a process group, torch warns that it takes the world to be this process: so it is.
 warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled", category=UserWarning)

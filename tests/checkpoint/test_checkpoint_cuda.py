@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import mural
+from mural.checkpoint.checkpoints import Checkpoints
+from mural.checkpoint.state import restore, state_of
 from mural.comm.staging import Pinned
-from mural.train.checkpoint import Checkpoints
-from mural.train.state import restore, state_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -17,11 +17,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 import mural
+from mural.checkpoint.checkpoints import Checkpoints
+from mural.checkpoint.manifest import Entry
+from mural.checkpoint.optimizer_state import decode_optimizer, encode_optimizer
+from mural.checkpoint.state import restore, state_of
 from mural.errors import CheckpointError
-from mural.train.checkpoint import Checkpoints
-from mural.train.manifest import Entry
-from mural.train.optimizer_state import decode_optimizer, encode_optimizer
-from mural.train.state import restore, state_of
 from ranks import run_on
 
 

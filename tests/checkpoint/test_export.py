@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import mural
+from mural.checkpoint.checkpoints import Checkpoints
+from mural.checkpoint.export import export
+from mural.checkpoint.manifest import mural_version
+from mural.checkpoint.pieces import Piece
+from mural.checkpoint.state import state_of
 from mural.errors import CheckpointError
 from mural.models import UNet
-from mural.train.checkpoint import Checkpoints
-from mural.train.export import export
-from mural.train.manifest import mural_version
-from mural.train.pieces import Piece
-from mural.train.state import state_of
 
 
 @pytest.fixture

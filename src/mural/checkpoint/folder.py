@@ -21,8 +21,8 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
+from mural.checkpoint.manifest import NAME, Damaged, Manifest
 from mural.errors import CheckpointError
-from mural.train.manifest import NAME, Damaged, Manifest
 
 LOCK_SECONDS = 10.0
 """How long to wait for a lock: a run that is being restarted may still be ending."""

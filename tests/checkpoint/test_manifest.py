@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from mural.checkpoint.manifest import Block, Damaged, Entry, File, Manifest
 from mural.geometry import Interval
-from mural.train.manifest import Block, Damaged, Entry, File, Manifest
 
 FILE = File("rank-00000.safetensors", 200, 72, 5)
 BLOCKS = (

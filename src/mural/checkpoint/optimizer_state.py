@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mural.checkpoint.manifest import Entry
+from mural.checkpoint.snapshot import lacking, listed
+from mural.checkpoint.values import decode, encode
 from mural.errors import CheckpointError
-from mural.train.manifest import Entry
-from mural.train.snapshot import lacking, listed
-from mural.train.values import decode, encode
 
 
 def encode_optimizer(optimizer: Optimizer, names: Mapping[int, str], tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import json
 import os
 from pathlib import Path
 
+from mural.checkpoint.files import header, write_tensor
+from mural.checkpoint.folder import steps_in, sync_folder
+from mural.checkpoint.manifest import CODES, mural_version
+from mural.checkpoint.snapshot import Snapshot, open_snapshot
 from mural.errors import CheckpointError
-from mural.train.files import header, write_tensor
-from mural.train.folder import steps_in, sync_folder
-from mural.train.manifest import CODES, mural_version
-from mural.train.snapshot import Snapshot, open_snapshot
 
 PREFIX = "model."
 

@@ -15,9 +15,9 @@ import torch
 from killed import STAGES, state
 
 import mural
-from mural.train.checkpoint import Checkpoints
-from mural.train.folder import steps_in
-from mural.train.snapshot import open_snapshot
+from mural.checkpoint.checkpoints import Checkpoints
+from mural.checkpoint.folder import steps_in
+from mural.checkpoint.snapshot import open_snapshot
 
 SCRIPT = Path(__file__).with_name("killed.py")
 

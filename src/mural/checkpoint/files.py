@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from mural.checkpoint.manifest import CODES, NAME, Block, Damaged, File, Manifest
 from mural.errors import CheckpointError
-from mural.train.manifest import CODES, NAME, Block, Damaged, File, Manifest
 
 
 def header(

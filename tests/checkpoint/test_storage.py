@@ -13,9 +13,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from mural.train.files import as_bytes, damages, header, read_manifest, write_tensor
-from mural.train.manifest import DTYPES, Damaged
-from mural.train.storage import Reader, Writer
+from mural.checkpoint.files import as_bytes, damages, header, read_manifest, write_tensor
+from mural.checkpoint.manifest import DTYPES, Damaged
+from mural.checkpoint.storage import Reader, Writer
 
 
 def some(dtype: torch.dtype, *shape: int) -> Tensor:

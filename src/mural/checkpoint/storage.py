@@ -29,12 +29,12 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from mural.checkpoint.files import header, read_block, read_manifest, write_tensor
+from mural.checkpoint.folder import publish, saving_path, sync_folder, write_synced
+from mural.checkpoint.manifest import NAME, Block, Entry, File, Manifest, mural_version
+from mural.checkpoint.planners import offsets
 from mural.errors import CheckpointError
 from mural.geometry import Box, Interval, volume
-from mural.train.files import header, read_block, read_manifest, write_tensor
-from mural.train.folder import publish, saving_path, sync_folder, write_synced
-from mural.train.manifest import NAME, Block, Entry, File, Manifest, mural_version
-from mural.train.planners import offsets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from mural.checkpoint.pieces import Part, Piece, within
+from mural.checkpoint.planners import Staged
 from mural.comm.staging import Buffer, Pinned, Plain
-from mural.train.pieces import Part, Piece, within
-from mural.train.planners import Staged
 
 
 class Staging:

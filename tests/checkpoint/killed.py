@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mural
-import mural.train.checkpoint as checkpoint
-import mural.train.folder as folder
-import mural.train.storage as storage
-from mural.train.checkpoint import Checkpoints
-from mural.train.files import as_bytes
+import mural.checkpoint.checkpoints as checkpoint
+import mural.checkpoint.folder as folder
+import mural.checkpoint.storage as storage
+from mural.checkpoint.checkpoints import Checkpoints
+from mural.checkpoint.files import as_bytes
 
 
 def state(step: int, rows: int = 500) -> dict[str, Tensor]:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer
+from mural.checkpoint.snapshot import Snapshot, lacking, listed
+from mural.checkpoint.values import decode, encode
 from mural.errors import CheckpointError
-from mural.train.optimizer_state import Loaded, decode_optimizer, encode_optimizer
-from mural.train.snapshot import Snapshot, lacking, listed
-from mural.train.values import decode, encode
 
 
 class Stateful(Protocol):
