@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from context.scene import DARK, PALE_DARK, SPACING, SPREAD, Question, Scene
 from torch import Tensor
 from torch.nn import functional as F
 
+from context.cases import Arm
+from context.scene import DARK, PALE_DARK, SPACING, SPREAD, Question, Scene
 from mural.models import UNet
 
 EDGES = (32, 64, 128, 256)
@@ -128,17 +129,30 @@ def distances(scene: Scene) -> Tensor:
     return torch.where(scene.lobule >= 0, torch.stack(missed).sum(0), -1)
 
 
-def best(scene: Scene, question: Question, patch: int, depth: int, far: Tensor) -> dict[str, Any]:
-    """The observer's accuracy over all nucleus pixels, and by distance from the hilum, as `distances` gives it."""
-    covered = scene.lobule >= 0
-    if question == "own":
+def balanced(right: Tensor, answer: Tensor) -> float | None:
+    """The mean of the two kinds' own means: one half for a constant guess, however many there are of each.
+
+    >>> balanced(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([1, 1, 1, 2]))
+    0.5
+    """
+    kinds = [right[answer == kind] for kind in (1, 2)]
+    return None if any(kind.numel() == 0 for kind in kinds) else float(sum(kind.mean() for kind in kinds) / 2)
+
+
+def accuracies(right: Tensor, answer: Tensor, far: Tensor) -> dict[str, Any]:
+    """The balanced accuracy on all pixels of nuclei, and by distance from the hilum, as `distances` gives it."""
+    bins = [far == k for k in range(len(EDGES) + 1)]
+    return {
+        "accuracy": balanced(right, answer),
+        "by_distance": [balanced(right[here], answer[here]) for here in bins],
+    }
+
+
+def best(scene: Scene, arm: Arm, far: Tensor) -> dict[str, Any]:
+    """The observer's accuracies."""
+    if arm.question == "own":
         # A single number decides: the density, against the middle of two equal normal distributions.
         sure = 0.5 * (1 + math.erf((PALE_DARK[1] - PALE_DARK[0]) / 2 / SPREAD / math.sqrt(2)))
         return {"accuracy": sure, "by_distance": [sure] * (len(EDGES) + 1)}
-    size = scene.image.shape[1]
-    chance = shown(scene, question, windows(size, patch, reach(depth)))
-    bins = [chance[far == k] for k in range(len(EDGES) + 1)]
-    return {
-        "accuracy": float(chance[covered].mean()),
-        "by_distance": [float(b.mean()) if b.numel() else None for b in bins],
-    }
+    seen = windows(scene.image.shape[1], arm.patch, reach(arm.depth))
+    return accuracies(shown(scene, arm.question, seen), scene.answer(arm.question), far)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from context.bounds import EDGES, starts
-from context.scene import CLASSES, Question, Scene
-from context.training import cut, pixels
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from context.bounds import accuracies, starts
+from context.scene import CLASSES, Question, Scene
+from context.training import cut, pixels
 
 AT_ONCE = 2**22
 """Pixels that go through the model together."""
@@ -50,15 +51,10 @@ def on_tiles(model: nn.Module, images: Tensor, patch: int) -> Tensor:
 
 
 def scored(chance: Tensor, scene: Scene, question: Question, far: Tensor) -> dict[str, Any]:
-    """Accuracy on the pixels of nuclei (which of the two kinds?), also by distance, and the mean IoU of the classes."""
+    """Balanced accuracies on the pixels of nuclei (which of the two kinds?), and the mean IoU of the three classes."""
     target = scene.answer(question).long()
     right = (chance[:, 1:].argmax(1) + 1 == target).float()
     label = chance.argmax(1)
     table = torch.bincount((target * CLASSES + label).flatten(), minlength=CLASSES**2).view(CLASSES, CLASSES).double()
     overlap = table.diagonal() / (table.sum(0) + table.sum(1) - table.diagonal()).clamp_min(1)
-    bins = [right[far == k] for k in range(len(EDGES) + 1)]
-    return {
-        "accuracy": float(right[target > 0].mean()),
-        "by_distance": [float(b.mean()) if b.numel() else None for b in bins],
-        "iou": float(overlap.mean()),
-    }
+    return accuracies(right, target, far) | {"iou": float(overlap.mean())}

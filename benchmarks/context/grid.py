@@ -9,28 +9,28 @@ from __future__ import annotations
 import base64
 import multiprocessing
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from statistics import fmean
 
 import torch
-from context.bounds import best, distances
-from context.cases import Run, Settings
-from context.evaluation import on_tiles, on_whole, scored
-from context.scene import Scene, scenes
-from context.training import Engine, Training, take
 from harness.results import Log, Record
 from torch import Tensor
 
 import mural
+from context.bounds import best, distances
+from context.cases import Arm, Run, Settings
+from context.evaluation import on_tiles, on_whole, scored
+from context.scene import Scene, scenes
+from context.training import Engine, Training, take
 
 POINTS = 30
 """Points of a loss curve that are kept."""
 PICTURED, PICTURES = 1, 6
-"""The seed whose predictions are kept, and for how many of the test images: at half the resolution."""
+"""The seed whose predictions are kept, and of how many test images: at half the resolution, with the largest model."""
 POOL, VALIDATION, TEST = 1, 2, 3
 """Seeds of the three sets of images."""
 
@@ -75,9 +75,9 @@ class Bench:
         return records
 
     def judge(self, training: Training) -> Record:
-        """The scores of a trained model, run whole and, for a patch, in tiles; its loss curve; sometimes its picture."""
+        """The scores of a model, run whole and, for a patch, in tiles; its loss curve; for one seed its pictures."""
         run, model = training.run, training.model.eval()
-        sets = {"test": TEST} if run.seed else {"test": TEST, "validation": VALIDATION}
+        sets = {"test": TEST, "validation": VALIDATION} if run.seed < self.settings.tries else {"test": TEST}
         parts = training.losses.chunk(POINTS)
         found: Record = {"case": run.encode(), "losses": [float(part.mean()) for part in parts]}
         for name, seed in sets.items():
@@ -86,15 +86,14 @@ class Bench:
             if run.patch < self.settings.size:
                 chances["tiles"] = on_tiles(model, scene.image, run.patch)
             found[name] = {way: scored(chance, scene, run.question, far) for way, chance in chances.items()}
-            if run.seed == PICTURED and run.depth == max(self.settings.depths):
+            if name == "test" and run.seed == PICTURED and run.depth == self.settings.deepest:
                 found["pictures"] = {way: packed(chance.argmax(1)[:PICTURES]) for way, chance in chances.items()}
         return found
 
-    def bound(self, question: Any, depth: int, patch: int) -> Record:
+    def bound(self, arm: Arm) -> Record:
         """The best that anybody can do on the test images with that patch and receptive field."""
         scene, far = self.judged[TEST]
-        about = {"question": question, "depth": depth, "patch": patch}
-        return {"case": about} | best(scene, question, patch, depth, far)
+        return {"case": arm.encode()} | best(scene, arm, far)
 
 
 def packed(labels: Tensor) -> str:
@@ -113,20 +112,24 @@ def unpacked(text: str, size: int) -> Tensor:
 
 
 def sweep(settings: Settings) -> list[Run]:
-    """Every arm with every learning rate, one seed."""
-    arms = product(settings.questions, settings.depths, settings.patches, settings.rates)
-    return [Run(*arm, seed=0) for arm in arms]
+    """Every arm with every learning rate, and the first seeds."""
+    tries = product(settings.arms, range(settings.tries), settings.rates)
+    return [Run(arm.question, arm.depth, arm.patch, rate, seed) for arm, seed, rate in tries]
 
 
-def chosen(records: Iterable[Record]) -> list[Run]:
-    """Every arm with the learning rate that did best on the validation images, run whole or in tiles."""
-    best_of: dict[tuple[Any, ...], tuple[float, Run]] = {}
+def merit(record: Record) -> float:
+    """How well a run did on the validation images: run whole or in tiles, whichever suits it better."""
+    return max(way["accuracy"] for way in record["validation"].values())
+
+
+def chosen(settings: Settings, records: Sequence[Record]) -> dict[Arm, float]:
+    """For every arm that was tried, the learning rate with the best mean on the validation images."""
+    found: dict[Arm, dict[float, list[float]]] = {}
     for record in records:
         run = Run(**record["case"])
-        accuracy = max(way["accuracy"] for way in record["validation"].values())
-        arm = (run.question, run.depth, run.patch)
-        best_of[arm] = max(best_of.get(arm, (-1.0, run)), (accuracy, run), key=lambda pair: pair[0])
-    return [run for _, run in best_of.values()]
+        if run.seed < settings.tries:
+            found.setdefault(run.arm, {}).setdefault(run.rate, []).append(merit(record))
+    return {arm: max(rates, key=lambda rate: fmean(rates[rate])) for arm, rates in found.items()}
 
 
 def groups_of(runs: Sequence[Run], count: int) -> list[Sequence[Run]]:
@@ -140,7 +143,7 @@ _bench: Bench | None = None
 def _enter(settings: Settings, device: str) -> None:
     global _bench
     torch.set_num_threads(1)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     _bench = Bench(settings, torch.device(device))
 
 
@@ -177,19 +180,19 @@ def measure(settings: Settings, device: str, log: Log) -> None:
     """Run everything: bounds, the sweep, and then seed after seed, so that what is cut off is whole seeds."""
     bench = Bench(settings, torch.device(device))
     train = spread(bench, log)
-    for about in product(settings.questions, settings.depths, settings.patches):
-        log.write("bound", **bench.bound(*about))
+    for arm in settings.arms:
+        log.write("bound", **bench.bound(arm))
     known = [r for r in log.records if r["kind"] == "run"]
-    wanted = [run for run in sweep(settings) if all(r["case"] != run.encode() for r in known)]
-    for group in train(wanted):
-        known += [log.write("run", **record) for record in group]
-        tell(log, group)
-    arms = chosen(known)
-    later = [replace(run, seed=seed) for seed in range(1, settings.seeds) for run in arms]
-    for group in train([run for run in later if all(r["case"] != run.encode() for r in known)]):
-        for record in group:
-            log.write("run", **record)
-        tell(log, group)
+
+    def through(runs: Sequence[Run]) -> None:
+        for group in train([run for run in runs if all(r["case"] != run.encode() for r in known)]):
+            known.extend(log.write("run", **record) for record in group)
+            tell(log, group)
+
+    through(sweep(settings))
+    rates = chosen(settings, known)
+    later = product(range(settings.tries, settings.seeds), rates.items())
+    through([Run(arm.question, arm.depth, arm.patch, rate, seed) for seed, (arm, rate) in later])
 
 
 def tell(log: Log, group: Sequence[Record]) -> None:

@@ -12,20 +12,21 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from context import grid, same
-from context.bounds import EDGES, reach
-from context.cases import QUICK, SAME, Run, Settings
 from harness.options import DEVICES, device_of
 from harness.results import Log, collect
 
+from context import grid, same
+from context.bounds import EDGES, reach
+from context.cases import QUICK, SAME, Run, Settings
+
 HERE = Path(__file__).resolve().parent
-NUMBERS = ("steps", "images", "width", "pool", "seeds", "together", "workers")
+NUMBERS = ("steps", "images", "width", "pool", "tries", "seeds", "together", "workers")
 
 
 def arguments() -> argparse.Namespace:
@@ -42,8 +43,6 @@ def arguments() -> argparse.Namespace:
     for name in NUMBERS:
         default = getattr(Settings(), name)
         parser.add_argument(f"--{name}", type=int, help=f"{default} by default")
-    parser.add_argument("--questions", help=f"of {', '.join(Settings().questions)}")
-    parser.add_argument("--depths", help=f"{Settings().depths} by default")
     return parser.parse_args()
 
 
@@ -51,14 +50,10 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """The settings that were asked for."""
     base = QUICK if options.quick else Settings()
     given = {name: getattr(options, name) for name in NUMBERS if getattr(options, name) is not None}
-    if options.questions:
-        given["questions"] = tuple(options.questions.split(","))
-    if options.depths:
-        given["depths"] = tuple(int(depth) for depth in options.depths.split(","))
     return replace(base, **given)
 
 
-def facts(settings: Settings, device: str) -> dict[str, object]:
+def facts(device: str) -> dict[str, object]:
     """What this runs with."""
     cuda = device == "cuda"
     return {
@@ -86,11 +81,12 @@ def main() -> None:
     torch.set_num_threads(1)
     device, settings = device_of(options), settings_of(options)
     log = Log("context", options.output, options.known, options.minutes)
-    log.write("versions", **facts(settings, device))
-    log.write("settings", **asdict(settings), edges=EDGES, reach={d: reach(d) for d in settings.depths})
-    if options.same or options.quick:
-        toy = replace(SAME, size=64, width=2, steps=3) if options.quick else SAME
-        same.compare(toy, Run("hilum", 3 if options.quick else 5, toy.size, 2e-3, 0), device, log)
+    log.write("versions", **facts(device))
+    log.write("settings", **asdict(settings), edges=EDGES, reach={arm.depth: reach(arm.depth) for arm in settings.arms})
+    if options.quick:
+        same.compare(replace(SAME, size=64, width=2, steps=3), Run("hilum", 2, 64, 2e-3, 0), device, ["2 ranks"], log)
+    elif options.same:
+        same.compare(SAME, Run("hilum", 5, SAME.size, 2e-3, 0), device, list(same.GRIDS), log)
     if not options.same:
         grid.measure(settings, device, log)
     log.say("finished")

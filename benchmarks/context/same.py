@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from context.cases import Run, Settings
-from context.scene import scenes
-from context.training import Engine, Training, take
 from harness.results import Log
 
 import mural
+from context.cases import Run, Settings
+from context.scene import scenes
+from context.training import Engine, Training, take
 from mural.comm.launch import run_local
 
 GRIDS: dict[str, tuple[int, int]] = {"1 rank": (1, 1), "2 ranks": (2, 1), "4 ranks": (2, 2)}
@@ -37,16 +39,18 @@ def rank_process(rank: int, settings: Settings, run: Run, device: str, name: str
         (Path(folder) / f"{name}.json").write_text(json.dumps(found))
 
 
-def compare(settings: Settings, run: Run, device: str, log: Log) -> None:
-    """Train once in plain torch and once on each grid, and write each curve with its distance from the plain one."""
+def compare(settings: Settings, run: Run, device: str, names: Sequence[str], log: Log) -> None:
+    """Train in plain torch and on each of these grids, and write each curve with its distance from the plain one."""
     losses, parameters = trained(settings, run, device, None)
     about = {"case": run.encode(), "steps": settings.steps, "size": settings.size, "images": settings.images}
     log.write("curve", name="plain torch", losses=losses, **about)
     with tempfile.TemporaryDirectory(prefix="mural-") as folder:
         torch.save(parameters, Path(folder) / "plain.pt")
-        for name, grid in GRIDS.items():
-            run_local(rank_process, grid[0] * grid[1], settings, run, device, name, folder)
+        for name in names:
+            run_local(rank_process, math.prod(GRIDS[name]), settings, run, device, name, folder)
             found = json.loads((Path(folder) / f"{name}.json").read_text())
             apart = max(abs(a - b) / abs(b) for a, b in zip(found["losses"], losses, strict=True))
             log.write("curve", name=name, difference=apart, **found, **about)
-            log.say(f"{name}: losses differ by {apart:.1e}, parameters by {found['parameters']:.1e}, relative to plain torch")
+            log.say(
+                f"{name}: losses differ by {apart:.1e}, parameters by {found['parameters']:.1e}, relative to plain torch"
+            )

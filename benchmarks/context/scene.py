@@ -1,4 +1,4 @@
-"""Generated tissue with three questions about its nuclei: one is answered nearby, two far away.
+r"""Generated tissue with three questions about its nuclei: one is answered nearby, two far away.
 
 An image holds round lobules, each inside a thin capsule, each full of nuclei. One short stretch of a capsule, its
 hilum, is stained red or blue; the rest is grey. A nucleus is dark or pale, and a lobule of grade 2 has more dark ones.
@@ -37,7 +37,7 @@ MOST = 3
 DARK = (0.42, 0.58)
 """The share of dark nuclei in lobules of grade 1 and 2."""
 PALE_DARK, SPREAD = (0.65, 0.95), 0.08
-"""How much dye pale and dark nuclei take on average, and the deviation from nucleus to nucleus: the two kinds overlap."""
+"""How much dye pale and dark nuclei take on average, and the deviation among them: the two kinds overlap."""
 CAPSULE, HILUM = 1.5, 4.0
 """Half the thickness of a capsule, and of its hilum."""
 ANGLE = 0.45
@@ -72,7 +72,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Lobules:
-    """Where the lobules of each image are: a lattice of `count` × `count`, one lobule per cell, MOST² columns of values."""
+    """Where the lobules of each image are: one in each cell of a lattice of `count` × `count`; MOST² columns of values."""
 
     size: int
     count: Tensor  # (N,)
@@ -81,7 +81,7 @@ class Lobules:
     phase: Tensor  # (N, MOST², 3) of the outline's waves, and of the hilum
 
     def at(self, down: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The number of the lobule whose cell holds each point (N, …); how deep inside its capsule the point lies; whether towards the hilum."""
+        """Of each point (N, …): its cell's lobule, how deep it lies inside the capsule, and whether towards the hilum."""
         like = (-1, *(1,) * (down.dim() - 1))
         cell = self.size / self.count.view(like)
         row, column = (torch.clamp(p / cell, max=MOST - 1e-4).floor() for p in (down, right))
@@ -94,7 +94,9 @@ class Lobules:
         y = down - (row + 0.5 + of(self.shift[..., 0])) * cell
         x = right - (column + 0.5 + of(self.shift[..., 1])) * cell
         angle = torch.atan2(y, x)
-        wave = 0.05 * torch.sin(3 * angle + of(self.phase[..., 0])) + 0.03 * torch.sin(5 * angle + of(self.phase[..., 1]))
+        wave = 0.05 * torch.sin(3 * angle + of(self.phase[..., 0])) + 0.03 * torch.sin(
+            5 * angle + of(self.phase[..., 1])
+        )
         towards = torch.cos(angle - of(self.phase[..., 2])) > math.cos(ANGLE)
         return number, of(self.radius) * cell * (1 + wave) - torch.hypot(y, x), towards
 
@@ -145,7 +147,7 @@ def scenes(count: int, size: int, seed: int, device: torch.device, chunk: int = 
 
 def _parts(count: int, size: int, seed: int, device: torch.device, chunk: int) -> Iterator[Scene]:
     for number, first in enumerate(range(0, count, chunk)):
-        # Where things are is drawn on the CPU: the same on every device. The noise of the pixels is drawn where it is used.
+        # Where things are is drawn on the CPU: the same on every device. Noise is drawn where the pixels are.
         draw = torch.Generator().manual_seed(1_000_003 * seed + number)
         yield render(min(chunk, count - first), size, draw, device)
 
@@ -202,5 +204,5 @@ def paint(lobules: Lobules, nuclei: Nuclei, blue: Tensor, grade: Tensor, noise: 
     light = torch.exp(-ink) + 0.06 * torch.randn(ink.shape, generator=noise, device=device)
     image = (255 * light.clamp(0, 1)).to(torch.uint8)
     centre = torch.stack([nuclei.down, nuclei.right], -1).long().clamp_max(size - 1)
-    ids = (v.to(torch.int8) for v in (lobule, hilum, nuclei.owner))
-    return Scene(image, answers, *ids, centre, nuclei.density)
+    lobule, hilum, owner = (v.to(torch.int8) for v in (lobule, hilum, nuclei.owner))
+    return Scene(image, answers, lobule, hilum, owner, centre, nuclei.density)

@@ -1,4 +1,4 @@
-"""One training, in steps that stay on the device: the same lines whatever the patch, captured as a CUDA graph on a GPU."""
+"""One training, in steps that stay on the device: the same lines whatever the patch, a captured graph on a GPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from context.cases import Run, Settings
-from context.scene import CLASSES, Scene
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mural
+from context.cases import Run, Settings
+from context.scene import CLASSES, Scene
 from mural.models import UNet
 
 WARM = 3
@@ -69,7 +69,7 @@ def pixels(image: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Engine:
-    """How steps are taken: in which precision, on which mesh (none: plain torch), replayed from a captured graph or not."""
+    """How steps are taken: precision, mesh (none: plain torch), and whether they are replayed from a captured graph."""
 
     dtype: torch.dtype = torch.float32
     autocast: bool = False
@@ -84,12 +84,12 @@ class Training:
         device = scene.image.device
         self.run, self.engine, self.device = run, engine, device
         self.images, self.labels = scene.image, scene.answer(run.question)
-        model = build(settings, run.depth, run.seed)
-        self.model = model.to(device, engine.dtype, memory_format=torch.channels_last)
+        model = build(settings, run.depth, run.seed).to(device, engine.dtype)
+        self.model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.picks = picks(settings, run).to(device)
         self.rates = schedule(settings.steps, run.rate).to(device)
         self.weight = torch.tensor(WEIGHT, dtype=engine.dtype, device=device)
-        # A tensor, so that a replayed step reads what the schedule wrote; Adam keeps it out of its own arithmetic otherwise.
+        # A tensor, so that a replayed step reads what the schedule wrote.
         self.rate = torch.tensor(run.rate, dtype=torch.float32, device=device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=self.rate, weight_decay=1e-4, capturable=device.type == "cuda"
@@ -117,7 +117,7 @@ class Training:
         self.number += 1
 
     def ready(self) -> Callable[[], None]:
-        """A call that takes one step. With capture the first steps are taken here, and the call replays a captured one."""
+        """A call that takes one step. With capture, the first few are taken here, and the call replays one."""
         self.model.train()
         if not self.engine.capture:
             return self.step
