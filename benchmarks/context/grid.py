@@ -29,8 +29,6 @@ from context.training import Engine, Training, take
 
 POINTS = 30
 """Points of a loss curve that are kept."""
-PICTURED, PICTURES = 1, 6
-"""The seed whose predictions are kept, and of how many test images: at half the resolution, with the largest model."""
 POOL, VALIDATION, TEST = 1, 2, 3
 """Seeds of the three sets of images."""
 
@@ -75,7 +73,7 @@ class Bench:
         return records
 
     def judge(self, training: Training) -> Record:
-        """The scores of a model, run whole and, for a patch, in tiles; its loss curve; for one seed its pictures."""
+        """The scores of a model, run whole and, for a patch, in tiles; its loss curve; of one seed also pictures."""
         run, model = training.run, training.model.eval()
         sets = {"test": TEST, "validation": VALIDATION} if run.seed < self.settings.tries else {"test": TEST}
         parts = training.losses.chunk(POINTS)
@@ -86,14 +84,21 @@ class Bench:
             if run.patch < self.settings.size:
                 chances["tiles"] = on_tiles(model, scene.image, run.patch)
             found[name] = {way: scored(chance, scene, run.question, far) for way, chance in chances.items()}
-            if name == "test" and run.seed == PICTURED and run.depth == self.settings.deepest:
-                found["pictures"] = {way: packed(chance.argmax(1)[:PICTURES]) for way, chance in chances.items()}
+            if name == "test" and run.seed == self.settings.tries and run.depth == self.settings.deepest:
+                picks = pictured(scene)
+                found["pictures"] = {way: packed(chance.argmax(1)[picks]) for way, chance in chances.items()}
         return found
 
     def bound(self, arm: Arm) -> Record:
         """The best that anybody can do on the test images with that patch and receptive field."""
         scene, far = self.judged[TEST]
         return {"case": arm.encode()} | best(scene, arm, far)
+
+
+def pictured(scene: Scene) -> list[int]:
+    """Which images to show: the first of one lobule, and the first of several."""
+    alone = [int((lobule.unique() >= 0).sum()) == 1 for lobule in scene.lobule]
+    return [alone.index(kind) if kind in alone else 0 for kind in (True, False)]
 
 
 def packed(labels: Tensor) -> str:

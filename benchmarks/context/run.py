@@ -82,12 +82,13 @@ def main() -> None:
     device, settings = device_of(options), settings_of(options)
     log = Log("context", options.output, options.known, options.minutes)
     log.write("versions", **facts(device))
-    log.write("settings", **asdict(settings), edges=EDGES, reach={arm.depth: reach(arm.depth) for arm in settings.arms})
     if options.quick:
         same.compare(replace(SAME, size=64, width=2, steps=3), Run("hilum", 2, 64, 2e-3, 0), device, ["2 ranks"], log)
     elif options.same:
         same.compare(SAME, Run("hilum", 5, SAME.size, 2e-3, 0), device, list(same.GRIDS), log)
     if not options.same:
+        reaches = {arm.depth: reach(arm.depth) for arm in settings.arms}
+        log.write("settings", **asdict(settings), edges=EDGES, reach=reaches)
         grid.measure(settings, device, log)
     log.say("finished")
 

@@ -51,6 +51,4 @@ def compare(settings: Settings, run: Run, device: str, names: Sequence[str], log
             found = json.loads((Path(folder) / f"{name}.json").read_text())
             apart = max(abs(a - b) / abs(b) for a, b in zip(found["losses"], losses, strict=True))
             log.write("curve", name=name, difference=apart, **found, **about)
-            log.say(
-                f"{name}: losses differ by {apart:.1e}, parameters by {found['parameters']:.1e}, relative to plain torch"
-            )
+            log.say(f"{name}: off plain torch by {apart:.1e} (losses), {found['parameters']:.1e} (parameters)")

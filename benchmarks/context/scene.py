@@ -72,7 +72,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Lobules:
-    """Where the lobules of each image are: one in each cell of a lattice of `count` × `count`; MOST² columns of values."""
+    """Where the lobules of each image are: one in each cell of a lattice of `count` × `count`, of MOST² at most."""
 
     size: int
     count: Tensor  # (N,)
@@ -81,7 +81,7 @@ class Lobules:
     phase: Tensor  # (N, MOST², 3) of the outline's waves, and of the hilum
 
     def at(self, down: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each point (N, …): its cell's lobule, how deep it lies inside the capsule, and whether towards the hilum."""
+        """Of each point (N, …): its cell's lobule, how deep it lies inside the capsule, whether towards the hilum."""
         like = (-1, *(1,) * (down.dim() - 1))
         cell = self.size / self.count.view(like)
         row, column = (torch.clamp(p / cell, max=MOST - 1e-4).floor() for p in (down, right))
@@ -94,10 +94,9 @@ class Lobules:
         y = down - (row + 0.5 + of(self.shift[..., 0])) * cell
         x = right - (column + 0.5 + of(self.shift[..., 1])) * cell
         angle = torch.atan2(y, x)
-        wave = 0.05 * torch.sin(3 * angle + of(self.phase[..., 0])) + 0.03 * torch.sin(
-            5 * angle + of(self.phase[..., 1])
-        )
-        towards = torch.cos(angle - of(self.phase[..., 2])) > math.cos(ANGLE)
+        three, five, hilum = (of(self.phase[..., k]) for k in range(3))
+        wave = 0.05 * torch.sin(3 * angle + three) + 0.03 * torch.sin(5 * angle + five)
+        towards = torch.cos(angle - hilum) > math.cos(ANGLE)
         return number, of(self.radius) * cell * (1 + wave) - torch.hypot(y, x), towards
 
 
