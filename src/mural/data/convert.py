@@ -22,7 +22,7 @@ from mural.data.downsample import halve, pyramid, scales
 from mural.data.dtypes import Array, numpy_dtype, to_array
 from mural.data.nifti import is_gzip
 from mural.data.open import open as open_source
-from mural.data.output import Output, kind_of
+from mural.data.output import Output, kind_of, unwritable
 from mural.data.pool import each
 from mural.data.source import Source
 from mural.data.tiff_write import pages_of, write_tiff
@@ -93,9 +93,9 @@ def convert(
     path = Path(out).expanduser()
     kind = kind_of(path)
     output = Output(path, overwrite)
-    output.begin()
     done = Done(progress)
     try:
+        output.begin()
         with reading(source, path.parent) as image:
             if kind == "zarr":
                 plan = planned(str(path), image, chunks, shard, levels, labels, len(image.shape) - 1)
@@ -108,10 +108,10 @@ def convert(
                 plan = planned(str(path), image, unit, None, levels, labels, 2)
                 convert_tiff(image, output, plan, unit, count_of(workers), done)
         output.finish()
-    except OSError as error:
-        raise DataError(
-            f"{path}: it cannot be written: {error}. Make room, or choose another folder", str(path)
-        ) from error
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:  # tensorstore raises ValueError for whatever the system refuses
+        raise unwritable(path, error) from error
     finally:
         output.abandon()
     return path

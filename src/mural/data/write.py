@@ -26,7 +26,7 @@ from mural.comm import Mesh
 from mural.data.blocks import Index, tile_at, touched, within
 from mural.data.dtypes import Array, numpy_dtype, to_array, torch_dtype
 from mural.data.gather import settle
-from mural.data.output import Output, kind_of
+from mural.data.output import Output, kind_of, unwritable
 from mural.data.rims import Rims
 from mural.data.source import Box, checked_box, pairs
 from mural.data.stores import Store, TiffStore, ZarrStore
@@ -77,7 +77,7 @@ class Writer:
         try:
             self._put(place, to_array(tensor))
         except (OSError, ValueError) as error:
-            raise self._unwritable(place, error) from error
+            raise unwritable(self.path, error, f"box {pairs(place)}", pairs(place)) from error
 
     def _put(self, place: Place, pixels: Array) -> None:
         """Write the units that the piece covers in one go, and keep its rim."""
@@ -104,13 +104,6 @@ class Writer:
             else:
                 self._store.put(unit, rim.pixels)
                 self._written.add(index)
-
-    def _unwritable(self, place: Place, error: Exception) -> DataError:
-        return DataError(
-            f"{self.name}: box {pairs(place)} cannot be written: {error}. Make room, or choose another folder",
-            self.name,
-            pairs(place),
-        )
 
     def close(self) -> None:
         """Write what is left, and give the image its name; pixels that nobody wrote are zero. All ranks call it."""
@@ -155,10 +148,11 @@ def covered(interval: Interval, unit: int, extent: int) -> Interval:
     return Interval(start, max(start, stop))
 
 
-def give_up(store: Store, output: Output, rims: Rims, rank: int) -> None:
+def give_up(store: Store, output: Output, rims: Rims | None, rank: int) -> None:
     """Let go of everything; the first rank removes what was written, unless it has its name."""
     store.close()
-    rims.close()
+    if rims is not None:
+        rims.close()
     if rank == 0:
         output.abandon()
 
@@ -197,10 +191,22 @@ def create(
         store = TiffStore(str(where), output.partial, extents, kept, chunks)
 
     def make() -> None:
-        if team.rank == 0:
+        try:
             output.begin()
             store.make()
+        except DataError:
+            raise
+        except (OSError, ValueError) as error:
+            raise unwritable(where, error) from error
 
-    team.agree(f"creating {where.name}", make)
-    team.agree(f"opening {where.name}", store.open)
+    try:
+        team.agree(f"creating {where.name}", make if team.rank == 0 else nothing)
+        team.agree(f"opening {where.name}", store.open)
+    except BaseException:
+        give_up(store, output, None, team.rank)
+        raise
     return Writer(where, extents, found, store, output, team)
+
+
+def nothing() -> None:
+    """Leave it to the first rank."""

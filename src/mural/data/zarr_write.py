@@ -98,8 +98,11 @@ def create_array(
 
 
 def spec(path: Path) -> dict[str, Any]:
-    """How tensorstore finds an array to write; it keeps nothing in memory that is written."""
-    kept = {"cache_pool": {"total_bytes_limit": 0}}
+    """How tensorstore finds an array to write; it keeps nothing in memory that is written.
+
+    It does not wait for the disk after each chunk: what has no name yet has nothing to lose.
+    """
+    kept = {"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False}
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}, "context": kept}
 
 
