@@ -111,6 +111,14 @@ def test_a_damaged_tile_is_named_with_its_box_and_others_can_be_read(tmp_path: P
         source.read([(0, 3), (0, 64), (0, 190)])
 
 
+def test_a_tiff_of_one_huge_strip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiff(tmp_path / "x.tif", compression="zlib", rowsperstrip=200)
+    monkeypatch.setattr("mural.data.tiff.LIMIT", 100_000)
+    refused(tmp_path / "x.tif", "a single tile or strip has 0 MiB, .*: run `mural convert .*x.tif OUT.ome.zarr` once")
+    with mural.data.open(tmp_path / "x.tif", whole=True) as source:
+        assert np.array_equal(source.read().numpy(), PIXELS)
+
+
 def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", PIXELS)
     tiff(tmp_path / "x.tif", tile=(64, 64), compression="zlib")
