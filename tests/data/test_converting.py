@@ -264,7 +264,7 @@ def test_memory_does_not_grow_with_the_image(tmp_path: Path, name: str) -> None:
 def test_a_gzip_that_is_no_nifti(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "x.nii.gz", "wb") as file:
         file.write(b"no volume" * 100)
-    with pytest.raises(DataError, match="by its name it is a NIfTI"):
+    with pytest.raises(DataError, match=r"/x.nii.gz: by its name it is a NIfTI"):
         mural.data.convert(tmp_path / "x.nii.gz", tmp_path / "x.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["x.nii.gz"]
 

@@ -24,14 +24,15 @@ import torch
 
 from mural.comm import Mesh
 from mural.data.blocks import Index, tile_at, touched, within
-from mural.data.dtypes import Array, numpy_dtype, to_array, torch_dtype
+from mural.data.dtypes import TORCH, Array, numpy_dtype, to_array
 from mural.data.gather import settle
 from mural.data.output import Output, kind_of, unwritable
 from mural.data.rims import Rims
 from mural.data.source import Box, checked_box, pairs
+from mural.data.stored import nothing
 from mural.data.stores import Store, TiffStore, ZarrStore
 from mural.data.together import Team
-from mural.data.zarr_write import check_shape
+from mural.data.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
 from mural.geometry import Interval, overlap, volume, whole
@@ -175,12 +176,7 @@ def create(
     one file.
     """
     where = Path(path).expanduser()
-    kind, extents, kept = kind_of(where), check_shape(str(path), shape), numpy_dtype(dtype)
-    found = torch_dtype(kept)
-    if found is None or found == torch.bfloat16:
-        raise DataError(
-            f"{where}: images of type {kept} are not written: choose one such as float32 or uint8", str(where)
-        )
+    kind, extents, kept = kind_of(where), check_shape(str(path), shape), check_dtype(str(path), dtype)
     team = Team(mesh)
     tokens = team.tables(f"creating {where.name}", torch.tensor([[secrets.randbits(31)]]))
     output = Output(where, overwrite, f"{int(tokens[0]):08x}")
@@ -189,6 +185,12 @@ def create(
         store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard)
     else:
         store = TiffStore(str(where), output.partial, extents, kept, chunks)
+    begin(where, store, output, team)
+    return Writer(where, extents, TORCH[kept.name], store, output, team)
+
+
+def begin(path: Path, store: Store, output: Output, team: Team) -> None:
+    """Let the first rank make the image, and all open it."""
 
     def make() -> None:
         try:
@@ -197,16 +199,11 @@ def create(
         except DataError:
             raise
         except (OSError, ValueError) as error:
-            raise unwritable(where, error) from error
+            raise unwritable(path, error) from error
 
     try:
-        team.agree(f"creating {where.name}", make if team.rank == 0 else nothing)
-        team.agree(f"opening {where.name}", store.open)
+        team.agree(f"creating {path.name}", make if team.rank == 0 else nothing)
+        team.agree(f"opening {path.name}", store.open)
     except BaseException:
         give_up(store, output, None, team.rank)
         raise
-    return Writer(where, extents, found, store, output, team)
-
-
-def nothing() -> None:
-    """Leave it to the first rank."""
