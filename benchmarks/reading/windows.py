@@ -133,10 +133,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Measure, print, write; or only write the page."""
     options = arguments(argv)
-    if not options.page:
-        results = rounded(run(options))
-        if options.output is None:
-            return
+    if options.page:
+        page.write(HERE, options.output or HERE / "results" / "windows.json")
+        return
+    results = rounded(run(options))
+    if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1) + "\n")
-    page.write(HERE, options.output or HERE / "results" / "windows.json")
+        print(f"written: {options.output}")

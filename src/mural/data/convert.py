@@ -19,14 +19,14 @@ import numpy as np
 
 from mural.data.blocks import grid, tile_at, within
 from mural.data.downsample import halve, pyramid, scales
-from mural.data.dtypes import Array, numpy_dtype, to_array
+from mural.data.dtypes import Array, to_array
 from mural.data.nifti import is_gzip
 from mural.data.open import open as open_source
-from mural.data.output import Output, kind_of
+from mural.data.output import Output, kind_of, unwritable
 from mural.data.pool import each
 from mural.data.source import Source
 from mural.data.tiff_write import pages_of, write_tiff
-from mural.data.zarr_write import check_shape, chunks_of, create_array, shard_of, write_group
+from mural.data.zarr_write import check_dtype, check_shape, chunks_of, create_array, shard_of, write_group
 from mural.errors import DataError
 from mural.geometry import Box, Interval, overlap, whole
 
@@ -44,6 +44,22 @@ class Done:
         self.bytes += count
         if self.progress is not None:
             self.progress(self.bytes, self.total)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller said of the result."""
+
+    chunks: Sequence[int] | None
+    shard: Sequence[int] | None
+    levels: int | None
+    labels: bool
+    workers: int | None
+
+    @property
+    def threads(self) -> int:
+        """How many shards are under way at once."""
+        return max(1, self.workers if self.workers is not None else min(4, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)
@@ -93,33 +109,21 @@ def convert(
     path = Path(out).expanduser()
     kind = kind_of(path)
     output = Output(path, overwrite)
-    output.begin()
     done = Done(progress)
     try:
+        output.begin()
         with reading(source, path.parent) as image:
-            if kind == "zarr":
-                plan = planned(str(path), image, chunks, shard, levels, labels, len(image.shape) - 1)
-                done.total = plan.bytes
-                write_zarr(image, output.partial, path.name, plan, count_of(workers), done)
-            else:
-                pages = pages_of(str(path), image.shape, numpy_dtype(image.dtype), chunks)
-                unit, levels = pages.unit, levels if pages.ome else 1
-                # The levels of a page are pages of its own, so depth stays as it is.
-                plan = planned(str(path), image, unit, None, levels, labels, 2)
-                convert_tiff(image, output, plan, unit, count_of(workers), done)
+            (to_zarr if kind == "zarr" else to_tiff)(
+                image, output, Wanted(chunks, shard, levels, labels, workers), done
+            )
         output.finish()
-    except OSError as error:
-        raise DataError(
-            f"{path}: it cannot be written: {error}. Make room, or choose another folder", str(path)
-        ) from error
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:  # tensorstore raises ValueError for whatever the system refuses
+        raise unwritable(path, error) from error
     finally:
         output.abandon()
     return path
-
-
-def count_of(workers: int | None) -> int:
-    """How many parts are under way at once."""
-    return max(1, workers if workers is not None else min(4, os.cpu_count() or 1))
 
 
 @contextlib.contextmanager
@@ -137,35 +141,32 @@ def reading(source: Source | str | os.PathLike[str], folder: Path) -> Generator[
                     shutil.copyfileobj(packed, unpacked, 2**20)
             except (EOFError, gzip.BadGzipFile) as error:
                 raise DataError(f"{path}: it cannot be unpacked: {error}. Copy or write it again", str(path)) from error
-            with open_source(plain) as opened:
+            try:
+                opened = open_source(plain)
+            except DataError as error:
+                text = str(error).replace(str(plain), str(path))
+                raise DataError(text, str(path)) from error.__cause__
+            with opened:
                 yield opened
         return
     with open_source(path, whole=True) as opened:
         yield opened
 
 
-def planned(
-    name: str,
-    image: Source,
-    chunks: Sequence[int] | None,
-    shard: Sequence[int] | None,
-    levels: int | None,
-    labels: bool,
-    dims: int,
-) -> Levels:
-    """What is to be written of an image."""
-    if levels is not None and levels < 1:
-        raise DataError(f"{name}: levels={levels}: there is at least one, the full resolution", name)
-    shape, dtype = check_shape(name, image.shape), numpy_dtype(image.dtype)
-    first = chunks_of(name, shape, chunks)
-    shapes = pyramid(shape, first, levels, dims)
-    each_chunks = tuple(chunks_of(name, s, first) for s in shapes)
-    each_shard = tuple(
+def levels_of(name: str, image: Source, wanted: Wanted, dims: int) -> Levels:
+    """The levels that are to be written of an image, each half of the one before along its last dims."""
+    if wanted.levels is not None and wanted.levels < 1:
+        raise DataError(f"{name}: levels={wanted.levels}: there is at least one, the full resolution", name)
+    shape, dtype, shard = check_shape(name, image.shape), check_dtype(name, image.dtype), wanted.shard
+    first = chunks_of(name, shape, wanted.chunks)
+    shapes = pyramid(shape, first, wanted.levels, dims)
+    chunks = tuple(chunks_of(name, s, first) for s in shapes)
+    shards = tuple(
         shard_of(name, s, c, dtype.itemsize, shard if level == 0 else fitted(shard, c))
-        for level, (s, c) in enumerate(zip(shapes, each_chunks, strict=True))
+        for level, (s, c) in enumerate(zip(shapes, chunks, strict=True))
     )
-    method = "nearest" if labels or dtype == np.bool_ else "mean"
-    return Levels(shapes, each_chunks, each_shard, dtype, method, dims)
+    method = "nearest" if wanted.labels or dtype == np.bool_ else "mean"
+    return Levels(shapes, chunks, shards, dtype, method, dims)
 
 
 def fitted(shard: Sequence[int] | None, chunks: Sequence[int]) -> tuple[int, ...] | None:
@@ -173,23 +174,30 @@ def fitted(shard: Sequence[int] | None, chunks: Sequence[int]) -> tuple[int, ...
     return None if shard is None else tuple(max(1, s // c) * c for s, c in zip(shard, chunks, strict=True))
 
 
-def write_zarr(image: Source, folder: Path, name: str, plan: Levels, workers: int, done: Done) -> None:
+def to_zarr(image: Source, output: Output, wanted: Wanted, done: Done) -> None:
+    """Write an OME-Zarr."""
+    levels = levels_of(str(output.path), image, wanted, len(image.shape) - 1)
+    done.total = levels.bytes
+    write_zarr(image, output.partial, output.path.name, levels, wanted.threads, done)
+
+
+def write_zarr(image: Source, folder: Path, name: str, levels: Levels, workers: int, done: Done) -> None:
     """Write all levels into a folder, and last the metadata that make it an image."""
     arrays = [
-        create_array(folder / str(level), shape, plan.dtype, plan.chunks[level], plan.shards[level])
-        for level, shape in enumerate(plan.shapes)
+        create_array(folder / str(level), shape, levels.dtype, levels.chunks[level], levels.shards[level])
+        for level, shape in enumerate(levels.shapes)
     ]
     with ThreadPoolExecutor(workers, thread_name_prefix="mural-convert") as executor:
         for level, array in enumerate(arrays):
             finer = arrays[level - 1] if level else None
 
             def part(box: Box, level: int = level, array: Any = array, finer: Any = finer) -> int:
-                pixels = to_array(image.read(box)) if finer is None else coarser(finer, box, plan, level)
+                pixels = to_array(image.read(box)) if finer is None else coarser(finer, box, levels, level)
                 array[slices(box)].write(pixels).result()
                 return pixels.nbytes
 
-            each(part, plan.boxes(level), executor, done)
-    write_group(folder, name, plan.shapes[0], scales(plan.shapes, plan.dims), plan.method)
+            each(part, levels.boxes(level), executor, done)
+    write_group(folder, name, levels.shapes[0], scales(levels.shapes, levels.dims), levels.method)
 
 
 def slices(box: Box) -> tuple[slice, ...]:
@@ -197,30 +205,34 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(*interval) for interval in box)
 
 
-def coarser(finer: Any, box: Box, plan: Levels, level: int) -> Array:
+def coarser(finer: Any, box: Box, levels: Levels, level: int) -> Array:
     """A box of a level, from the level before: chunk by chunk, so that little of that is in memory at a time."""
-    above, chunks = plan.shapes[level - 1], plan.chunks[level]
-    out = np.empty([interval.size for interval in box], plan.dtype)
+    above, chunks = levels.shapes[level - 1], levels.chunks[level]
+    out = np.empty([interval.size for interval in box], levels.dtype)
     counts = grid([interval.size for interval in box], chunks)
     for index in product(*(range(n) for n in counts)):
         local = tile_at(index, chunks)
         part = overlap(tuple(i.shift(b.start) for i, b in zip(local, box, strict=True)), box)
         doubled = (Interval(2 * i.start, min(2 * i.stop, n)) for i, n in zip(part, above, strict=True))
-        fine = (*part[: -plan.dims], *tuple(doubled)[-plan.dims :])
-        out[within(box, part)] = halve(finer[slices(fine)].read().result(), plan.method, plan.dims)
+        fine = (*part[: -levels.dims], *tuple(doubled)[-levels.dims :])
+        out[within(box, part)] = halve(finer[slices(fine)].read().result(), levels.method, levels.dims)
     return out
 
 
-def convert_tiff(image: Source, output: Output, plan: Levels, unit: tuple[int, ...], workers: int, done: Done) -> None:
+def to_tiff(image: Source, output: Output, wanted: Wanted, done: Done) -> None:
     """Write a TIFF; its levels come from a Zarr that lies beside it for the time, as a TIFF is written in one go."""
-    count = len(plan.shapes)
-    if count == 1:
-        done.total = plan.bytes
+    name, dtype = str(output.path), check_dtype(str(output.path), image.dtype)
+    pages = pages_of(name, check_shape(name, image.shape), dtype, wanted.chunks)
+    unit, count = pages.unit, wanted.levels if pages.ome else 1
+    # The levels of a page are pages of its own, so depth stays as it is.
+    levels = levels_of(name, image, Wanted(unit, None, count, wanted.labels, wanted.workers), 2)
+    if len(levels.shapes) == 1:
+        done.total = levels.bytes
         write_tiff(output.path, output.partial, image, 1, unit, done)
         return
-    done.total = 2 * plan.bytes
+    done.total = 2 * levels.bytes
     with tempfile.TemporaryDirectory(prefix=".levels-", suffix=".partial", dir=output.path.parent) as place:
         folder = Path(place) / "levels.zarr"
-        write_zarr(image, folder, output.path.name, plan, workers, done)
-        with open_source(folder) as levels:
-            write_tiff(output.path, output.partial, levels, count, unit, done)
+        write_zarr(image, folder, output.path.name, levels, wanted.threads, done)
+        with open_source(folder) as staged:
+            write_tiff(output.path, output.partial, staged, len(levels.shapes), unit, done)

@@ -29,7 +29,7 @@ def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written:
     """Bring the parts of every unit together at the lowest rank that has one, and write them there."""
     tables = team.tables(f"parts of {name}", catalogue(shape, store.unit, rims, written))
     parts, whole_units = listed(tables, shape, store.unit)
-    check(name, parts, whole_units)
+    team.agree(f"parts of {name}", lambda: check(name, parts, whole_units))
     for batch in batches(parts, prod(store.unit) * rims.dtype.itemsize):
         found = exchange(name, batch, parts, shape, store.unit, rims, team)
 
@@ -77,7 +77,7 @@ def listed(
 def check(name: str, parts: Parts, wholes: dict[Index, list[int]]) -> None:
     """Raise where two ranks wrote the same pixels: which of them counts would be chance. Every rank finds the same."""
     for index, ranks in wholes.items():
-        both = [*ranks, *parts.get(index, {})]
+        both = sorted([*ranks, *parts.get(index, {})])
         if len(both) > 1:
             raise overlapping(name, both[0], both[1], f"unit {index}")
     for index, boxes in parts.items():

@@ -50,7 +50,7 @@ FORMATS = (
     Format("npy", "NumPy array", (".npy",), lambda head: head.startswith(b"\x93NUMPY"), open_npy),
     Format("npz", "NumPy archive", (".npz",), lambda head: head.startswith(b"PK"), open_npz),
     Format(
-        "picture", "picture", (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".pbm"),
+        "picture", "picture", (".png", ".jpg", ".jpeg", ".bmp", ".webp"),
         lambda head: kind(head) is not None, open_picture,
     ),
     Format(

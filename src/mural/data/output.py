@@ -24,6 +24,15 @@ def kind_of(path: Path) -> str:
     )
 
 
+def unwritable(path: Path, error: Exception, what: str = "it", box: object = None) -> DataError:
+    """The error of an output that the system refuses."""
+    return DataError(
+        f"{path}: {what} cannot be written: {str(error).rstrip('.')}. Make room, or choose another folder",
+        str(path),
+        box,
+    )
+
+
 class Output:
     """A file or folder under way: `partial` until `finish` gives it its name.
 
@@ -64,5 +73,5 @@ class Output:
         self.ended = True
         if self.partial.is_dir():
             shutil.rmtree(self.partial, ignore_errors=True)
-        else:
-            self.partial.unlink(missing_ok=True)
+        elif self.partial.exists():
+            self.partial.unlink()

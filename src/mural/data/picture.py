@@ -1,4 +1,4 @@
-"""Pictures (PNG, JPEG, BMP, WebP, PNM) through Pillow: no windows in the file, so decoded whole."""
+"""Pictures (PNG, JPEG, BMP, WebP) through Pillow: no windows in the file, so decoded whole."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 from PIL import Image, ImageFile
 
@@ -20,8 +21,7 @@ MAGIC = {
     b"\xff\xd8\xff": "JPEG",
     b"BM": "BMP",
     b"RIFF": "WEBP",
-    b"P1": "PPM", b"P2": "PPM", b"P3": "PPM", b"P4": "PPM", b"P5": "PPM", b"P6": "PPM",
-}  # fmt: skip
+}
 # Pillow's modes: the type of the pixels, and how many channels. A palette's pixels are its indices.
 MODES = {
     "1": ("bool", 1), "L": ("uint8", 1), "P": ("uint8", 1), "I;16": ("uint16", 1), "I;16B": ("uint16", 1),
@@ -65,16 +65,28 @@ def open_picture(path: Path, options: Options) -> Held:
         raise DataError(
             f"{path}: pixels of Pillow's mode {mode!r} are not read: save it as one of {', '.join(MODES)}", str(path)
         )
+    name, channels = MODES[mode]
+    deep = None
     if format_of(path) == "PNG":
         check_chunks(path)
-    name, channels = MODES[mode]
+        deep = deep_channels(path)
+        name, channels = ("uint16", deep) if deep else (name, channels)
 
     def load() -> Array:
+        if deep:
+            return imagecodecs.png_decode(path.read_bytes()).reshape(height, width, channels)
         with decoder(path) as image:
             return np.asarray(image, np.dtype(name)).reshape(height, width, channels)
 
     whole = Whole(str(path), (height, width, channels), np.dtype(name), load, options.whole)
     return Held((whole,), resolved(str(path), "YXS", whole.shape, options.axes), whole.close)
+
+
+def deep_channels(path: Path) -> int | None:
+    """The channels of a PNG with colours of 16 bits, of which Pillow keeps only the upper half; None for any other."""
+    with path.open("rb") as file:
+        bits, colour = file.read(26)[24:]  # of the first chunk, behind width and height
+    return {2: 3, 4: 2, 6: 4}.get(colour) if bits == 16 else None
 
 
 def check_chunks(path: Path) -> None:

@@ -22,9 +22,15 @@ def pool(threads: int) -> ThreadPoolExecutor:
         return _pools[threads]
 
 
-# The threads of a process do not live on in its fork.
+def _forget() -> None:
+    """Begin anew in a fork: the threads of a process do not live on in it, and who held the lock is gone."""
+    global _lock
+    _pools.clear()
+    _lock = threading.Lock()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)
+    os.register_at_fork(after_in_child=_forget)
 
 
 def each(

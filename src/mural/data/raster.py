@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections.abc import Generator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,19 +24,23 @@ from mural.geometry import Box
 
 
 class Datasets:
-    """rasterio's datasets of one file: one for each thread and level, since none may be shared by threads."""
+    """The datasets of one file: no two threads may use one at once, so each borrows one, and new ones are opened."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
-        self._open: dict[tuple[int, int | None], Any] = {}
+        self._idle: dict[int | None, list[Any]] = {}
 
-    def get(self, overview: int | None) -> Any:
-        """This thread's dataset of the full image, or of an overview."""
-        key = (threading.get_ident(), overview)
+    @contextlib.contextmanager
+    def borrowed(self, overview: int | None) -> Generator[Any]:
+        """A dataset of the full image, or of an overview, for the length of a block."""
         with self._lock:
-            if key not in self._open:
-                self._open[key] = self._opened(overview)
-            return self._open[key]
+            idle = self._idle.setdefault(overview, [])
+            dataset = idle.pop() if idle else self._opened(overview)
+        try:
+            yield dataset
+        finally:
+            with self._lock:
+                self._idle.setdefault(overview, []).append(dataset)
 
     def _opened(self, overview: int | None) -> Any:
         rasterio = package("rasterio", "geo")
@@ -45,11 +51,11 @@ class Datasets:
             return rasterio.open(self.path, **chosen)
 
     def close(self) -> None:
-        """Close all datasets; no thread may be reading."""
+        """Close the datasets that nobody uses."""
         with self._lock:
-            for dataset in self._open.values():
+            for dataset in (dataset for idle in self._idle.values() for dataset in idle):
                 dataset.close()
-            self._open.clear()
+            self._idle.clear()
 
 
 @dataclass(frozen=True)
@@ -66,27 +72,31 @@ class Bands:
         """Fill an array with the pixels of a box."""
         bands, rows, columns = box
         indexes = [band + 1 for band in range(*bands)]
-        out[...] = self.datasets.get(self.overview).read(indexes, window=(tuple(rows), tuple(columns)))
+        with self.datasets.borrowed(self.overview) as dataset:
+            out[...] = dataset.read(indexes, window=(tuple(rows), tuple(columns)))
         tiles = count(box, self.chunks)
         counter.add(tiles=tiles, bytes_=tiles * prod(self.chunks) * self.dtype.itemsize)
 
 
 def level_of(datasets: Datasets, overview: int | None) -> Bands:
     """The full image, or one of its overviews."""
-    dataset = datasets.get(overview)
-    kinds = {np.dtype(name) for name in dataset.dtypes}
+    with datasets.borrowed(overview) as dataset:
+        kinds = sorted(set(dataset.dtypes))
+        height, width = dataset.block_shapes[0]
+        together = dataset.count if str(dataset.profile.get("interleave", "")).lower() == "pixel" else 1
+        shape = (int(dataset.count), int(dataset.height), int(dataset.width))
     if len(kinds) != 1:
-        raise DataError(f"{datasets.path}: its bands have several types {sorted(map(str, kinds))}", str(datasets.path))
-    height, width = dataset.block_shapes[0]
-    together = dataset.count if str(dataset.profile.get("interleave", "")).lower() == "pixel" else 1
-    shape = (int(dataset.count), int(dataset.height), int(dataset.width))
-    return Bands(datasets, overview, shape, (together, int(height), int(width)), kinds.pop())
+        raise DataError(
+            f"{datasets.path}: its bands have several types, {', '.join(kinds)}: write them in one", str(datasets.path)
+        )
+    return Bands(datasets, overview, shape, (together, int(height), int(width)), np.dtype(kinds[0]))
 
 
 def open_raster(path: Path, options: Options) -> Held:
     """A raster that GDAL reads."""
     datasets = Datasets(path)
     full = level_of(datasets, None)
-    overviews = len(datasets.get(None).overviews(1))
+    with datasets.borrowed(None) as dataset:
+        overviews = len(dataset.overviews(1))
     levels = [full, *(level_of(datasets, number) for number in range(overviews))]
     return Held(levels, resolved(str(path), "CYX", full.shape, options.axes), datasets.close)

@@ -80,8 +80,15 @@ class ZarrStore:
         self._array = ts.open(spec(self.folder / "0"), open=True).result()
 
     def put(self, box: Box, pixels: Array) -> None:
-        """Write whole chunks, several at once."""
-        self._array[tuple(slice(*i) for i in box)].write(pixels).result()
+        """Write whole chunks, all at once; an error is raised when none of them is under way any more."""
+        under_way: list[Any] = []
+        for index in touched(box, self.unit):
+            part = overlap(tile_at(index, self.unit), box)
+            place = self._array[tuple(slice(*i) for i in part)]
+            under_way.append(place.write(pixels[within(box, part)]).commit)
+        errors = [error for future in under_way if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
 
     def get(self, box: Box) -> Array:
         """The pixels of a unit."""

@@ -24,6 +24,7 @@ class Team:
         self.rank = self.mesh.rank if self.mesh is not None else 0
         self.world = self.mesh.world if self.mesh is not None else 1
         self.peers = tuple(peer for peer in range(self.world) if peer != self.rank)
+        self._told: BaseException | None = None
 
     def swap(self, name: str, sends: Mapping[int, torch.Tensor], sizes: Mapping[int, int]) -> dict[int, torch.Tensor]:
         """What the peers send: flat tensors of one type, of these sizes."""
@@ -61,15 +62,14 @@ class Team:
         said = torch.zeros(TEXT, dtype=torch.uint8)
         said[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         found = self.swap(name, dict.fromkeys(self.peers, said), dict.fromkeys(self.peers, TEXT))
-        if error is not None:
-            raise error
-        for peer in self.peers:
-            heard = bytes(found[peer].tolist()).rstrip(b"\0").decode(errors="replace")
-            if heard:
-                raise DataError(f"rank {peer}: {heard}")
+        texts = {peer: bytes(found[peer].tolist()).rstrip(b"\0").decode(errors="replace") for peer in self.peers}
+        heard = [f"rank {peer}: {text}" for peer, text in texts.items() if text]
+        self._told = error or (DataError(heard[0]) if heard else None)
+        if self._told is not None:
+            raise self._told
         return result[0]
 
     def raised(self, error: BaseException) -> None:
-        """Tell the peers that this rank will not come."""
-        if self.mesh is not None:
+        """Tell the peers that this rank will not come, unless all of them know and have raised too."""
+        if self.mesh is not None and error is not self._told:
             self.mesh.transport.raised(error)

@@ -24,14 +24,15 @@ import torch
 
 from mural.comm import Mesh
 from mural.data.blocks import Index, tile_at, touched, within
-from mural.data.dtypes import Array, numpy_dtype, to_array, torch_dtype
+from mural.data.dtypes import TORCH, Array, numpy_dtype, to_array
 from mural.data.gather import settle
-from mural.data.output import Output, kind_of
+from mural.data.output import Output, kind_of, unwritable
 from mural.data.rims import Rims
 from mural.data.source import Box, checked_box, pairs
+from mural.data.stored import nothing
 from mural.data.stores import Store, TiffStore, ZarrStore
 from mural.data.together import Team
-from mural.data.zarr_write import check_shape
+from mural.data.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
 from mural.geometry import Interval, overlap, volume, whole
@@ -77,7 +78,7 @@ class Writer:
         try:
             self._put(place, to_array(tensor))
         except (OSError, ValueError) as error:
-            raise self._unwritable(place, error) from error
+            raise unwritable(self.path, error, f"box {pairs(place)}", pairs(place)) from error
 
     def _put(self, place: Place, pixels: Array) -> None:
         """Write the units that the piece covers in one go, and keep its rim."""
@@ -104,13 +105,6 @@ class Writer:
             else:
                 self._store.put(unit, rim.pixels)
                 self._written.add(index)
-
-    def _unwritable(self, place: Place, error: Exception) -> DataError:
-        return DataError(
-            f"{self.name}: box {pairs(place)} cannot be written: {error}. Make room, or choose another folder",
-            self.name,
-            pairs(place),
-        )
 
     def close(self) -> None:
         """Write what is left, and give the image its name; pixels that nobody wrote are zero. All ranks call it."""
@@ -155,10 +149,11 @@ def covered(interval: Interval, unit: int, extent: int) -> Interval:
     return Interval(start, max(start, stop))
 
 
-def give_up(store: Store, output: Output, rims: Rims, rank: int) -> None:
+def give_up(store: Store, output: Output, rims: Rims | None, rank: int) -> None:
     """Let go of everything; the first rank removes what was written, unless it has its name."""
     store.close()
-    rims.close()
+    if rims is not None:
+        rims.close()
     if rank == 0:
         output.abandon()
 
@@ -181,12 +176,7 @@ def create(
     one file.
     """
     where = Path(path).expanduser()
-    kind, extents, kept = kind_of(where), check_shape(str(path), shape), numpy_dtype(dtype)
-    found = torch_dtype(kept)
-    if found is None or found == torch.bfloat16:
-        raise DataError(
-            f"{where}: images of type {kept} are not written: choose one such as float32 or uint8", str(where)
-        )
+    kind, extents, kept = kind_of(where), check_shape(str(path), shape), check_dtype(str(path), dtype)
     team = Team(mesh)
     tokens = team.tables(f"creating {where.name}", torch.tensor([[secrets.randbits(31)]]))
     output = Output(where, overwrite, f"{int(tokens[0]):08x}")
@@ -195,12 +185,25 @@ def create(
         store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard)
     else:
         store = TiffStore(str(where), output.partial, extents, kept, chunks)
+    begin(where, store, output, team)
+    return Writer(where, extents, TORCH[kept.name], store, output, team)
+
+
+def begin(path: Path, store: Store, output: Output, team: Team) -> None:
+    """Let the first rank make the image, and all open it."""
 
     def make() -> None:
-        if team.rank == 0:
+        try:
             output.begin()
             store.make()
+        except DataError:
+            raise
+        except (OSError, ValueError) as error:
+            raise unwritable(path, error) from error
 
-    team.agree(f"creating {where.name}", make)
-    team.agree(f"opening {where.name}", store.open)
-    return Writer(where, extents, found, store, output, team)
+    try:
+        team.agree(f"creating {path.name}", make if team.rank == 0 else nothing)
+        team.agree(f"opening {path.name}", store.open)
+    except BaseException:
+        give_up(store, output, None, team.rank)
+        raise

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from mural.data.dtypes import NUMPY, TORCH
 from mural.data.ngff import group_metadata
 from mural.data.zarr import ts
 from mural.errors import DataError
@@ -34,6 +36,15 @@ def check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     if len(found) not in (3, 4) or min(found) < 1:
         raise DataError(f"{name}: shape {found} is not (C, H, W) or (C, D, H, W) with extents of at least 1", name)
     return found
+
+
+def check_dtype(name: str, dtype: torch.dtype | np.dtype[Any] | type | str) -> np.dtype[Any]:
+    """The type of pixels in numpy; an error where images are not written with it."""
+    written = [kind for kind in TORCH if kind != "bfloat16"]
+    found = NUMPY.get(dtype, "") if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
+    if found not in written:
+        raise DataError(f"{name}: images of type {dtype} are not written: choose one of {', '.join(written)}", name)
+    return np.dtype(found)
 
 
 def chunks_of(name: str, shape: Sequence[int], chunks: Sequence[int] | None) -> tuple[int, ...]:
@@ -98,8 +109,11 @@ def create_array(
 
 
 def spec(path: Path) -> dict[str, Any]:
-    """How tensorstore finds an array to write; it keeps nothing in memory that is written."""
-    kept = {"cache_pool": {"total_bytes_limit": 0}}
+    """How tensorstore finds an array to write; it keeps nothing in memory that is written.
+
+    It does not wait for the disk after each chunk: what has no name yet has nothing to lose.
+    """
+    kept = {"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False}
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}, "context": kept}
 
 
