@@ -156,7 +156,8 @@ def test_memory_that_mpi_takes() -> None:
     assert mpi_buffers.outgoing(x.t(), direct=False).is_contiguous()
     assert mpi_buffers.incoming(x.t(), direct=False).data_ptr() != x.data_ptr()
     assert mpi_buffers.summand(x.bfloat16()).dtype == torch.float32
-    assert mpi_buffers.summand(x).data_ptr() != x.data_ptr()
+    assert mpi_buffers.summand(x).data_ptr() == x.data_ptr()
+    assert mpi_buffers.summand(x.t()).data_ptr() != x.data_ptr()
     with pytest.raises(mpi_buffers.UnsupportedOp, match="dense"):
         mpi_buffers.outgoing(torch.eye(3).to_sparse(), direct=False)
     with pytest.raises(mpi_buffers.UnsupportedOp, match="float8"):
