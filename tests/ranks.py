@@ -1,10 +1,14 @@
-"""A pool of rank processes per world size that lives for the whole test run."""
+"""A pool of rank processes per world size that lives for the whole test run.
+
+They meet over gloo, or over the backend that the environment's MURAL_TEST_BACKEND names: `strict` behaves like NCCL.
+"""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing as mp
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -14,21 +18,27 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT = 120.0
-_pools: dict[int, Pool] = {}
+BACKEND = os.environ.get("MURAL_TEST_BACKEND", "gloo")
+_pools: dict[tuple[int, str], Pool] = {}
 
 
 class RankError(AssertionError):
     """Some rank raised; the message holds every rank's traceback."""
 
 
-def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, world: int, backend: str, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if backend == "strict":
+        sys.path.append(str(Path(__file__).parent / "comm"))
+        import strict
+
+        strict.register()
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
+        backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
     )
     while True:
         call = pipe.recv()
@@ -45,14 +55,14 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
 class Pool:
     """Ranks that run one function after the other."""
 
-    def __init__(self, world: int):
+    def __init__(self, world: int, backend: str = BACKEND):
         context = mp.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory(prefix="mural-ranks-")
         store = str(Path(self.folder.name) / "store")
         self.pipes, self.processes = [], []
         for rank in range(world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, world, backend, store, theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
@@ -75,27 +85,29 @@ class Pool:
         self.folder.cleanup()
 
 
-def run_on(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def run_on(world: int, function: Callable[..., Any], *args: Any, backend: str = BACKEND) -> list[Any]:
     """The results of `function(*args)` on every rank of a world, whose processes start once; anew after a failure."""
-    if world not in _pools:
-        _pools[world] = Pool(world)
+    key = (world, backend)
+    if key not in _pools:
+        _pools[key] = Pool(world, backend)
     try:
-        return _pools[world].run(function, *args)
+        return _pools[key].run(function, *args)
     except BaseException:
-        _pools.pop(world).close()
+        _pools.pop(key).close()
         raise
 
 
-def restart(world: int) -> None:
+def restart(world: int, backend: str = BACKEND) -> None:
     """End the ranks of a world; the next test starts new ones."""
-    if world in _pools:
-        _pools.pop(world).close()
+    if (world, backend) in _pools:
+        _pools.pop((world, backend)).close()
 
 
 def only(world: int) -> None:
     """End the ranks of all other worlds: idle ranks keep the memory of the largest case they ran."""
-    for other in [w for w in _pools if w != world]:
-        restart(other)
+    for other, backend in list(_pools):
+        if other != world:
+            restart(other, backend)
 
 
 @atexit.register

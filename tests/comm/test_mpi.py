@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from mpi_checks import CHECKS, SLOW
 
 from mural.comm import mpi, mpi_buffers, mpi_library
@@ -156,7 +158,8 @@ def test_memory_that_mpi_takes() -> None:
     assert mpi_buffers.outgoing(x.t(), direct=False).is_contiguous()
     assert mpi_buffers.incoming(x.t(), direct=False).data_ptr() != x.data_ptr()
     assert mpi_buffers.summand(x.bfloat16()).dtype == torch.float32
-    assert mpi_buffers.summand(x).data_ptr() != x.data_ptr()
+    assert mpi_buffers.summand(x).data_ptr() == x.data_ptr()
+    assert mpi_buffers.summand(x.t()).data_ptr() != x.data_ptr()
     with pytest.raises(mpi_buffers.UnsupportedOp, match="dense"):
         mpi_buffers.outgoing(torch.eye(3).to_sparse(), direct=False)
     with pytest.raises(mpi_buffers.UnsupportedOp, match="float8"):
@@ -165,9 +168,15 @@ def test_memory_that_mpi_takes() -> None:
 
 def test_addresses_of_this_host() -> None:
     assert mpi.addresses(local=True) == ["127.0.0.1"]
-    assert "127.0.0.1" in mpi.interfaces()
-    with mpi.listening("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        assert mpi.reachable(["no.such.host.invalid", "127.0.0.1"], port) == "127.0.0.1"
+    assert not [address for address in mpi.interfaces() if address.startswith("127.")]
+    assert set(mpi.interfaces()) <= set(mpi.addresses(local=False))
+
+
+def test_only_rank_0s_own_store_will_do() -> None:
+    second = timedelta(seconds=1)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, second, wait_for_workers=False)
+    store.set("mpi/token", "right")
+    names = ["no.such.host.invalid", "127.0.0.1"]
+    assert mpi.reached(names, store.port, "right", second).get("mpi/token") == b"right"
     with pytest.raises(PlanError, match="MASTER_ADDR"):
-        mpi.reachable(["127.0.0.1"], port)
+        mpi.reached(names, store.port, "wrong", second)

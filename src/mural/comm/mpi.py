@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import zlib
 from collections.abc import Iterator
@@ -80,19 +81,18 @@ def rendezvous(_: str, timeout: timedelta = timedelta(minutes=10), **__: Any) ->
     """
     world = library().COMM_WORLD
     local = len(set(world.allgather(host()))) == 1
-    store: Any = None
     if world.rank == 0:
         listener = listening("127.0.0.1" if local else "", int(os.environ.get("MASTER_PORT", "0")))
-        port = listener.getsockname()[1]
+        port, token = listener.getsockname()[1], secrets.token_hex(8)
         names = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ and not local else addresses(local)
         store = _shared.TCPStore(
-            names[0], port, world.size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+            "127.0.0.1", port, world.size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        world.bcast((names, port))
+        store.set("mpi/token", token)
+        world.bcast((names, port, token))
     else:
-        names, port = world.bcast(None)
-        name = reachable(names, port)
-        store = _shared.TCPStore(name, port, world.size, False, timeout, wait_for_workers=False)
+        names, port, token = world.bcast(None)
+        store = reached(names, port, token, timeout)
     yield store, world.rank, world.size
     raise RuntimeError("processes of an MPI run cannot meet again: start the run anew")
 
@@ -131,7 +131,7 @@ def addresses(local: bool) -> list[str]:
 
 
 def interfaces() -> list[str]:
-    """The IPv4 addresses of this host's interfaces, the loopback last."""
+    """The IPv4 addresses of this host's interfaces, without the loopback."""
     import fcntl  # noqa: PLC0415  # not on every system
     import struct  # noqa: PLC0415
 
@@ -143,17 +143,21 @@ def interfaces() -> list[str]:
             except OSError:  # it has no address
                 continue
             found.append(socket.inet_ntoa(answer[20:24]))
-    return sorted(found, key=lambda address: address.startswith("127."))
+    return [address for address in found if not address.startswith("127.")]
 
 
-def reachable(names: list[str], port: int) -> str:
-    """The first of rank 0's addresses that answers."""
+def reached(names: list[str], port: int, token: str, timeout: timedelta) -> Any:
+    """The store at the first of rank 0's addresses that answers, and knows rank 0's word."""
     for name in names:
         try:
+            # Somebody else may listen on that port where a name leads back to this host.
             socket.create_connection((name, port), timeout=CONNECT_SECONDS).close()
-        except OSError:
+            store = _shared.TCPStore(name, port, None, False, timedelta(seconds=CONNECT_SECONDS), False)
+            if store.get("mpi/token") == token.encode():
+                store.set_timeout(timeout)
+                return store
+        except (OSError, RuntimeError):
             continue
-        return name
     raise PlanError(
         f"rank 0 listens on port {port}, but none of its addresses {names} answers from {socket.gethostname()}: set "
         "MASTER_ADDR on rank 0 to an address that this host reaches, and MASTER_PORT to a port that is open"

@@ -85,15 +85,16 @@ def incoming(tensor: Tensor, direct: bool) -> Tensor:
 
 
 def summand(tensor: Tensor) -> Tensor:
-    """A new host tensor with the values, in a type in which MPI can add them up.
+    """Host memory with the values, in a type in which MPI can add them up: the tensor's own where that will do.
 
-    Always a copy, in which the result arrives: the tensor keeps its values if the operation fails. MPI's non-blocking
-    reductions take no GPU memory, even where its messages do.
+    MPI's non-blocking reductions take no GPU memory, even where its messages do.
     """
     tensor = plain(tensor)
     dtype = WIDER.get(tensor.dtype, tensor.dtype)
     if dtype not in TYPES:
         raise UnsupportedOp(f"MPI cannot add up values of {tensor.dtype}: convert them to float32 first")
+    if tensor.dtype == dtype and not tensor.is_cuda and tensor.is_contiguous():
+        return tensor
     return host(tensor, dtype).copy_(tensor, non_blocking=True)
 
 

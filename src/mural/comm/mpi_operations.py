@@ -127,14 +127,13 @@ class Operations:
         """One tensor of every rank's list combined on each rank, in the order of ranks."""
         operation_on(operation, output.dtype)
         leaving = [summand(source) for source in sources]
-        rows = [
-            leaving[self.rank] if peer == self.rank else torch.empty_like(wire) for peer, wire in enumerate(leaving)
-        ]
+        rows = [torch.empty_like(wire) for wire in leaving]
 
         def begin() -> Requests:
             return self._begin(COLLECTIVE_TAG, self._others(leaving), self._others(rows))
 
         def end() -> None:
+            rows[self.rank].copy_(leaving[self.rank])
             arrive(output, combine(rows, operation, output.dtype).view(output.shape))
 
         return Operation("reduce_scatter", begin, end, list(sources), [output], self.everybody)
