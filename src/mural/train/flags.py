@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from mural.errors import ConfigError
 from mural.train.config import Config
@@ -101,8 +102,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 def option(flag: Flag) -> Any:
     """The option of one field."""
     shown = default_of(flag)
-    panel = f"[{flag.table}]" if flag.table else "The run"
-    help_text = f"{flag.words} {f'[default: {shown}]' if shown else ''}".strip()
+    panel = flag.table or "The run"
+    help_text = escape(f"{flag.words} {f'[default: {shown}]' if shown else ''}".strip())
     return Annotated[
         str | None,
         typer.Option(f"--{flag.name}", help=help_text, rich_help_panel=panel, metavar="VALUE", show_default=False),

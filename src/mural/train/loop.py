@@ -49,6 +49,7 @@ def fit_rank(_: int, config: Config) -> Result:
 def train(run: Run, stop: StopRequest) -> Result:
     """The loop. Every rank takes the same turns in it."""
     config, pm = run.config, run.pm
+    run.introduce()
     position, loss, scores = run.resume(), torch.tensor(inf), dict[str, Any]()
     while position.step < run.total:
         pm.train()

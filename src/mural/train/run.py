@@ -154,6 +154,15 @@ class Run:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
+    def introduce(self) -> None:
+        """Say what is about to happen."""
+        weights = sum(p.numel() for p in self.pm.parameters())
+        held = f", {len(self.held_out.dataset)} held out" if self.held_out is not None else ""
+        self.journal.say(
+            f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
+            f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
+        )
+
     def report(self, position: Position, norm: float) -> None:
         """Say how training goes, every so many updates and at the end. Collective."""
         self.meter.updates += 1
