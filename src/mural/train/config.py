@@ -62,6 +62,8 @@ class DataConfig:
     """What each channel is divided by, after scaling."""
     crop: tuple[int, ...] | None = None
     """Train on random boxes of this size instead of whole images; smaller images are padded with zeros."""
+    repeat: int = 1
+    """How often each image comes in an epoch, each time with another crop and augmentation."""
     mask: Literal["classes", "values", "channels"] = "classes"
     """What masks hold: a class per position, a value per position, or a value per channel and position."""
     prefetch: int = 2
@@ -264,9 +266,10 @@ class Config:
 
 LEAST: dict[str, float] = {
     "data.batch": 1,
-    "data.prefetch": 1,
+    "data.prefetch": 0,
     "data.workers": 1,
     "data.level": 0,
+    "data.repeat": 1,
     "train.epochs": 1,
     "train.steps": 0,
     "train.accumulate": 1,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mural.comm import Mesh
-from mural.data import Augment, Dataset, Loader
+from mural.data import Augment, Dataset, Loader, Sample
 from mural.data import open as open_source
 from mural.data.samples import opened, sample_at
 from mural.errors import ConfigError, DataError
@@ -31,7 +31,20 @@ def datasets(config: Config) -> tuple[Any, Any]:
     if apart is None and held.fraction > 0:
         whole = training if isinstance(training, Dataset) else Dataset.of(training[i] for i in range(len(training)))
         training, apart = whole.split(held.fraction, config.seed)
-    return training, apart
+    return (training if data.repeat == 1 else Repeated(training, data.repeat)), apart
+
+
+class Repeated:
+    """A dataset several times over."""
+
+    def __init__(self, samples: Any, times: int):
+        self.samples, self.times = samples, times
+
+    def __len__(self) -> int:
+        return len(self.samples) * self.times
+
+    def __getitem__(self, index: int) -> Sample:
+        return sample_at(self.samples, index % len(self.samples))
 
 
 def one(images: Files | None, masks: Files | None, table: Path | None, where: str) -> Dataset | None:
