@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from mural.comm.choice import settle
 from mural.comm.environment import Placement, resolve
-from mural.comm.meeting import meet, stay_local
+from mural.comm.meeting import meet, reach_out, stay_local
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 
@@ -73,6 +73,8 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
     """Start the process group of a placement; without a backend, the ranks agree on one."""
     if place.one_machine:
         stay_local(os.environ, force=place.launcher == "mural")
+    elif place.address is not None:
+        reach_out(os.environ, place.address)
     if backend == MPI:
         from mural.comm import mpi  # noqa: PLC0415
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import shutil
 import socket
 from collections.abc import Iterator
@@ -68,6 +67,8 @@ def shared_memory() -> Item:
 
 def open_files() -> Item:
     """How many files and connections a process may open."""
+    import resource  # noqa: PLC0415  (Windows has none)
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft <= FEW_FILES and (hard == resource.RLIM_INFINITY or hard > soft)
     advice = f": many ranks or files need more, ulimit -n {4 * FEW_FILES}" if few else ""
