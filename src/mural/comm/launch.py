@@ -31,7 +31,9 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.choice`.
     """
     backend = MPI if backend == "mpi" else backend
-    if not dist.is_initialized():
+    if not dist.is_initialized() and backend == MPI:
+        start_mpi(timeout)
+    elif not dist.is_initialized():
         place = resolve(os.environ)
         if place.world == 1:
             return 1, 0, Transport(None, timeout)
@@ -75,11 +77,7 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
         stay_local(os.environ, force=place.launcher == "mural")
     elif place.address is not None:
         reach_out(os.environ, place.address)
-    if backend == MPI:
-        from mural.comm import mpi  # noqa: PLC0415
-
-        mpi.register()
-    store = meet(place, timeout, keep_mpi=backend == MPI)
+    store = meet(place, timeout)
     gpu = take_gpu(place) if backend in (None, "nccl") else ""
     dist.init_process_group(
         backend or agreed_backend(store, place, gpu),
@@ -88,6 +86,15 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
         world_size=place.world,
         timeout=timedelta(seconds=timeout),
     )
+
+
+def start_mpi(timeout: float) -> None:
+    """Start the process group of MPI's ranks, which know of each other by themselves."""
+    from mural.comm import mpi  # noqa: PLC0415
+
+    mpi.register()
+    dist.init_process_group(MPI, init_method="mpi://", timeout=timedelta(seconds=timeout))
+    atexit.register(leave)
 
 
 def take_gpu(place: Placement) -> str:

@@ -31,17 +31,14 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network interface the backends listen on."""
 
 
-def meet(place: Placement, timeout: float, keep_mpi: bool = False) -> Any:
-    """The store in which all ranks of a placement are, or will be; rank 0 holds it, unless the launcher does.
-
-    Where nothing tells the address of rank 0, MPI is asked; it ends again, unless `keep_mpi` or somebody else began it.
-    """
+def meet(place: Placement, timeout: float) -> Any:
+    """The store in which all ranks of a placement meet; rank 0 holds it, unless the launcher does."""
     if place.launcher == "mural":
         address, port = os.environ[LOCAL_STORE].rsplit(":", 1)
         # The store outlives a process group, whose addresses must not be found by the next one.
         return _stores.PrefixStore(f"group{next(_meetings)}", client(address, int(port), timeout))
     if place.address is None or place.port is None:
-        address, port = ask_mpi(place, keep_mpi)
+        address, port = ask_mpi(place)
     else:
         address, port = place.address, place.port
     try:
@@ -120,8 +117,8 @@ def _read(store: Any, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else "-"
 
 
-def ask_mpi(place: Placement, keep: bool) -> tuple[str, int]:
-    """Address and a free port of rank 0, told to all ranks by MPI."""
+def ask_mpi(place: Placement) -> tuple[str, int]:
+    """Address and a free port of rank 0, told to all ranks by MPI; it ends again, unless somebody else began it."""
     fix = "set MASTER_ADDR and MASTER_PORT on all ranks (mpirun -x MASTER_ADDR=…), or start them with torchrun"
     where = f"{place.launcher} started {place.world} ranks on several machines, and MASTER_ADDR is not set"
     began = "mpi4py.MPI" not in sys.modules
@@ -133,7 +130,7 @@ def ask_mpi(place: Placement, keep: bool) -> tuple[str, int]:
     if world.size != place.world:
         raise PlanError(f"{where}; mpi4py could tell, but belongs to another MPI and sees {world.size} ranks: {fix}")
     told: tuple[str, int] = world.bcast((socket.gethostname(), free_port()) if world.rank == 0 else None)
-    if began and not keep:
+    if began:
         MPI.Finalize()  # else a rank that raises would wait at its exit for all others, which wait for its messages
     return told
 
