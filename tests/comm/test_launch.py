@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -195,6 +197,15 @@ SCRIPT = """
         os.rename(f"{folder}/pid{rank}.part", f"{folder}/pid{rank}")
         time.sleep(600)
 
+    def waiting(rank, folder):
+        mural.init(spatial=(2, 1))
+        dist.barrier()
+        open(f"{folder}/pid{rank}.part", "w").write(str(os.getpid()))
+        os.rename(f"{folder}/pid{rank}.part", f"{folder}/pid{rank}")
+        if rank == 0:
+            dist.barrier()
+        time.sleep(600)
+
     if __name__ == "__main__":
         function = globals()[sys.argv[1]]
         print(run_local(function, 2, sys.argv[2], grace=float(sys.argv[3])), flush=True)
@@ -255,6 +266,15 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     assert parent.poll() is None
     parent.send_signal(signal.SIGINT)
     parent.communicate(timeout=30)
+    assert parent.returncode not in (0, None)
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_wait_for_a_message(tmp_path: Path) -> None:
+    parent, pids = parent_of("waiting", tmp_path, grace=600.0)
+    parent.send_signal(signal.SIGINT)
+    parent.communicate(timeout=30)  # rank 0 waits inside gloo, where Python does not see the signal
     assert parent.returncode not in (0, None)
     assert not any(alive(pid) for pid in pids)
 
@@ -342,6 +362,42 @@ def test_srun(tmp_path: Path) -> None:
     slurm |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "n[1]", "MASTER_PORT": port}
     shell = f'for r in 0 1; do SLURM_PROCID=$r SLURM_LOCALID=$r {sys.executable} "$0" & done; wait'
     assert joined(["sh", "-c", shell], tmp_path, **slurm) == expected("srun")
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces that reach each other, as two machines do; the first is 10.213.0.1."""
+    names = (f"mural-a{os.getpid()}", f"mural-b{os.getpid()}")
+    commands = [["netns", "add", name] for name in names]
+    commands += [["link", "add", "va", "netns", names[0], "type", "veth", "peer", "name", "vb", "netns", names[1]]]
+    for name, device, address in zip(names, ("va", "vb"), ("10.213.0.1/24", "10.213.0.2/24"), strict=True):
+        commands += [["-n", name, "addr", "add", address, "dev", device]]
+        commands += [["-n", name, "link", "set", interface, "up"] for interface in (device, "lo")]
+    try:
+        for command in commands:
+            if shutil.which("ip") is None or subprocess.run(["ip", *command], capture_output=True).returncode:
+                pytest.skip("needs the right to make network namespaces")
+        yield names
+    finally:
+        for name in names:
+            if shutil.which("ip") is not None:
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_hosts(two_hosts: tuple[str, str], tmp_path: Path) -> None:
+    """The name of this host may be a loopback address: gloo would then listen where the other host cannot connect."""
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "10.213.0.1", "--master-port", "29400"]
+
+    def on(number: int) -> list[str]:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *options, "--node-rank", str(number)]
+        return joined(["ip", "netns", "exec", two_hosts[number], *torchrun], tmp_path / str(number))
+
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        found = [line.split(" far=")[0] for lines in pool.map(on, range(2)) for line in lines]
+    assert found == [line.split(" far=")[0] for line in expected("torchrun")]
 
 
 @pytest.mark.slow

@@ -106,12 +106,12 @@ def test_one_rank_and_limits() -> None:
     mesh = mural.init()
     with pytest.raises(PlanError, match="positive"):
         Watchdog(mesh, 0)
-    with Watchdog(mesh, 0.5) as dog:
-        for step in range(8):
+    with Watchdog(mesh, 3.0) as dog:  # not less: a false alarm on a loaded machine would end the tests
+        for step in range(4):
             dog.progress(f"step {step}")
-            time.sleep(0.1)
+            time.sleep(0.05)
         with dog.pause("saving"):
-            time.sleep(1.0)
+            time.sleep(3.5)
         assert "rank 0" in dog.report(())
     assert not any(thread.is_alive() for thread in dog.threads)
     with pytest.raises(PlanError, match="new Watchdog"):
@@ -154,7 +154,7 @@ SCRIPT = """
                 mural.reduce_gradients(model, mesh)
             if how == "saving" and mesh.rank == int(sys.argv[2]):
                 with dog.pause("saving"):
-                    time.sleep(2.5)
+                    time.sleep(5)
         os.write(1, f"rank {mesh.rank} is through\\n".encode())
 
     if __name__ == "__main__":
@@ -194,7 +194,7 @@ def run(folder: Path, how: str, rank: int, limit: float, *command: str) -> tuple
 
 
 def test_a_rank_that_sleeps_is_named_by_all(tmp_path: Path) -> None:
-    code, out, messages, _ = run(tmp_path, "sleep", 1, 2.0)
+    code, out, messages, _ = run(tmp_path, "sleep", 1, 4.0)
     assert code == 3, messages
     assert "through" not in out
     named = [line for line in messages.splitlines() if line.startswith("mural: rank 1 hangs; host ")]
@@ -208,18 +208,18 @@ def test_a_rank_that_sleeps_is_named_by_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["spin", "stop"])
 def test_a_rank_that_hangs_is_named(how: str, tmp_path: Path) -> None:
-    code, out, messages, seconds = run(tmp_path, how, 0, 2.0)
+    code, out, messages, seconds = run(tmp_path, how, 0, 4.0)
     assert code == 3, messages
     assert "through" not in out
     words = "stopped (no heartbeat" if how == "stop" else "computing in step 2"
     assert [line for line in messages.splitlines() if "mural: rank 0 hangs; host " in line and words in line], messages
-    assert seconds < 60
+    assert seconds < 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["slow", "saving"])
 def test_no_alarm_for_a_slow_rank_or_a_pause(how: str, tmp_path: Path) -> None:
-    limit = 5.0 if how == "slow" else 2.0
+    limit = 10.0 if how == "slow" else 4.0
     code, out, messages, _ = run(tmp_path, how, 1, limit)
     assert code == 0, messages
     assert out.count("is through") == 2
@@ -234,7 +234,7 @@ def test_the_rank_that_holds_the_store_is_stopped(tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(SCRIPT))
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, str(script), "stop", "0", "3.0"]
+    command = [sys.executable, str(script), "stop", "0", "4.0"]
     ranks = [
         subprocess.Popen(command, env=environ | {"RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in (0, 1)
     ]
@@ -252,7 +252,7 @@ def test_the_rank_that_holds_the_store_is_stopped(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_starts_again_after_a_hang(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    code, _, messages, _ = run(tmp_path, "sleep", 1, 2.0, *torchrun, "--max-restarts", "1")
+    code, _, messages, _ = run(tmp_path, "sleep", 1, 4.0, *torchrun, "--max-restarts", "1")
     assert code != 0
     pids = set(re.findall(r"mural: rank 1 hangs; host .*, pid (\d+): computing in step 2", messages))
     assert len(pids) == 2, messages  # in both attempts

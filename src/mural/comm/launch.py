@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mural.comm import mpi
 from mural.comm.choice import settle
 from mural.comm.environment import Placement, resolve
-from mural.comm.meeting import meet, stay_local
+from mural.comm.meeting import meet, reach_out, stay_local
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 
@@ -29,7 +29,9 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.choice`.
     """
     backend = mpi.NAME if backend == "mpi" else backend
-    if not dist.is_initialized():
+    if not dist.is_initialized() and backend == mpi.NAME:
+        start_mpi(timeout)
+    elif not dist.is_initialized():
         place = resolve(os.environ)
         if place.world == 1:
             return 1, 0, Transport(None, timeout)
@@ -71,10 +73,8 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
     """Start the process group of a placement; without a backend, the ranks agree on one."""
     if place.one_machine:
         stay_local(os.environ, force=place.launcher == "mural")
-    if backend == mpi.NAME:
-        mpi.register()
-        dist.init_process_group(backend, init_method=mpi.METHOD, timeout=timedelta(seconds=timeout))
-        return
+    elif place.address is not None:
+        reach_out(os.environ, place.address)
     store = meet(place, timeout)
     gpu = take_gpu(place) if backend in (None, "nccl") else ""
     dist.init_process_group(
@@ -84,6 +84,15 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
         world_size=place.world,
         timeout=timedelta(seconds=timeout),
     )
+
+
+def start_mpi(timeout: float) -> None:
+    """Start the process group of MPI's ranks, which know of each other by themselves."""
+    mpi.register()
+    if resolve(os.environ).one_machine:
+        stay_local(os.environ)  # for gloo, which writes checkpoints beside MPI
+    dist.init_process_group(mpi.NAME, init_method=mpi.METHOD, timeout=timedelta(seconds=timeout))
+    atexit.register(leave)
 
 
 def take_gpu(place: Placement) -> str:

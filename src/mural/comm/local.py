@@ -79,7 +79,8 @@ def run_local(
         cause = run.cause()
         if cause is None:
             return run.ranks[0].answer.value if run.ranks[0].answer is not None else None
-        if number == restarts or run.signals:
+        # What mural itself refuses, it would refuse again.
+        if number == restarts or run.signals or cause.told:
             raise RankError(cause.trouble(), cause.number, cause.raised)
         say(f"{cause.trouble()}\nstarting all ranks again: {number + 1} of {restarts}")
 
@@ -132,9 +133,16 @@ class Rank:
         """Whether the function raised there, or the process ended in another way than by returning."""
         return self.raised or self.process.exitcode not in (None, 0)
 
+    @property
+    def told(self) -> str:
+        """The text of an error of mural's own that was raised there, or nothing."""
+        return self.answer.told if self.answer is not None else ""
+
     def trouble(self) -> str:
         """What ended the rank, in words."""
         code, place = self.process.exitcode, f"rank {self.number} (pid {self.process.pid})"
+        if self.told:
+            return f"rank {self.number}: {self.told}"
         if self.answer is not None and self.answer.raised:
             return f"{place} raised:\n\n{self.answer.raised}"
         if code is not None and code < 0:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from mural.comm.claims import LOCAL_STORE
 from mural.comm.environment import resolve
 from mural.comm.launch import start
-from mural.errors import PeerError
+from mural.errors import MuralError, PeerError
 
 ATTEMPT = "MURAL_ATTEMPT"
 PR_SET_PDEATHSIG = 1
@@ -48,12 +48,14 @@ class Orders:
 class Answer:
     """What a rank sends before it ends: the function's value, or the traceback of what it raised.
 
-    It is excused where another rank's failure or SIGINT made it raise.
+    It is excused where another rank's failure or SIGINT made it raise. `told` is the text of an error of mural's own,
+    which says by itself what is wrong.
     """
 
     value: Any = None
     raised: str = ""
     excused: bool = False
+    told: str = ""
 
 
 def serve(rank: int, orders: Orders, answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -72,7 +74,8 @@ def serve(rank: int, orders: Orders, answers: Connection, function: Callable[...
     except SystemExit:
         raise
     except BaseException as error:
-        answers.send(Answer(None, traceback.format_exc(), excused(error)))
+        told = str(error) if isinstance(error, MuralError) and not isinstance(error, PeerError) else ""
+        answers.send(Answer(None, traceback.format_exc(), excused(error), told))
         sys.exit(1)
     finally:
         if dist.is_initialized():

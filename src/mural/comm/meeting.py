@@ -6,6 +6,7 @@ import itertools
 import os
 import secrets
 import socket
+import struct
 import sys
 import time
 from collections.abc import MutableMapping
@@ -23,16 +24,15 @@ _stores: Any = dist  # its stubs leave these out
 _meetings = itertools.count()
 
 POLL_SECONDS = 0.02
+SIOCGIFADDR = 0x8915
+"""Linux's number for: which address has this interface?"""
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network interface the backends listen on."""
 
 
 def meet(place: Placement, timeout: float) -> Any:
-    """The store in which all ranks of a placement are, or will be; rank 0 holds it, unless the launcher does.
-
-    Where nothing tells the address of rank 0, MPI is asked; it ends again, unless somebody else began it.
-    """
+    """The store in which all ranks of a placement meet; rank 0 holds it, unless the launcher does."""
     if place.launcher == "mural":
         address, port = os.environ[LOCAL_STORE].rsplit(":", 1)
         # The store outlives a process group, whose addresses must not be found by the next one.
@@ -118,7 +118,7 @@ def _read(store: Any, key: str) -> str:
 
 
 def ask_mpi(place: Placement) -> tuple[str, int]:
-    """Address and a free port of rank 0, told to all ranks by MPI."""
+    """Address and a free port of rank 0, told to all ranks by MPI; it ends again, unless somebody else began it."""
     fix = "set MASTER_ADDR and MASTER_PORT on all ranks (mpirun -x MASTER_ADDR=…), or start them with torchrun"
     where = f"{place.launcher} started {place.world} ranks on several machines, and MASTER_ADDR is not set"
     began = "mpi4py.MPI" not in sys.modules
@@ -142,6 +142,50 @@ def stay_local(environ: MutableMapping[str, str], force: bool = False) -> None:
     for variable in INTERFACES:
         if loopback is not None and (force or variable not in environ):
             environ[variable] = loopback
+
+
+def reach_out(environ: MutableMapping[str, str], address: str) -> None:
+    """Let gloo listen where other machines reach this one, if it would not by itself; what the user chose stays.
+
+    gloo listens on the address of the host's name. On many systems that is a loopback address, and no other machine
+    connects. The interface that leads to rank 0 is then the right one.
+    """
+    if INTERFACES[0] in environ or not _is_loopback(socket.gethostname()):
+        return
+    interface = interface_to(address)
+    if interface is not None:
+        environ[INTERFACES[0]] = interface
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface over which this machine talks to an address; None for itself by loopback, or unknown."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing: the system only chooses its own address
+            own = probe.getsockname()[0]
+            interfaces = {_address_of(probe, name): name for _, name in socket.if_nameindex()}
+    except OSError:
+        return None
+    return None if own.startswith("127.") else interfaces.get(own)
+
+
+def _address_of(probe: socket.socket, interface: str) -> str:
+    """The IPv4 address of an interface; empty if it has none."""
+    try:
+        import fcntl  # noqa: PLC0415  (Windows has none)
+
+        answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    except (ImportError, OSError):
+        return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether a name stands for this machine alone, or for none."""
+    try:
+        return socket.gethostbyname(name).startswith("127.")
+    except OSError:
+        return True
 
 
 def free_port() -> int:

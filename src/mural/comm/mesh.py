@@ -128,11 +128,14 @@ def init(
     backend: str | None = None,
     timeout: float = 600.0,
 ) -> Mesh:
-    """The mesh over the process group it finds: torchrun's, one made before, or a single process.
+    """The mesh over the process group it finds: one made before, the one that torchrun, mpirun or srun started, or a
+    single process. `mural.comm.placement()` says which, and why.
 
     `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural
     choose the grid with the least traffic for the ranks that `data` leaves. Afterwards torch's default
     random generator is in the same state on every rank.
+
+    `backend`: NCCL where each rank has a GPU of its own, else gloo; "mpi" sends messages through MPI, under mpirun.
 
     Over gloo, GPU tensors travel through CUDA IPC between ranks that share a GPU (the current device at the first
     call), where that works and is faster, else through pinned memory; `print(mesh)` says which. The environment

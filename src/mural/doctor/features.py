@@ -1,0 +1,108 @@
+"""Features and backends: which are there, and the command that brings a missing one."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.cuda import nccl as nccl_of_torch
+
+from mural.doctor.report import Item, found
+
+SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that needs a package which mural does not bring by itself."""
+
+    name: str
+    module: str
+    package: str
+    extra: str
+
+
+FEATURES = (
+    Feature("NIfTI files", "nibabel", "nibabel", "nifti"),
+    Feature("whole slides", "openslide", "openslide-python", "slides"),
+    Feature("GeoTIFF files", "rasterio", "rasterio", "geo"),
+    Feature("MPI backend", "mpi4py", "mpi4py", "mpi"),
+    Feature("TensorBoard", "tensorboard", "tensorboard", "tensorboard"),
+    Feature("sample images", "skimage", "scikit-image", "samples"),
+    Feature("figures of benchmarks", "matplotlib", "matplotlib", "bench"),
+)
+
+LAUNCHERS = ("torchrun", "mpirun", "srun")
+
+MPI_PROBE = """
+import ctypes, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+def cuda():
+    for name in (None, "libmpi.so", "libmpi.so.40", "libmpi.so.12", MPI.__file__):
+        try:
+            return "yes" if ctypes.CDLL(name).MPIX_Query_cuda_support() else "no"
+        except (OSError, AttributeError):
+            pass
+    return "it does not say"
+print(MPI.Get_library_version().split(chr(10))[0].split(", package")[0].strip(chr(0)), cuda(), sep="|")
+"""
+
+
+def features() -> tuple[Item, ...]:
+    """Each optional feature: the version of what it needs, or how to get it."""
+    return tuple(item for feature in FEATURES for item in found(feature.name, lambda f=feature: optional(f)))
+
+
+def optional(feature: Feature) -> Item:
+    """Whether a feature's package can be imported."""
+    install = f'pip install "mural[{feature.extra}]"'
+    try:
+        importlib.import_module(feature.module)
+    except ModuleNotFoundError:
+        return Item(feature.name, f"missing: {install}", "missing")
+    except (ImportError, OSError) as error:
+        return Item(feature.name, f"{feature.package} does not load ({error}): {install}", "failed")
+    return Item(feature.name, f"{feature.package} {version(feature.package)}")
+
+
+def backends() -> tuple[Item, ...]:
+    """How messages can travel, and who can start ranks."""
+    return (
+        *found("gloo", lambda: Item("gloo", "yes") if dist.is_gloo_available() else Item("gloo", "no", "missing")),
+        *found("NCCL", nccl),
+        *found("MPI", mpi),
+        *(item for name in LAUNCHERS for item in found(name, lambda name=name: launcher(name))),
+    )
+
+
+def nccl() -> Item:
+    """NCCL's version, if torch has it and a GPU is there."""
+    if not dist.is_nccl_available():
+        return Item("NCCL", "not built into this torch", "missing")
+    numbers = ".".join(str(n) for n in nccl_of_torch.version())
+    return Item("NCCL", numbers if torch.cuda.is_available() else f"{numbers}, but no GPU is there")
+
+
+def mpi() -> Item:
+    """The MPI library behind mpi4py, and whether it takes device pointers; asked in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", MPI_PROBE], capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return Item("MPI", f'{lines[-1]}: pip install "mural[mpi]"', "missing")
+    library, cuda = done.stdout.strip().split("|")
+    return Item("MPI", f"{library}; takes device pointers: {cuda}")
+
+
+def launcher(name: str) -> Item:
+    """Where a launcher is: beside this Python, or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    path = str(beside) if beside.exists() else shutil.which(name)
+    return Item(name, path) if path else Item(name, "not found", "missing")

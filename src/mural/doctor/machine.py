@@ -1,0 +1,106 @@
+"""The machine: versions, processors, memory, GPUs, and what limits a process on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from mural.comm.local import processors
+from mural.doctor.report import Item, found, size
+
+SMALL_SHARED_MEMORY, FEW_FILES = 2**30, 1024
+
+
+def versions() -> tuple[Item, ...]:
+    """The versions that a bug report needs."""
+    return (
+        *found("mural", lambda: version("mural")),
+        *found("Python", lambda: f"{platform.python_version()} on {platform.system()} {platform.release()}"),
+        *found("torch", lambda: f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
+        *found("numpy", lambda: version("numpy")),
+    )
+
+
+def machine() -> tuple[Item, ...]:
+    """Processors, memory, name, and limits that are known to hurt."""
+    return (
+        *found("processors", processor),
+        *found("memory", memory),
+        *found("shared memory", shared_memory),
+        *found("open files", open_files),
+        *found("host name", host_name),
+        *found("GPUs", gpus),
+    )
+
+
+def processor() -> str:
+    """The kind of processor, and how many this process may use."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].split(":", 1)[1].strip() if models else platform.machine()
+    return f"{processors()} of {os.cpu_count()} ({model})"
+
+
+def memory() -> str:
+    """How much memory the machine has, is free, and a container allows."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    found_ = {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in lines}
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    allowed = f", of which the container may use {size(int(text))}" if text.isdigit() else ""
+    return f"{size(found_['MemTotal'])}, {size(found_['MemAvailable'])} free{allowed}"
+
+
+def shared_memory() -> Item:
+    """The room in /dev/shm, through which processes of a machine hand tensors to each other."""
+    total = shutil.disk_usage("/dev/shm").total
+    if total < SMALL_SHARED_MEMORY:
+        return Item("shared memory", f"{size(total)} is little: in a container, raise it with --shm-size", "missing")
+    return Item("shared memory", size(total))
+
+
+def open_files() -> Item:
+    """How many files and connections a process may open."""
+    import resource  # noqa: PLC0415  (Windows has none)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft <= FEW_FILES and (hard == resource.RLIM_INFINITY or hard > soft)
+    advice = f": many ranks or files need more, ulimit -n {4 * FEW_FILES}" if few else ""
+    return Item("open files", f"{soft}{advice}", "missing" if few else "found")
+
+
+def host_name() -> Item:
+    """The machine's name, and where other machines would look for it."""
+    name = socket.gethostname()
+    try:
+        return Item("host name", f"{name} ({socket.gethostbyname(name)})")
+    except OSError as error:
+        return Item(
+            "host name", f"{name} does not resolve ({error}): set GLOO_SOCKET_IFNAME for runs on several", "failed"
+        )
+
+
+def gpus() -> Iterator[Item]:
+    """Each GPU with its memory, and whether others use it now."""
+    if not torch.cuda.is_available():
+        yield Item("GPUs", "torch finds none" if torch.version.cuda else "none: this torch was built for the CPU")
+        return
+    yield Item("GPUs", str(torch.cuda.device_count()))
+    for index in range(torch.cuda.device_count()):
+        yield from found(f"GPU {index}", lambda index=index: gpu(index))
+
+
+def gpu(index: int) -> str:
+    """A GPU in words."""
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    mine = torch.cuda.memory_reserved(index)
+    # The context of this process takes some hundred MiB of what is not free.
+    busy = f", {size(total - free - mine)} in use" if total - free - mine > 2**30 else ""
+    return f"{properties.name}, {size(total)}{busy}, compute capability {properties.major}.{properties.minor}"

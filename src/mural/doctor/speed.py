@@ -1,0 +1,144 @@
+"""Speeds, each measured in about a second: memory, the way to a GPU, the link between ranks, the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mural.comm import run_local
+from mural.doctor.report import Item, found, size
+
+BUFFER = 2**28
+MESSAGE, TRIPS, TRIES = 2**26, 200, 5
+CHUNK, SPARE = 2**23, 4
+SECONDS = 120.0
+
+
+def speeds(folder: Path, link: Callable[[], tuple[Item, ...]]) -> tuple[Item, ...]:
+    """All speeds; `link` measures between ranks."""
+    return (
+        *found("memory copy", memory_copy),
+        *found("host and GPU", host_and_gpu),
+        *found("link", link),
+        *found("disk", lambda: disk(folder)),
+    )
+
+
+def rate(name: str, seconds: float, count: int, words: str = "") -> Item:
+    """An item in GB/s."""
+    value = count / seconds / 1e9
+    return Item(name, f"{value:.1f} GB/s{words}" if value >= 1 else f"{value:.2f} GB/s{words}", "found", value, "GB/s")
+
+
+def best(action: Callable[[], object], tries: int = TRIES) -> float:
+    """The fewest seconds of some tries, after one that is not counted."""
+    action()
+    times: list[float] = []
+    for _ in range(tries):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def memory_copy() -> Item:
+    """How fast bytes are copied inside host memory."""
+    source, target = torch.ones(BUFFER, dtype=torch.uint8), torch.empty(BUFFER, dtype=torch.uint8)
+    return rate("memory copy", best(lambda: target.copy_(source)), BUFFER, f" ({torch.get_num_threads()} threads)")
+
+
+def host_and_gpu() -> Iterator[Item]:
+    """How fast bytes go to the current GPU and back, from pinned and from ordinary memory."""
+    if not torch.cuda.is_available():
+        return
+    device = torch.empty(BUFFER, dtype=torch.uint8, device="cuda")
+    for kind in ("pinned", "pageable"):
+        host = torch.ones(BUFFER, dtype=torch.uint8, pin_memory=kind == "pinned")
+        for words, target, source in (("host to GPU", device, host), ("GPU to host", host, device)):
+
+            def copy(target: torch.Tensor = target, source: torch.Tensor = source) -> None:
+                target.copy_(source, non_blocking=True)
+                torch.cuda.synchronize()
+
+            yield rate(f"{words}, {kind}", best(copy), BUFFER)
+
+
+def local_link() -> tuple[Item, ...]:
+    """Latency and speed between two ranks of this machine, started for it."""
+    latency, seconds = run_local(_local_trips, 2, threads=1, timeout=SECONDS)
+    return link_items("two local ranks over gloo", latency, seconds)
+
+
+def _local_trips(rank: int) -> tuple[float, float]:
+    return trips(0, 1, torch.device("cpu"))
+
+
+def trips(first: int, second: int, device: torch.device) -> tuple[float, float]:
+    """Seconds of a small message and of a large one between two ranks, one way. Both call it."""
+    peer = second if dist.get_rank() == first else first
+    begins = dist.get_rank() == first
+
+    def round_trip(buffer: torch.Tensor) -> float:
+        start = time.perf_counter()
+        for sends in (begins, not begins):
+            (dist.send if sends else dist.recv)(buffer, peer)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    small, large = (torch.ones(count, dtype=torch.uint8, device=device) for count in (8, MESSAGE))
+    latency = statistics.median([round_trip(small) for _ in range(TRIPS)]) / 2
+    return latency, min(round_trip(large) for _ in range(TRIES)) / 2
+
+
+def link_items(words: str, latency: float, seconds: float) -> tuple[Item, ...]:
+    """What two ranks measured."""
+    return (
+        Item(f"latency, {words}", f"{latency * 1e6:.0f} µs", "found", latency * 1e6, "µs"),
+        rate(f"link, {words}", seconds, MESSAGE),
+    )
+
+
+def disk(folder: Path) -> tuple[Item, ...]:
+    """How fast a file is written to a folder until it is safe there, and read again, not from memory."""
+    space = os.statvfs(folder)
+    count = min(BUFFER, space.f_bavail * space.f_frsize // SPARE) // CHUNK * CHUNK
+    if count == 0:
+        return (Item("disk", f"{folder} has no room for a trial of {size(CHUNK)}", "failed"),)
+    path = folder / f".mural-doctor-{secrets.token_hex(4)}"
+    try:
+        written, read = _write(path, count), _read(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    words = f" ({size(count)} in {folder})"
+    return rate("disk, write", written, count, words), rate("disk, read", read, count, words)
+
+
+def _write(path: Path, count: int) -> float:
+    chunk = os.urandom(CHUNK)  # a file system that compresses would be too fast otherwise
+    start = time.perf_counter()
+    with path.open("xb", buffering=0) as file:
+        for _ in range(count // CHUNK):
+            file.write(chunk)
+        os.fsync(file.fileno())
+    return time.perf_counter() - start
+
+
+def _read(path: Path) -> float:
+    with path.open("rb", buffering=0) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        start = time.perf_counter()
+        buffer = bytearray(CHUNK)
+        while file.readinto(buffer):
+            pass
+        return time.perf_counter() - start
