@@ -13,24 +13,22 @@ from scenes import COLUMNS, IMAGES, ROWS, scene
 from torch import Tensor
 
 import mural
-from mural.data import Box, Loader, Sample, Source
+from mural.data import Box, ComputedSource, Loader, Sample
 from mural.models import UNet
 
 PLAN = mural.Plan(data=2, spatial=(2, 1))
 STEPS = 5
 
 
-class Scene(Source):
-    """An image, or its mask, of which any box can be read."""
+def source(number: int, mask: bool) -> ComputedSource:
+    """An image, or its mask, of which any box can be computed."""
 
-    def __init__(self, number: int, mask: bool):
-        super().__init__(f"scene {number}", (1 if mask else 3, ROWS, COLUMNS), torch.int64 if mask else torch.float32)
-        self.number, self.mask = number, mask
+    def compute(box: Box) -> Tensor:
+        pixels, classes = scene(number, *box[1:])
+        return classes[None] if mask else pixels
 
-    def read(self, box: Box | None = None, level: int = 0) -> Tensor:
-        _, rows, columns = self.checked(box)
-        pixels, mask = scene(self.number, rows, columns)
-        return mask[None] if self.mask else pixels
+    shape, dtype = (1 if mask else 3, ROWS, COLUMNS), torch.int64 if mask else torch.float32
+    return ComputedSource(compute, shape, dtype, f"scene {number}")
 
 
 class Scenes:
@@ -40,7 +38,7 @@ class Scenes:
         return IMAGES
 
     def __getitem__(self, index: int) -> Sample:
-        return Sample(f"scene {index}", Scene(index, mask=False), Scene(index, mask=True))
+        return Sample(f"scene {index}", source(index, mask=False), source(index, mask=True))
 
 
 def main() -> None:
