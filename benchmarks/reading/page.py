@@ -61,8 +61,9 @@ def caption(results: dict[str, Any]) -> str:
         f"{settings['size']}² RGB ({results['image_bytes'] / 1e6:.0f} MB), tiles of {settings['tile']}², "
         f"{settings['windows']} windows of {settings['window']}² at places that no tile begins at "
         f"({results['box_bytes'] / 1e6:.2f} MB each), whole files {settings['wholes']} times, files in the page cache. "
-        f"Medians, with the quartiles in parentheses. {at['cpu']}, {at['cores']} cores, Python {at['python']}, "
-        f"{versions}; commit {at['commit']}, {results['date'][:10]}. Command: `{results['command']}`."
+        f"Medians, with the quartiles in parentheses. {at['cpu']}, {at['cores']} cores, "
+        f"load {at['load_at_start']:.1f} at the start, Python {at['python']}, {versions}; commit {at['commit']}, "
+        f"{results['date'][:10]}. Command: `{results['command']}`."
     )
 
 

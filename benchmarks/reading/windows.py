@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -110,7 +111,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {
         "command": command_line("reading", sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": machine() | {"load_at_start": os.getloadavg()[0]},
         "settings": {name: getattr(options, name) for name in NUMBERS} | {"tile": TILE},
         "versions": {name: version(name) for name in PACKAGES},
         "box_bytes": 3 * options.window**2,

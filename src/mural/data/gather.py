@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import combinations
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from mural.data.blocks import Index, grid, tile_at, within
 from mural.data.dtypes import Array
+from mural.data.output import unwritable
 from mural.data.rims import Rim, Rims
 from mural.data.source import pairs
 from mural.data.stores import Store
@@ -35,7 +37,10 @@ def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written:
 
         def put(found: dict[Index, Rim] = found) -> None:
             for rim in found.values():
-                store.put(rim.box, rim.pixels)
+                try:
+                    store.put(rim.box, rim.pixels)
+                except (OSError, ValueError) as error:
+                    raise unwritable(Path(name), error, f"box {pairs(rim.box)}", pairs(rim.box)) from error
 
         team.agree(f"last parts of {name}", put)
 
