@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mural.data.augment import Augment, Drawn, raise_to
-from mural.data.view import Turn, View, split
+from mural.data.loading.augment import Augment, Drawn, raise_to
+from mural.data.loading.view import Turn, View, split
 from mural.errors import DataError
 from mural.geometry import Box, Interval, volume
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mural.data
-from mural.data.downsample import halve
+from mural.data.writing.downsample import halve
 from mural.errors import DataError
 
 

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 import mural
-from mural.data.dataset import Dataset
-from mural.data.loader import Loader
-from mural.data.memory import ArraySource
-from mural.data.preflight import Facts
+from mural.data.loading.loader import Loader
+from mural.data.loading.preflight import Facts
 from mural.data.samples import Sample
-from mural.data.write import create
+from mural.data.sets.dataset import Dataset
+from mural.data.sets.memory import ArraySource
+from mural.data.writing.write import create
 from mural.errors import DataError
 from ranks import run_on
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mural
-from mural.data.augment import Augment
-from mural.data.loader import Loader
-from mural.data.memory import ComputedSource
+from mural.data.loading.augment import Augment
+from mural.data.loading.loader import Loader
 from mural.data.samples import Sample
+from mural.data.sets.memory import ComputedSource
 from mural.errors import DataError
 from mural.geometry import Box
 from ranks import run_on

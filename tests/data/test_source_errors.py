@@ -14,7 +14,7 @@ import tifffile
 from PIL import Image
 
 import mural.data
-from mural.data import whole
+from mural.data.formats import whole
 from mural.errors import DataError, MuralError
 
 SHAPE = (3, 200, 300)
@@ -113,7 +113,7 @@ def test_a_damaged_tile_is_named_with_its_box_and_others_can_be_read(tmp_path: P
 
 def test_a_tiff_of_one_huge_strip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiff(tmp_path / "x.tif", compression="zlib", rowsperstrip=200)
-    monkeypatch.setattr("mural.data.tiff.LIMIT", 100_000)
+    monkeypatch.setattr("mural.data.formats.tiff.LIMIT", 100_000)
     refused(tmp_path / "x.tif", "a single tile or strip has 0 MiB, .*: run `mural convert .*x.tif OUT.ome.zarr` once")
     with mural.data.open(tmp_path / "x.tif", whole=True) as source:
         assert np.array_equal(source.read().numpy(), PIXELS)

@@ -24,7 +24,7 @@ from PIL import Image
 
 import mural.data
 from mural.data import Source
-from mural.data.tiff import Tiles
+from mural.data.formats.tiff import Tiles
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 COMPRESSIONS = (None, "deflate", "lzw", "zstd", "packbits", "lzma")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import mural
 import mural.data
-from mural.data.rims import Rims
+from mural.data.writing.rims import Rims
 from mural.errors import DataError, MuralError
 from mural.geometry import Interval
 from ranks import restart, run_on

@@ -1,17 +1,17 @@
 """Images on disk: read in boxes, loaded as batches, converted, and written piece by piece."""
 
-from mural.data.augment import Augment
-from mural.data.convert import convert
-from mural.data.dataset import Dataset
-from mural.data.loader import Batch, Loader
-from mural.data.memory import ArraySource, ComputedSource
+from mural.data.loading.augment import Augment
+from mural.data.loading.loader import Batch, Loader
 from mural.data.open import open
-from mural.data.real import real
 from mural.data.samples import Sample
+from mural.data.sets.dataset import Dataset
+from mural.data.sets.memory import ArraySource, ComputedSource
+from mural.data.sets.real import real
+from mural.data.sets.synthetic import synthetic
+from mural.data.sets.written import write_synthetic
 from mural.data.source import Box, Counter, Level, Source
-from mural.data.synthetic import synthetic
-from mural.data.write import Writer, create
-from mural.data.written import write_synthetic
+from mural.data.writing.convert import convert
+from mural.data.writing.write import Writer, create
 
 __all__ = [
     "ArraySource",

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mural.data.array import open_npy, open_npz
-from mural.data.nifti import open_nifti
-from mural.data.picture import kind, open_picture
-from mural.data.raster import open_raster
-from mural.data.slide import open_slide
+from mural.data.formats.array import open_npy, open_npz
+from mural.data.formats.nifti import open_nifti
+from mural.data.formats.picture import kind, open_picture
+from mural.data.formats.raster import open_raster
+from mural.data.formats.slide import open_slide
+from mural.data.formats.stored import FileSource, Options, Reader
+from mural.data.formats.tiff import open_tiff
+from mural.data.formats.zarr import open_zarr
 from mural.data.source import Source
-from mural.data.stored import FileSource, Options, Reader
-from mural.data.tiff import open_tiff
-from mural.data.zarr import open_zarr
 from mural.errors import DataError
 
 HEAD = 352

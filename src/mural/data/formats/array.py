@@ -1,0 +1,181 @@
+"""Arrays that lie in a file as they are: NumPy's .npy and .npz, and whatever else is neither tiled nor compressed."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from mural.data.formats.axes import guessed, resolved
+from mural.data.formats.dtypes import Array
+from mural.data.formats.handle import Handle
+from mural.data.formats.stored import Held, Options, Stored
+from mural.data.formats.whole import Whole
+from mural.data.source import Counter
+from mural.errors import DataError
+from mural.geometry import Box, Interval
+
+PIXEL = 64
+"""A last dim of up to so many bytes, such as the channels of a pixel, is always read whole."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An array in C order that lies in a file as it is, from an offset on."""
+
+    handle: Handle
+    offset: int
+    shape: tuple[int, ...]
+    kept: np.dtype[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the pixels, in native order of bytes."""
+        return self.kept.newbyteorder("=")
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Single pixels; with all their channels where those come last."""
+        last = self.shape[-1]
+        return (1,) * (len(self.shape) - 1) + (last if last * self.kept.itemsize <= PIXEL else 1,)
+
+    def read_into(self, out: Array, box: Box, counter: Counter) -> None:
+        """Fill an array with the pixels of a box, by one read for each stretch of bytes."""
+        read = (*box[:-1], Interval(0, self.shape[-1]) if self.chunks[-1] > 1 else box[-1])
+        extents = [interval.size for interval in read]
+        direct = out.flags.c_contiguous and read[-1] == box[-1] and self.kept.isnative
+        rows = out if direct else np.empty(extents, self.kept)
+        length, offsets = stretches(read, self.shape, self.kept.itemsize)
+        self.handle.read_into(rows.reshape(-1).view(np.uint8).data, length, (self.offset + at for at in offsets))
+        counter.add(tiles=1, bytes_=rows.nbytes)
+        if not direct:
+            skip = box[-1].start - read[-1].start
+            out[...] = rows[..., skip : skip + box[-1].size]
+
+
+def stretches(box: Box, shape: Sequence[int], width: int) -> tuple[int, Iterator[int]]:
+    """The bytes of each contiguous stretch of a box, and where the stretches begin.
+
+    >>> length, offsets = stretches((Interval(1, 3), Interval(0, 4)), (5, 4), 2)
+    >>> length, list(offsets)
+    (16, [8])
+    """
+    strides = [width * prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    inner = len(shape) - 1
+    while inner > 0 and box[inner].size == shape[inner]:
+        inner -= 1
+    length = box[inner].size * strides[inner]
+    first = box[inner].start * strides[inner]
+    outer = product(*(range(i.start * s, i.stop * s, s) for i, s in zip(box[:inner], strides[:inner], strict=True)))
+    return length, (first + sum(at) for at in outer)
+
+
+def header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran's order, and type of a .npy, whose pixels follow in the file; nothing is unpickled."""
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise DataError(
+            f"{name}: it holds Python objects, which are only read by running code from the file: save numbers", name
+        )
+    return tuple(shape), fortran, dtype
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """A stored array with its dims in reverse: what C order calls an array in Fortran's order, and back."""
+
+    inner: Stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents, the fastest first."""
+        return self.inner.shape[::-1]
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """What is decoded at a time."""
+        return self.inner.chunks[::-1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the pixels, in native order of bytes."""
+        return self.inner.dtype
+
+    def read_into(self, out: Array, box: Box, counter: Counter) -> None:
+        """Fill an array with the pixels of a box."""
+        self.inner.read_into(out.transpose(), box[::-1], counter)
+
+
+def held(
+    path: Path, offset: int, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any], options: Options
+) -> Held:
+    """An opened array whose pixels lie in the file from an offset on."""
+    check_size(str(path), offset + prod(shape) * dtype.itemsize, path.stat().st_size)
+    raw = Raw(Handle(path), offset, shape[::-1] if fortran else shape, dtype)
+    axes = resolved(str(path), guessed(shape), shape, options.axes)
+    return Held((Reversed(raw) if fortran else raw,), axes, raw.handle.close)
+
+
+def open_npy(path: Path, options: Options) -> Held:
+    """A .npy file, read in windows."""
+    with path.open("rb") as file:
+        shape, fortran, dtype = header(str(path), file)
+        offset = file.tell()
+    return held(path, offset, shape, fortran, dtype, options)
+
+
+def check_size(name: str, wanted: int, size: int) -> None:
+    """Raise where a file is shorter than its header says."""
+    if size < wanted:
+        raise DataError(
+            f"{name}: its header says {wanted} bytes, but the file has {size}: it is truncated; copy or write it again",
+            name,
+        )
+
+
+def open_npz(path: Path, options: Options) -> Held:
+    """One array of a .npz: in windows where it is stored as it is, whole where it is compressed."""
+    with zipfile.ZipFile(path) as archive:
+        member = chosen(str(path), archive, options.key)
+        with archive.open(member) as file:
+            shape, fortran, dtype = header(str(path), file)
+            start = file.tell()
+    if member.compress_type == zipfile.ZIP_STORED:
+        return held(path, data_offset(path, member) + start, shape, fortran, dtype, options)
+
+    def load() -> Array:
+        with np.load(path, allow_pickle=False) as arrays:
+            return np.asarray(arrays[member.filename.removesuffix(".npy")])
+
+    whole = Whole(str(path), shape, dtype, load, options.whole)
+    return Held((whole,), resolved(str(path), guessed(shape), shape, options.axes), whole.close)
+
+
+def chosen(name: str, archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
+    """The member of a .npz that was asked for, or its only one."""
+    members = {
+        info.filename.removesuffix(".npy"): info for info in archive.infolist() if info.filename.endswith(".npy")
+    }
+    if key is None and len(members) == 1:
+        return next(iter(members.values()))
+    if key is None or key not in members:
+        what = "it holds several arrays" if key is None else f"it holds no array {key!r}"
+        raise DataError(f"{name}: {what}: choose one of {', '.join(members) or 'none'} with key=", name)
+    return members[key]
+
+
+def data_offset(path: Path, member: zipfile.ZipInfo) -> int:
+    """Where a stored member's bytes begin: behind its own header, whose name and extra field vary in length."""
+    with path.open("rb") as file:
+        file.seek(member.header_offset + 26)
+        lengths = np.frombuffer(file.read(4), "<u2")
+    return member.header_offset + 30 + int(lengths.sum())

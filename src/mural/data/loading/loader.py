@@ -1,0 +1,245 @@
+"""The loader: batches as sharded tensors, of which each rank reads only its own box of only its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mural.comm import Mesh
+from mural.data.loading.augment import Augment
+from mural.data.loading.consent import Outcome, check_same, consent
+from mural.data.loading.draws import permutation
+from mural.data.loading.pinned import Buffers, Sent
+from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
+from mural.data.loading.prefetch import Ahead
+from mural.data.loading.preflight import Facts, inspect, raise_problems
+from mural.data.loading.reading import CLASS, MASK, NOTHING, Form, Reader, placed
+from mural.data.loading.shelf import Shelf
+from mural.data.loading.steps import Batched, Step, target_shape
+from mural.data.loading.workers import Workers
+from mural.data.samples import BadSample, Samples
+from mural.errors import DataError
+from mural.geometry import Cuts
+from mural.shard.layout import Layout
+from mural.shard.place import layout_of
+from mural.shard.tensor import ShardedTensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's images and targets, cut over the mesh.
+
+    `image` is (N, C, H, W) or (N, C, D, H, W); `target` a mask (N, H, W), (N, D, H, W) or with channels like the image,
+    labels (N,), or None. `names` are those of all N samples, on every rank; `waited` the seconds that this rank
+    waited for its files; `step` the number of the batch in its epoch.
+    """
+
+    image: ShardedTensor
+    target: ShardedTensor | None
+    names: tuple[str, ...]
+    waited: float
+    step: int
+
+
+class Loader:
+    """The batches of a dataset, the same ones whatever the plan.
+
+    The order of samples and all augmentations follow from (seed, epoch, sample) alone. The batch is cut along the data
+    axis and images along the spatial axes as `mural.shard(…, align=align)` would; the last batch of an epoch may be
+    smaller. `workers` threads read `prefetch` batches ahead. What one rank cannot read raises the same `DataError` on
+    every rank; with `skip_bad`, that sample is left out everywhere and listed in `bad`.
+
+    `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
+    zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target`.
+    For `scale`, `mean`, `std`, `mask` and `labels` see `mural.data.loading.pixels.Pixels`; `level` chooses a resolution.
+    """
+
+    def __init__(
+        self,
+        dataset: Samples,
+        mesh: Mesh,
+        *,
+        batch: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        augment: Augment | None = None,
+        prefetch: int = 2,
+        workers: int = 2,
+        align: int = 1,
+        device: torch.device | str = "cpu",
+        skip_bad: bool = False,
+        dtype: torch.dtype = torch.float32,
+        scale: Scale = "range",
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        mask: MaskKind = "classes",
+        labels: Mapping[int, int] | None = None,
+        level: int = 0,
+        crop: Sequence[int] | None = None,
+        pad_to: int = 1,
+        pad_target: int = 0,
+    ):
+        least = {"batch": (batch, 1), "prefetch": (prefetch, 0), "workers": (workers, 1), "align": (align, 1)}
+        for name, (value, low) in (least | {"level": (level, 0), "pad_to": (pad_to, 1)}).items():
+            if value < low:
+                raise DataError(f"{name}={value} must be at least {low}")
+        if crop is not None and min(crop) < 1:
+            raise DataError(f"crop={tuple(crop)}: every side must be at least 1")
+        if not len(dataset):
+            raise DataError("the dataset is empty: there is nothing to load")
+        self.dataset, self.mesh, self.batch, self.shuffle, self.seed = dataset, mesh, batch, shuffle, seed
+        self.prefetch, self.workers, self.skip_bad = prefetch, workers, skip_bad
+        self.bad: list[BadSample] = []
+        self.shelf = Shelf()
+        self.buffers = Buffers(settled(device))
+        pixels = Pixels(scale, per_channel(mean), per_channel(std), dtype, mask, labels)
+        self.reader = Reader(
+            dataset, mesh, self.shelf, pixels, augment, seed, align, level,
+            tuple(crop) if crop is not None else None, shuffle, pad_to, pad_target,
+        )  # fmt: skip
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in an epoch; a batch all of whose samples are bad is left out of it."""
+        return -(-len(self.dataset) // self.batch)
+
+    def check(self) -> Facts:
+        """Open every file before the run, divided over the ranks: what is wrong is raised on every rank. Collective.
+
+        With `skip_bad`, files that cannot be opened are listed in `bad` and never read.
+        """
+        facts, problems = inspect(self.dataset, self.mesh, self.reader.level, self.reader.pixels)
+        if not self.skip_bad or len(problems) == len(self.dataset):
+            raise_problems(problems)
+        known = {bad.index for bad in self.bad}
+        self.bad += [problem for problem in problems if problem.index not in known]
+        return facts
+
+    def order(self, epoch: int) -> tuple[int, ...]:
+        """The samples in the order of an epoch."""
+        count = len(self.dataset)
+        return permutation(count, self.seed, epoch, "order") if self.shuffle else tuple(range(count))
+
+    def batched(self, order: Sequence[int], epoch: int, number: int) -> Batched:
+        """The samples of one batch, and which places in it this rank reads: not those known to be bad."""
+        indices = tuple(order[number * self.batch : (number + 1) * self.batch])
+        mine = Cuts.even(len(indices), self.mesh.size("data")).interval(self.mesh.coordinates["data"])
+        bad = {sample.index for sample in self.bad}
+        return Batched(epoch, number, indices, tuple(p for p in range(*mine) if indices[p] not in bad))
+
+    def epoch(self, number: int, start: int = 0) -> Generator[Batch]:
+        """The batches of an epoch, from step `start` on: nothing of earlier ones is read. Collective.
+
+        Leaving the loop early, by `break` or an error, ends the threads that read ahead.
+        """
+        if not 0 <= start <= self.steps_per_epoch or number < 0:
+            raise DataError(f"epoch {number}, step {start}: an epoch has the steps 0 to {self.steps_per_epoch - 1}")
+        return self._epoch(number, start)
+
+    def _epoch(self, epoch: int, start: int) -> Generator[Batch]:
+        order, stop, found = self.order(epoch), self.steps_per_epoch, start > 0
+        check_same(self.dataset, self.mesh, (self.batch, self.seed, self.shuffle, epoch, start))
+        workers = Workers(self.workers)
+
+        def begin(number: int) -> Step:
+            return Step(self.reader, self.batched(order, epoch, number), workers, self.buffers, self.workers)
+
+        with closing(Ahead(begin, workers, start, stop, self.prefetch)) as ahead:
+            for _ in range(start, stop):
+                if ready := self._next(ahead):
+                    found = True
+                    yield ready.pop()  # from here on it is the training's alone, which may let go of its memory
+        if not found:
+            raise DataError(f"no sample could be read in epoch {epoch}: {self.summary()}")
+
+    def _next(self, ahead: Ahead) -> list[Batch]:
+        """The next batch; none where all its samples are bad."""
+        try:
+            step, waited = ahead.next()
+            outcome = consent(step, self.dataset, self.mesh)
+            self._note(outcome)
+            return [] if outcome.form is None else [self._batch(step, outcome, outcome.form, waited)]
+        except DataError:
+            raise  # on every rank
+        except BaseException as error:
+            self.mesh.transport.raised(error)  # the peers would wait for this rank
+            raise
+
+    def _note(self, outcome: Outcome) -> None:
+        """Raise what failed, or list it."""
+        if not outcome.bad:
+            return
+        if outcome.fatal or not self.skip_bad:
+            first, more = outcome.bad[0], len(outcome.bad) - 1
+            others = f" (and {more} more of this batch)" if more else ""
+            hint = "" if outcome.fatal else ". To leave bad samples out, set skip_bad=True"
+            raise DataError(f"{first.reason}{others}{hint}", first.name)
+        self.bad += outcome.bad
+
+    def _batch(self, step: Step, outcome: Outcome, form: Form, waited: float) -> Batch:
+        """The sharded tensors of the samples that are good on all ranks."""
+        image, target = step.send()
+        parts = Cuts.even(len(step.batched.indices), self.mesh.size("data")).intervals()
+        counts = [sum(i.start <= place < i.stop for place in outcome.kept) for i in parts]
+        layout = placed(self.mesh, form, counts, self.reader.align)
+        slots = [slot for slot, place in enumerate(step.pieces) if place in outcome.kept]
+        pixels, device = self.reader.pixels, self.buffers.device
+        sharded: ShardedTensor | None = None
+        if form.target != NOTHING:
+            goal = target_layout(layout, form, pixels.mask == "channels")
+            dtype = (
+                pixels.target_dtype if form.target == MASK else torch.int64 if form.target == CLASS else pixels.dtype
+            )
+            sharded = ShardedTensor(chosen(target, slots, goal.local_shape, dtype, device), goal)
+        names = tuple(outcome.names[place] for place in outcome.kept)
+        piece = chosen(image, slots, layout.local_shape, pixels.dtype, device)
+        return Batch(ShardedTensor(piece, layout), sharded, names, waited, step.batched.number)
+
+    def summary(self) -> str:
+        """The bad samples that were left out, one on each line, for the end of a run."""
+        if not self.bad:
+            return f"all samples read were good ({len(self.dataset)} in the dataset)"
+        lines = [f"{len(self.bad)} of {len(self.dataset)} samples were left out:"]
+        return "\n".join([*lines, *(f"  {bad.name} (sample {bad.index}): {bad.reason}" for bad in self.bad)])
+
+    @property
+    def bytes_decoded(self) -> int:
+        """The uncompressed bytes of file tiles that this rank decoded from the paths of its samples."""
+        return self.shelf.bytes_decoded
+
+    def close(self) -> None:
+        """Close the files that are kept open between steps; the loader can go on to be used."""
+        self.shelf.close()
+
+
+def settled(device: torch.device | str) -> torch.device:
+    """The device with its number: threads have a current device of their own."""
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def chosen(
+    sent: Sent | None, slots: Sequence[int], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Those samples of what this rank read, on the device; an empty tensor where none of them is this rank's."""
+    if sent is None or not slots:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    tensor = sent.arrived()
+    return tensor if len(slots) == len(tensor) else tensor[list(slots)]
+
+
+def target_layout(image: Layout, form: Form, with_channels: bool) -> Layout:
+    """Where the targets of images lie: masks cut as the images are, labels along the data axis alone."""
+    shape = (image.shape[0], *target_shape(form, with_channels, form.extents))
+    dims = (
+        [0] if form.target != MASK else [0, 1, *range(2, image.ndim)] if with_channels else [0, *range(2, image.ndim)]
+    )
+    axes = {at: axis for at, dim in enumerate(dims) if (axis := image.axes[dim]) is not None}
+    cuts = {at: cut for at, dim in enumerate(dims) if (cut := image.cuts[dim]) is not None}
+    return layout_of(image.mesh, shape, axes, cuts)

@@ -1,0 +1,137 @@
+"""Preflight: every file of a dataset is opened before a run, so that it does not lose work to a bad file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from mural.comm import Mesh
+from mural.data.formats.dtypes import TORCH
+from mural.data.loading.agree import greatest, said
+from mural.data.loading.pixels import Pixels
+from mural.data.loading.reading import sources_of
+from mural.data.open import open as open_image
+from mural.data.samples import BadSample, Samples, name_at, sample_at
+from mural.data.source import Source, level_of
+from mural.errors import DataError
+
+SHOWN = 10
+"""Bad samples that an error lists."""
+THREADS = 8
+DTYPES = tuple(TORCH.values())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the images of a dataset have in common, and the smallest and largest extent of each spatial dim."""
+
+    samples: int
+    channels: int
+    dtype: torch.dtype
+    smallest: tuple[int, ...]
+    largest: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a sample's files say of themselves."""
+
+    name: str
+    channels: int
+    dtype: torch.dtype
+    extents: tuple[int, ...]
+
+    @property
+    def code(self) -> list[int]:
+        """What must be equal in all samples, as numbers."""
+        return [self.channels, DTYPES.index(self.dtype), len(self.extents)]
+
+
+def check(samples: Samples, mesh: Mesh | None = None, level: int = 0, pixels: Pixels | None = None) -> Facts:
+    """The facts of a dataset, or an error on every rank that lists which samples cannot be used. Collective."""
+    facts, problems = inspect(samples, mesh, level, pixels or Pixels())
+    raise_problems(problems)
+    return facts
+
+
+def raise_problems(problems: Sequence[BadSample]) -> None:
+    """Raise one error that lists bad samples, where there are some."""
+    if not problems:
+        return
+    lines = [f"  {problem.reason}" for problem in problems[:SHOWN]]
+    more = [f"  and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    title = "1 sample cannot be used:" if len(problems) == 1 else f"{len(problems)} samples cannot be used:"
+    raise DataError("\n".join([title, *lines, *more]), problems[0].name)
+
+
+def inspect(samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels) -> tuple[Facts, list[BadSample]]:
+    """The facts of the good samples, and the bad ones; every rank opens its share of the files. Collective."""
+    count, mine = len(samples), range(*((mesh.rank, len(samples), mesh.world) if mesh else (0, len(samples), 1)))
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="mural-preflight") as threads:
+        found = dict(zip(mine, threads.map(lambda i: header(samples, i, level, pixels), mine), strict=True))
+    headers = {i: h for i, h in found.items() if isinstance(h, Header)}
+    texts = {i: h for i, h in found.items() if isinstance(h, str)}
+    texts |= unlike(headers, mesh)
+    flags = torch.zeros(count, dtype=torch.uint8)
+    flags[list(texts)] = 1
+    bad: list[int] = greatest(flags, mesh, "preflight").nonzero().flatten().tolist()
+    reasons = said([texts.get(i, "") for i in bad], mesh, "preflight") if bad else []
+    names = [name_at(samples, i) or reason.split(":")[0] for i, reason in zip(bad, reasons, strict=True)]
+    problems = [BadSample(*fields) for fields in zip(bad, names, reasons, strict=True)]
+    good = [h for i, h in headers.items() if i not in texts]
+    return facts_of(count, good, mesh), problems
+
+
+def header(samples: Samples, index: int, level: int, pixels: Pixels) -> Header | str:
+    """What a sample's files say, or why it cannot be used."""
+    taken: list[Source] = []
+
+    def take(path: str) -> Source:
+        taken.append(open_image(path, threads=1))
+        return taken[-1]
+
+    name = f"sample {index}"
+    try:
+        sample = sample_at(samples, index)
+        name = sample.name
+        image, *_ = sources_of(sample, take, level, pixels)
+        return Header(name, image.shape[0], image.dtype, level_of(image, level).shape[1:])
+    except DataError as error:
+        return str(error) if name in str(error) else f"{name}: {error}"
+    except Exception as error:
+        return f"{name}: {type(error).__name__}: {error}"
+    finally:
+        for source in taken:
+            source.close()
+
+
+def unlike(headers: dict[int, Header], mesh: Mesh | None) -> dict[int, str]:
+    """Of this rank's samples, those whose channels, type or dims differ from the dataset's first good one."""
+    first = -int(greatest(torch.tensor([-min(headers, default=2**40)]), mesh, "preflight").item())
+    code = headers[first].code if first in headers else [-1, -1, -1]
+    model = greatest(torch.tensor(code), mesh, "preflight").tolist()
+    (name,) = said([headers[first].name if first in headers else ""], mesh, "preflight")
+    found: dict[int, str] = {}
+    for index, h in headers.items():
+        if h.code != model:
+            found[index] = (
+                f"{h.name}: has {h.channels} channels of {str(h.dtype).removeprefix('torch.')} and {len(h.extents)} "
+                f"spatial dims, but {name} has {model[0]} of {str(DTYPES[model[1]]).removeprefix('torch.')} and "
+                f"{model[2]}: images of one dataset must be alike; convert one of them"
+            )
+    return found
+
+
+def facts_of(count: int, good: Sequence[Header], mesh: Mesh | None) -> Facts:
+    """What all ranks' good samples have in common."""
+    codes = torch.full((9,), -(2**40))
+    for h in good:
+        extents = torch.tensor((*h.extents, 0, 0)[:3])
+        codes = torch.maximum(codes, torch.cat([torch.tensor(h.code), extents, -extents]))
+    channels, dtype, ndim, *extents = greatest(codes, mesh, "preflight").tolist()
+    if channels < 0:
+        return Facts(count, 0, torch.uint8, (), ())
+    return Facts(count, channels, DTYPES[dtype], tuple(-n for n in extents[3 : 3 + ndim]), tuple(extents[:ndim]))

@@ -1,0 +1,240 @@
+"""Reading: the piece of a sample that this rank holds, from its files to the numbers that the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mural.comm import SPATIAL, Mesh
+from mural.data.loading.augment import Augment, Drawn
+from mural.data.loading.draws import whole_number
+from mural.data.loading.pixels import Pixels
+from mural.data.loading.shelf import Shelf
+from mural.data.loading.view import Turn, View, split
+from mural.data.samples import Sample, Samples, is_path, label_of, opened, sample_at
+from mural.data.source import Source, level_of
+from mural.errors import DataError
+from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
+from mural.shard.layout import Layout
+from mural.shard.place import cuts_of, layout_of, spatial_dims
+
+MOST_AT_ONCE = 2**20
+"""Positions that one task of a worker reads at most: little memory beside the batch, and soon done when the loader is
+closed."""
+LEAST_AT_ONCE = 2**18
+"""A box with fewer positions for each worker is not divided."""
+
+NOTHING, MASK, CLASS, VALUE = range(4)
+"""What a target is."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What must be equal for samples to be in one batch: channels, extents, and what the target is."""
+
+    channels: int
+    extents: tuple[int, ...]
+    target: int = NOTHING
+    width: int = 0
+    """Channels of a mask; numbers of a label, 0 for a single one."""
+
+    @property
+    def code(self) -> list[int]:
+        """The form as seven numbers."""
+        extents = (*self.extents, 0, 0)[:3]
+        return [self.channels, len(self.extents), *extents, self.target, self.width]
+
+    @classmethod
+    def decoded(cls, code: Sequence[int]) -> Form:
+        """The form that seven numbers stand for."""
+        return cls(code[0], tuple(code[2 : 2 + code[1]]), code[5], code[6])
+
+    def __str__(self) -> str:
+        targets = ("no target", f"a mask of {self.width} channels", "a class", "a value")
+        return f"{(self.channels, *self.extents)} with {targets[self.target]}"
+
+
+def placed(mesh: Mesh, form: Form, counts: Sequence[int], align: int) -> Layout:
+    """The layout of images of a form, of which each coordinate of the data axis holds so many."""
+    shape = (sum(counts), form.channels, *form.extents)
+    axes = dict(zip(spatial_dims(len(shape), mesh, None), SPATIAL, strict=False)) | {0: "data"}
+    return layout_of(mesh, shape, axes, cuts_of(shape, mesh, axes, {0: Cuts.sized(counts)}, align))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One sample as this rank reads it: its open sources, how it is seen, and which box of that view is this rank's."""
+
+    name: str
+    form: Form
+    image: Source
+    level: int
+    mask: Source | None
+    mask_level: int
+    label: Tensor | None
+    view: View
+    drawn: Drawn | None
+    box: Box
+    paths: tuple[str, ...]
+    """What was taken from the shelf."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Everything that says what a sample's piece holds on this rank, whoever asks for it and whenever."""
+
+    samples: Samples
+    mesh: Mesh
+    shelf: Shelf
+    pixels: Pixels
+    augment: Augment | None
+    seed: int
+    align: int
+    level: int
+    crop: tuple[int, ...] | None
+    crop_at_random: bool
+    pad_to: int
+    pad_target: int
+
+    def open(self, index: int, epoch: int) -> Piece:
+        """A sample's sources, opened, and this rank's part in them."""
+        sample = sample_at(self.samples, index)
+        paths: list[str] = []
+
+        def take(path: str) -> Source:
+            source = self.shelf.take(path)
+            paths.append(path)
+            return source
+
+        try:
+            return self._opened(sample, index, epoch, take, paths)
+        except BaseException:
+            for path in paths:
+                self.shelf.put(path)
+            raise
+
+    def _opened(self, sample: Sample, index: int, epoch: int, take: Callable[[str], Source], paths: list[str]) -> Piece:
+        image, mask, mask_level, label = sources_of(sample, take, self.level, self.pixels)
+        extents = level_of(image, self.level).shape[1:]
+        channels = image.shape[0]
+        window = self.window(extents, index, epoch, image.name)
+        sides = [i.size for i in window]
+        drawn = self.augment.draw(self.seed, epoch, index, channels, sides) if self.augment is not None else None
+        view = View(extents, window, drawn.turn if drawn is not None else Turn.none(len(extents)))
+        kind = MASK if mask else NOTHING if label is None else VALUE if label.is_floating_point() else CLASS
+        width = mask.shape[0] if mask is not None else label.numel() if label is not None and label.ndim else 0
+        form = Form(channels, view.shape, kind, width)
+        box = placed(self.mesh, form, (0,) * self.mesh.size("data"), self.align).box[2:]
+        return Piece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box, tuple(paths))
+
+    def window(self, extents: tuple[int, ...], index: int, epoch: int, name: str) -> Box:
+        """The part of an image that the model sees, which sticks out where the image is padded."""
+        crop = extents if self.crop is None else self.crop
+        if len(crop) != len(extents):
+            raise DataError(f"{name}: crop={crop} was given for an image of spatial extents {extents}", name)
+        found: list[Interval] = []
+        for d, (extent, side) in enumerate(zip(extents, crop, strict=True)):
+            slack = extent - side
+            start = slack // 2
+            if self.crop_at_random and slack:
+                start = min(0, slack) + whole_number(abs(slack) + 1, self.seed, epoch, index, "crop", d)
+            found.append(Interval(start, start + -(-side // self.pad_to) * self.pad_to))
+        return tuple(found)
+
+    def tasks(self, piece: Piece, image: Tensor, target: Tensor | None, parts: int) -> list[Callable[[], None]]:
+        """What to call to fill a sample's places in a batch: parts of its box, which several threads may read."""
+        behind = piece.view.behind(piece.box)
+        parts = min(parts, -(-volume(behind) // LEAST_AT_ONCE))
+        tasks: list[Callable[[], None]] = []
+        for part in divided(behind, piece.image, parts):
+            tasks.append(partial(self.fill_image, piece, part, image))
+        if piece.mask is not None and target is not None:
+            for part in divided(behind, piece.mask, parts):
+                tasks.append(partial(self.fill_mask, piece, part, target))
+        return tasks
+
+    def fill_image(self, piece: Piece, part: Box, out: Tensor) -> None:
+        """Read a box of an image's file into its place in a batch; all work is done there, without further copies."""
+        at, work = piece.view.before(part), self.pixels.work
+        place = out[(slice(None), *local(at, piece.box))]
+        values = place if out.dtype == work else torch.empty(place.shape, dtype=work)
+        raw, inside = read_turned(piece.image, piece.level, piece.view, part)
+        if inside != at:
+            values.zero_()
+        if raw is not None:
+            inner = values[(slice(None), *local(inside, at))]
+            inner.copy_(raw)
+            self.pixels.rescale(inner, raw.dtype)
+        if piece.drawn is not None:
+            channels = Interval(0, piece.form.channels)
+            piece.drawn.recolour(values, (channels, *at), (piece.form.channels, *piece.form.extents))
+        self.pixels.normalise(values)
+        if values is not place:
+            place.copy_(values)
+
+    def fill_mask(self, piece: Piece, part: Box, out: Tensor) -> None:
+        """Read a box of a mask's file into its place in a batch."""
+        mask = piece.mask
+        if mask is None:
+            return
+        at = piece.view.before(part)
+        place = out[(..., *local(at, piece.box))]
+        raw, inside = read_turned(mask, piece.mask_level, piece.view, part)
+        if inside != at:
+            place.fill_(self.pad_target)
+        if raw is not None:
+            found = self.pixels.target(raw, mask)
+            place[(..., *local(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
+
+
+def sources_of(
+    sample: Sample, take: Callable[[str], Source], level: int, pixels: Pixels
+) -> tuple[Source, Source | None, int, Tensor | None]:
+    """Image, mask, the mask's level and label of a sample, opened and held against each other."""
+    image = opened(sample.image, sample.name, take)
+    pixels.check_channels(image)
+    extents = level_of(image, level).shape[1:]
+    label = label_of(sample.target)
+    if label is not None:
+        label = pixels.relabelled(label) if pixels.labels and not label.is_floating_point() else label
+    if sample.target is None or label is not None:
+        return image, None, 0, label
+    named = str(sample.target) if is_path(sample.target) else f"the mask of {sample.name}"
+    mask = opened(sample.target, named, take, len(extents))
+    if mask.shape[0] != 1 and pixels.mask != "channels":
+        raise DataError(
+            f"{mask.name}: the mask has {mask.shape[0]} channels, but {pixels.mask} need one: "
+            f"save it with one channel, or take mask='channels'",
+            mask.name,
+        )
+    levels = [number for number, found in enumerate(mask.levels) if found.shape[1:] == extents]
+    if not levels:
+        raise DataError(
+            f"{mask.name}: the mask has the spatial extents {mask.shape[1:]}, but its image {image.name} has {extents}"
+            f"{f' at level {level}' if level else ''}: save the mask at the size of its image",
+            mask.name,
+        )
+    return image, mask, levels[0], None
+
+
+def divided(behind: Box, source: Source, parts: int) -> tuple[Box, ...]:
+    """The parts of a file's box that tasks read."""
+    return split(behind, source.chunks[1:], parts, MOST_AT_ONCE) if volume(behind) else ()
+
+
+def local(box: Box, within: Box) -> tuple[slice, ...]:
+    """The slices of a piece at a box of the image, of which the piece holds another box."""
+    return tuple(slice(i.start - w.start, i.stop - w.start) for i, w in zip(box, within, strict=True))
+
+
+def read_turned(source: Source, level: int, view: View, part: Box) -> tuple[Tensor | None, Box]:
+    """What a file holds of a box, turned as the view is, and where that lies in the view: the box may stick out."""
+    inside = overlap(part, whole(view.extents))
+    if not volume(inside):
+        return None, ()
+    raw = source.read(((0, source.shape[0]), *inside), level)
+    return view.turn.apply(raw), view.before(inside)

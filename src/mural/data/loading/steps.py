@@ -1,0 +1,167 @@
+"""Steps that are read ahead: this rank's part of a batch, filled by the workers beside the training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mural.data.loading.pinned import Buffers, Sent
+from mural.data.loading.reading import CLASS, MASK, NOTHING, Form, Piece, Reader
+from mural.data.loading.workers import Workers
+from mural.data.samples import name_at
+from mural.data.source import pairs
+from mural.errors import DataError
+from mural.geometry import Box
+
+NOT_THE_SAMPLE = (MemoryError, ImportError)
+"""What says nothing about a sample: raised even where bad samples are skipped."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a sample could not be read on this rank."""
+
+    reason: str
+    fatal: bool
+
+
+@dataclass(frozen=True)
+class Batched:
+    """Which samples are in one batch, in order."""
+
+    epoch: int
+    number: int
+    indices: tuple[int, ...]
+    places: tuple[int, ...]
+    """The places in the batch that this rank reads."""
+
+
+class Step:
+    """This rank's part of one batch under way; `wait` until it is complete.
+
+    One task opens the samples, then one for each part of each sample reads it; whatever they raise becomes that
+    sample's `failures` entry. The tensors hold a place for each of this rank's samples that could be opened.
+    """
+
+    def __init__(self, reader: Reader, batched: Batched, workers: Workers, buffers: Buffers, parts: int):
+        self.reader, self.batched, self.workers, self.buffers, self.parts = reader, batched, workers, buffers, parts
+        self.pieces: dict[int, Piece] = {}
+        self.failures: dict[int, Failure] = {}
+        self.image: Tensor | None = None
+        self.target: Tensor | None = None
+        self.sent: tuple[Sent | None, Sent | None] | None = None
+        self.left = 0
+        self.lock = threading.Lock()
+        self.done = threading.Event()
+        workers.submit(self._open)
+
+    def wait(self) -> float:
+        """The seconds that it took until the step was complete."""
+        start = time.perf_counter()
+        self.done.wait()
+        return time.perf_counter() - start
+
+    def _open(self) -> None:
+        for place in self.batched.places:
+            index = self.batched.indices[place]
+            try:
+                self.pieces[place] = self.reader.open(index, self.batched.epoch)
+            except BaseException as error:
+                self._failed(place, name_at(self.reader.samples, index) or f"sample {index}", None, error)
+        try:
+            tasks = self._tasks()
+        except BaseException as error:
+            tasks = []
+            for place, piece in self.pieces.items():
+                self._failed(place, piece.name, piece.box, error, fatal=True)
+        self.left = len(tasks)
+        for task in tasks:
+            self.workers.submit(task)
+        if not tasks:
+            self._finish()
+
+    def _tasks(self) -> list[Callable[[], None]]:
+        """The memory of the batch, and what fills it; nothing where samples do not fit together."""
+        forms = {piece.form for piece in self.pieces.values()}
+        if len(forms) != 1:
+            return []
+        first = next(iter(self.pieces.values()))
+        extents, count = tuple(i.size for i in first.box), len(self.pieces)
+        image = self.image = self.buffers.new((count, first.form.channels, *extents), self.reader.pixels.dtype)
+        target = self.target = self._target_memory(first.form, extents, count)
+        per_sample = max(1, self.parts // count)
+        tasks: list[Callable[[], None]] = []
+        for slot, (place, piece) in enumerate(self.pieces.items()):
+            if piece.label is not None and target is not None:
+                target[slot] = piece.label
+            mask = target[slot] if piece.mask is not None and target is not None else None
+            for fill in self.reader.tasks(piece, image[slot], mask, per_sample):
+                tasks.append(partial(self._run, place, fill))
+        return tasks
+
+    def _target_memory(self, form: Form, extents: tuple[int, ...], count: int) -> Tensor | None:
+        shape, dtype = (
+            target_shape(form, self.reader.pixels.mask == "channels", extents),
+            self.reader.pixels.target_dtype,
+        )
+        if form.target == NOTHING:
+            return None
+        if form.target != MASK:
+            dtype = torch.int64 if form.target == CLASS else self.reader.pixels.dtype
+        return self.buffers.new((count, *shape), dtype)
+
+    def _run(self, place: int, fill: Callable[[], None]) -> None:
+        try:
+            if place not in self.failures and not self.workers.closed:
+                fill()
+        except BaseException as error:
+            piece = self.pieces[place]
+            self._failed(place, piece.name, piece.view.behind(piece.box), error)
+        with self.lock:
+            self.left -= 1
+            last = not self.left
+        if last:
+            self._finish()
+
+    def _failed(self, place: int, name: str, box: Box | None, error: BaseException, fatal: bool = False) -> None:
+        what = f"{name}, box {pairs(box)}" if box is not None else name
+        hint = "" if isinstance(error, DataError) else ": the file may be damaged, or the disk: check it or replace it"
+        words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{hint}"
+        with self.lock:
+            self.failures.setdefault(place, Failure(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
+
+    def send(self) -> tuple[Sent | None, Sent | None]:
+        """Image and target on their way to the device, once."""
+        if self.sent is None:
+            self.sent = (
+                None if self.image is None else self.buffers.sent(self.image),
+                None if self.target is None else self.buffers.sent(self.target),
+            )
+            self.image = self.target = None
+        return self.sent
+
+    def abandon(self) -> None:
+        """Give back what a step holds whose tasks were dropped."""
+        if not self.done.is_set():
+            self._finish()
+        self.buffers.drop(self.image)
+        self.buffers.drop(self.target)
+
+    def _finish(self) -> None:
+        for piece in self.pieces.values():
+            for path in piece.paths:
+                self.reader.shelf.put(path)
+        self.done.set()
+
+
+def target_shape(form: Form, with_channels: bool, extents: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one sample's target whose spatial extents are these."""
+    if form.target == MASK:
+        return (form.width, *extents) if with_channels else extents
+    return (form.width,) if form.width else ()

@@ -1,0 +1,1 @@
+"""Datasets: which samples there are, on disk, in memory, computed, or brought along."""

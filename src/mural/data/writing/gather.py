@@ -1,0 +1,144 @@
+"""The last units of an image: each that several ranks have parts of goes to one of them, which writes it once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mural.data.formats.blocks import Index, grid, tile_at, within
+from mural.data.formats.dtypes import Array
+from mural.data.source import pairs
+from mural.data.writing.output import unwritable
+from mural.data.writing.rims import Rim, Rims
+from mural.data.writing.stores import Store
+from mural.data.writing.together import Team
+from mural.errors import DataError
+from mural.geometry import Box, Interval, overlap, volume, whole
+
+AT_ONCE = 64 * 2**20
+"""Bytes of units that are sent and written together."""
+Parts = dict[Index, dict[int, list[Box]]]
+"""For each unit that is not complete, the boxes that each rank has of it."""
+
+
+def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written: set[Index], team: Team) -> None:
+    """Bring the parts of every unit together at the lowest rank that has one, and write them there."""
+    tables = team.tables(f"parts of {name}", catalogue(shape, store.unit, rims, written))
+    parts, whole_units = listed(tables, shape, store.unit)
+    team.agree(f"parts of {name}", lambda: check(name, parts, whole_units))
+    for batch in batches(parts, prod(store.unit) * rims.dtype.itemsize):
+        found = exchange(name, batch, parts, shape, store.unit, rims, team)
+
+        def put(found: dict[Index, Rim] = found) -> None:
+            for rim in found.values():
+                try:
+                    store.put(rim.box, rim.pixels)
+                except (OSError, ValueError) as error:
+                    raise unwritable(Path(name), error, f"box {pairs(rim.box)}", pairs(rim.box)) from error
+
+        team.agree(f"last parts of {name}", put)
+
+
+def unit_box(index: Index, unit: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+    """The box of a unit within the image."""
+    return overlap(tile_at(index, unit), whole(shape))
+
+
+def catalogue(shape: tuple[int, ...], unit: tuple[int, ...], rims: Rims, written: set[Index]) -> torch.Tensor:
+    """One row for each unit that this rank wrote, and for each box that it has of another: number, whole, box."""
+    counts, rows = grid(shape, unit), list[list[int]]()
+    nowhere = [0] * (2 * len(shape))
+    rows += [[int(np.ravel_multi_index(index, counts)), 1, *nowhere] for index in sorted(written)]
+    for index in rims:
+        box = unit_box(index, unit, shape)
+        for part in Rim(box, np.empty(0), rims.missing(index, box)).parts:
+            rows.append([int(np.ravel_multi_index(index, counts)), 0, *(n for interval in part for n in interval)])
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 2 + 2 * len(shape))
+
+
+def listed(
+    tables: list[torch.Tensor], shape: tuple[int, ...], unit: tuple[int, ...]
+) -> tuple[Parts, dict[Index, list[int]]]:
+    """The parts of units by rank, and the ranks that wrote whole ones."""
+    counts = grid(shape, unit)
+    parts: Parts = defaultdict(lambda: defaultdict(list))
+    wholes: dict[Index, list[int]] = defaultdict(list)
+    for rank, table in enumerate(tables):
+        for number, is_whole, *ends in table.tolist():
+            index = tuple(int(i) for i in np.unravel_index(number, counts))
+            if is_whole:
+                wholes[index].append(rank)
+            else:
+                parts[index][rank].append(tuple(Interval(a, b) for a, b in zip(ends[0::2], ends[1::2], strict=True)))
+    return parts, wholes
+
+
+def check(name: str, parts: Parts, wholes: dict[Index, list[int]]) -> None:
+    """Raise where two ranks wrote the same pixels: which of them counts would be chance. Every rank finds the same."""
+    for index, ranks in wholes.items():
+        both = sorted([*ranks, *parts.get(index, {})])
+        if len(both) > 1:
+            raise overlapping(name, both[0], both[1], f"unit {index}")
+    for index, boxes in parts.items():
+        for a, b in combinations(boxes, 2):
+            for x in boxes[a]:
+                for y in boxes[b]:
+                    if volume(overlap(x, y)):
+                        raise overlapping(name, a, b, f"box {pairs(overlap(x, y))} of unit {index}")
+
+
+def overlapping(name: str, a: int, b: int, what: str) -> DataError:
+    """The error of two ranks that wrote the same."""
+    return DataError(
+        f"{name}: ranks {a} and {b} both wrote {what}: pieces of different ranks may not overlap; "
+        "let one of them write it",
+        name,
+    )
+
+
+def batches(parts: Parts, size: int) -> Iterator[list[Index]]:
+    """The units in one order for all ranks, so many at a time that they fit in memory."""
+    order, step = sorted(parts), max(1, AT_ONCE // size)
+    for start in range(0, len(order), step):
+        yield order[start : start + step]
+
+
+def exchange(
+    name: str, batch: list[Index], parts: Parts, shape: tuple[int, ...], unit: tuple[int, ...], rims: Rims, team: Team
+) -> dict[Index, Rim]:
+    """The units of the batch that this rank writes, complete with the others' parts."""
+    mine = {index: rims.take(index, unit_box(index, unit, shape)) for index in batch if team.rank in parts[index]}
+    owners = {index: min(parts[index]) for index in batch}
+    sends: dict[int, list[Array]] = {peer: [] for peer in team.peers}
+    sizes = dict.fromkeys(team.peers, 0)
+    width = rims.dtype.itemsize
+    for index, owner in owners.items():
+        for rank, boxes in parts[index].items():
+            if rank == team.rank and owner != rank:
+                sends[owner] += [mine[index].pixels[within(mine[index].box, box)].reshape(-1) for box in boxes]
+            elif owner == team.rank and owner != rank:
+                sizes[rank] += sum(volume(box) for box in boxes) * width
+    flat = {peer: as_bytes(arrays) for peer, arrays in sends.items()}
+    arrived = team.swap(f"parts of {name}", flat, sizes)
+    for rank in team.peers:
+        buffer, offset = arrived[rank].numpy().view(np.uint8), 0
+        for index, owner in owners.items():
+            for box in parts[index].get(rank, []) if owner == team.rank else []:
+                count = volume(box) * width
+                pixels = buffer[offset : offset + count].view(rims.dtype).reshape([i.size for i in box])
+                mine[index].paste(box, pixels)
+                offset += count
+    return {index: rim for index, rim in mine.items() if owners[index] == team.rank}
+
+
+def as_bytes(arrays: list[Array]) -> torch.Tensor:
+    """Flat arrays one after the other, as bytes."""
+    if not arrays:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(np.concatenate(arrays).view(np.uint8))
