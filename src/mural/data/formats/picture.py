@@ -6,7 +6,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import imagecodecs
 import numpy as np
 from PIL import Image, ImageFile
 
@@ -74,6 +73,8 @@ def open_picture(path: Path, options: Options) -> Held:
 
     def load() -> Array:
         if deep:
+            import imagecodecs  # noqa: PLC0415 (not on every machine, and only such pictures need it)
+
             return imagecodecs.png_decode(path.read_bytes()).reshape(height, width, channels)
         with decoder(path) as image:
             return np.asarray(image, np.dtype(name)).reshape(height, width, channels)
