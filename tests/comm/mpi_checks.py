@@ -2,8 +2,8 @@
 
     mpirun -n 4 python mpi_checks.py FOLDER fast | slow
 
-Each rank writes into the folder, as JSON, what every check raised, or "". With MPI_CHECKS_DEVICE=cuda the tensors are
-on the GPU.
+Each rank writes into the folder, as JSON, what every check raised, or "". With MPI_CHECKS_DEVICE=cuda the tensors lie
+on a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranks of an mpirun of which one fails, alone, while the others wait for it.
 
-mpirun -n 2 python mpi_failures.py raise | exit | leave | kill
+mpirun -n 2 python mpi_failures.py raise | exit | leave | kill | early
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import torch
 import torch.distributed as dist
 
 import mural
+from mural.comm import mpi
 
 
 def main(how: str) -> None:
     torch.set_num_threads(1)
+    mpi.register()
+    if how == "early" and mpi.library().COMM_WORLD.rank == 1:
+        raise ValueError("before the ranks have met")
     mesh = mural.init(spatial=(2,), backend="mpi")
     total = torch.ones(3)
     dist.all_reduce(total, group=mesh.transport.group)

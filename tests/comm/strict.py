@@ -107,6 +107,7 @@ class Stream:
         while (kernel := self.waiting.get()) is not None:
             kernel.run()
             self.pending.remove(kernel)
+            del kernel  # and its tensors
 
 
 class StrictGroup(dist.ProcessGroup):

@@ -1,9 +1,9 @@
-"""The choice of a way for GPU tensors in a gloo group: CUDA IPC where it works and is faster, else staging.
+"""The choice of a way for GPU tensors over gloo and MPI: CUDA IPC where it works and is faster, else staging.
 
-gloo sends from host memory alone. Between ranks on one GPU, mailboxes in GPU memory spare that detour, where the system
-lets processes open each other's memory. `settle` finds out: it sends a pattern through every mailbox, and then times
-both ways at some sizes; messages of a size at which staging is faster are staged. The environment variable
-MURAL_GPU_PATH, set to `ipc` or `pinned` on all ranks, decides instead.
+gloo sends from host memory alone, and so does an MPI that takes no CUDA pointers. Between ranks on one GPU, mailboxes
+in GPU memory spare that detour, where the system lets processes open each other's memory. `settle` finds out: it sends
+a pattern through every mailbox, and then times both ways at some sizes; messages of a size at which staging is faster
+are staged. The environment variable MURAL_GPU_PATH, set to `ipc` or `pinned` on all ranks, decides instead.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from mural.comm.mpi_exit import engine
+from mural.comm.mpi_exit import engine, watch_the_end
 from mural.comm.mpi_group import MPIGroup
 from mural.comm.mpi_library import NAME, available, describe, library, loaded
 from mural.errors import PeerError, PlanError
@@ -37,6 +37,7 @@ _shared: Any = dist  # torch's stubs leave the stores out
 def register() -> None:
     """Start MPI, and make the backend `mural_mpi` and the rendezvous `mpi://` known to torch. Again: nothing."""
     library()
+    watch_the_end()
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
         register_rendezvous_handler(METHOD.partition(":")[0], rendezvous)

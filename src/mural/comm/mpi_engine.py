@@ -19,8 +19,8 @@ from mural.comm.mpi_library import library
 from mural.comm.mpi_work import LONGEST_PAUSE, MPIWork
 from mural.errors import PeerError
 
-IDLE_SECONDS = 0.05
-"""After that long without anything under way, the thread sleeps until it is called."""
+NAP_SECONDS, IDLE_SECONDS = 1e-3, 0.05
+"""Without anything under way, the thread looks every now and then; after a while it sleeps until it is called."""
 FAREWELL_SECONDS = 3.0
 """That long after a farewell, all that a rank had sent before has arrived."""
 
@@ -93,11 +93,10 @@ class Engine:
             if self.pending:
                 self._move()
                 idle = 0.0
-                # Often enough to keep a large message moving, which travels in many parts.
-                time.sleep(LONGEST_PAUSE if self.waiters else LONGEST_PAUSE / 5)
-            elif idle < IDLE_SECONDS:
                 time.sleep(LONGEST_PAUSE)
-                idle += LONGEST_PAUSE
+            elif idle < IDLE_SECONDS:
+                time.sleep(NAP_SECONDS)
+                idle += NAP_SECONDS
             else:
                 self.called.clear()
                 if not self.pending:

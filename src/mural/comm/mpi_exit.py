@@ -23,8 +23,13 @@ _failed: list[type[BaseException]] = []
 
 @cache
 def engine() -> Engine:
-    """The engine of this process; the first call also arranges how the process ends, and is collective."""
-    found = Engine(library().COMM_WORLD.Dup())
+    """The engine of this process; the first call is collective over all ranks."""
+    return Engine(library().COMM_WORLD.Dup())
+
+
+@cache
+def watch_the_end() -> None:
+    """Arrange how this process ends: mpi4py finalizes MPI at exit, and was loaded before, so this comes first."""
     before = sys.excepthook
 
     def noticed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -32,31 +37,29 @@ def engine() -> Engine:
         before(kind, error, trace)
 
     sys.excepthook = noticed
-    # mpi4py finalizes MPI at exit, and was imported before: so this comes first.
-    atexit.register(leave, found)
-    return found
+    atexit.register(leave)
 
 
-def leave(found: Engine) -> None:
+def leave() -> None:
     """End this rank together with all others; after an error, end them."""
     module = library()
     if module.Is_finalized():
         return
+    if engine.cache_info().currsize:
+        part(module, engine())
+    if _failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        module.COMM_WORLD.Abort(1)
+
+
+def part(module: Any, found: Engine) -> None:
+    """Say farewell, and wait until all others have; after an error, not for long."""
     found.close()
     world = module.COMM_WORLD
     said = [found.farewells.Isend(b"", rank) for rank in range(world.size) if rank != world.rank]
-    met = world.Ibarrier()
-    until = time.monotonic() + GRACE_SECONDS
-    while not module.Request.Testall([*said, met]):
+    waiting, until = [*said, world.Ibarrier()], time.monotonic() + GRACE_SECONDS
+    while not module.Request.Testall(waiting):
         if _failed and time.monotonic() > until:
-            break
+            return
         time.sleep(1e-3)
-    if _failed:
-        end_all(module)
-
-
-def end_all(module: Any) -> None:
-    """End all ranks, this one included."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    module.COMM_WORLD.Abort(1)

@@ -17,6 +17,8 @@ from mural.errors import PlanError
 NAME = "mural_mpi"
 """The name of the backend in torch.distributed; users of mural say "mpi"."""
 REMEDY = 'install both with pip install "mural[mpi]", or mpi4py beside the MPI of the cluster'
+PIPELINE = ("OMPI_MCA_pml_ob1_send_pipeline_depth", "64")
+"""Open MPI moves three pieces of a large message per call unless told otherwise, and ranks here do not call often."""
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_", "SLURM_")
 DESCRIBE_SECONDS = 60.0
 
@@ -45,6 +47,7 @@ def library() -> Any:
             "MPI was finalized in this process and cannot start again: leave that to the end of the program"
         )
     if not module.Is_initialized():
+        os.environ.setdefault(*PIPELINE)
         module.Init_thread(module.THREAD_MULTIPLE)
     if module.Query_thread() < module.THREAD_SERIALIZED:
         raise PlanError(

@@ -25,7 +25,7 @@ from mural.errors import PeerError
 if TYPE_CHECKING:
     from mural.comm.mpi_engine import Engine
 
-SPIN_SECONDS, LONGEST_PAUSE = 2e-4, 1e-3
+SPIN_SECONDS, LONGEST_PAUSE = 2e-4, 3e-4
 
 Requests = list[tuple[Any, int]]
 """MPI's requests, each with the bytes that it must receive; -1 where it receives none."""
