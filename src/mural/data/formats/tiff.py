@@ -159,7 +159,7 @@ def chosen(name: str, file: tifffile.TiffFile, number: int) -> tifffile.TiffPage
 
 def leading(name: str, series: tifffile.TiffPageSeries) -> tuple[tuple[int, ...], str]:
     """Extents and letters of the dims over which the pages of a series are spread, those of extent 1 left out."""
-    shape, letters, page = series.get_shape(False), series.get_axes(False), prod(series.keyframe.shape)
+    shape, letters, page = series.shape, series.axes, prod(series.keyframe.shape)
     count = next((k for k in range(len(shape) + 1) if prod(shape[k:]) == page), None)
     if count is None:
         raise DataError(
