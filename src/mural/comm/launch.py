@@ -89,8 +89,10 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
 def start_mpi(timeout: float) -> None:
     """Start the process group of MPI's ranks, which know of each other by themselves."""
     mpi.register()
-    if resolve(os.environ).one_machine:
+    place = resolve(os.environ)
+    if place.one_machine:
         stay_local(os.environ)  # for gloo, which writes checkpoints beside MPI
+    take_gpu(place)
     dist.init_process_group(mpi.NAME, init_method=mpi.METHOD, timeout=timedelta(seconds=timeout))
     atexit.register(leave)
 
