@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mural.data import Sample, real
+
 
 def make() -> nn.Module:
     """Two convolutions with dropout between them."""
@@ -38,3 +40,14 @@ class Breaking(nn.Module):
 def breaking(after: int) -> nn.Module:
     """The network that breaks."""
     return Breaking(after)
+
+
+def classifier() -> nn.Module:
+    """A small classifier of images."""
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), pooled)
+
+
+def tissue() -> list[Sample]:
+    """A dataset of one real image."""
+    return [real("immunohistochemistry")]

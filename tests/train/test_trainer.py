@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import nibabel
+import numpy as np
 import pytest
 import tifffile
 import torch
@@ -66,6 +68,76 @@ def test_the_curve_is_the_same_under_every_plan(images: Path, tmp_path: Path, pl
             assert [line[key] for line in ours] == pytest.approx([line[key] for line in theirs], rel=1e-9)
     for name, tensor in weights(one).items():
         torch.testing.assert_close(weights(many)[name], tensor, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("plan", [{"spatial": [2, 1]}, {"data": 2, "spatial": [1, 2]}], ids=str)
+def test_a_real_task_is_learned_alike(tmp_path: Path, plan: dict[str, Any]) -> None:
+    """Stained tissue that scikit-image ships, in float32: curves agree up to rounding, and the loss falls."""
+    more = {
+        "data": {
+            "dataset": f"{Path(__file__).parent / 'dropping.py'}:tissue",
+            "crop": [96, 96],
+            "repeat": 8,
+            "batch": 2,
+        },
+        "augment": {"flips": True, "rotations": True, "brightness": 0.05},
+        "optimizer": {"name": "Adam", "lr": 3e-3},
+        "train__steps": 12,
+    }
+    one, many = run_config(tmp_path, "one", **more), run_config(tmp_path, "many", **more, plan=plan)
+    fit(one)
+    run_on(many.plan.devices, fit, many)
+    losses = [[line["loss"] for line in curve(config)] for config in (one, many)]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    assert sum(losses[1][-3:]) < 0.8 * sum(losses[1][:3])
+
+
+def test_labels_from_a_table(tmp_path: Path) -> None:
+    """Images with labels: the same curve on one rank and on data × spatial, with accuracy on held-out images."""
+    write_images(tmp_path, 6)
+    rows = "".join(f"images/{i}.tif,{i % 2}\n" for i in range(6))
+    (tmp_path / "labels.csv").write_text("image,label\n" + rows)
+    model = {"factory": f"{Path(__file__).parent / 'dropping.py'}:classifier", "dtype": "float64"}
+    data = {"table": str(tmp_path / "labels.csv"), "batch": 3}
+    more = {"model": model, "data": data, "validation": {"fraction": 0.34, "every": 3}}
+    one, many = (run_config(tmp_path, tmp_path / name, **more) for name in ("one", "many"))
+    many = many.with_plan(mural.Plan(data=2, spatial=(1, 2)))
+    fit(one)
+    run_on(4, fit, many)
+    for kind in ("train", "validation"):
+        losses = [[line["loss"] for line in curve(c, kind)] for c in (one, many)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+    assert "accuracy" in curve(many, "validation")[0]
+
+
+def test_volumes(tmp_path: Path) -> None:
+    """NIfTI volumes with masks, cut along depth and rows, with predictions of whole volumes."""
+    draw = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+    for index in range(3):
+        mask = (draw.random((12, 14, 10)) > 0.5).astype(np.uint8)
+        for kind, values in (
+            ("images", (mask * 100 + draw.integers(0, 50, mask.shape)).astype(np.int16)),
+            ("masks", mask),
+        ):
+            nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / kind / f"{index}.nii")
+    model = {
+        "factory": "mural.models:UNet3D",
+        "arguments": {"in_channels": 1, "classes": 2, "width": 4, "depth": 2},
+        "dtype": "float64",
+    }
+    data = {"images": str(tmp_path / "images/*.nii"), "masks": str(tmp_path / "masks/*.nii"), "scale": 150.0}
+    more = {"model": model, "data": data, "validation": {"fraction": 0.34, "write": "zarr"}, "train__steps": 3}
+    one = run_config(tmp_path, tmp_path / "one", **more)
+    many = run_config(tmp_path, tmp_path / "many", **more, plan={"spatial": [2, 2, 1]})
+    fit(one)
+    run_on(4, fit, many)
+    assert [x["loss"] for x in curve(many)] == pytest.approx([x["loss"] for x in curve(one)], rel=1e-9)
+    written = [sorted((c.folder / "predictions").glob("*/*.zarr"))[-1] for c in (one, many)]
+    first, second = (mural.open(path).read() for path in written)
+    assert first.shape == (1, 12, 14, 10)
+    assert torch.equal(first, second)
 
 
 def test_it_learns(images: Path, tmp_path: Path) -> None:

@@ -31,9 +31,10 @@ class Parallel:
 
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int):
         self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
+        self.plain = unwrapped(model)
         # Where each data rank trains alone, nothing of a step travels along the data axis.
         self.mesh = mesh.alone() if plan.average else mesh
-        self.inputs = Inputs(model, self.mesh, mesh)
+        self.inputs = Inputs(self.plain, self.mesh, mesh)
         axes = SPATIAL if plan.average else None
         self.reducer = Reducer(list(model.parameters()), mesh, axes)
         self.calls = 0
@@ -47,10 +48,12 @@ class Parallel:
         step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
         """
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
-        with self.scope():
-            loss = self.loss(self.module(*images), goal)
-            self.check_loss(loss)
         with ExitStack() as stack:
+            # Checkpoints recompute batch norms in backward.
+            stack.enter_context(batchnorm_scope(self.plan.batchnorm))
+            with self.scope():
+                loss = self.loss(self.module(*images), goal)
+                self.check_loss(loss)
             if reduce:
                 stack.enter_context(self.reducer.watching())
             (loss * weight if weight != 1.0 else loss).backward()
@@ -70,7 +73,7 @@ class Parallel:
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
-        inputs = Inputs(self.module, self.world_mesh, self.world_mesh)
+        inputs = Inputs(self.plain, self.world_mesh, self.world_mesh)
         images, goal = inputs.images(image), inputs.target(target, image)
         with torch.no_grad(), self.scope():
             output = self.module(*images)
@@ -157,11 +160,11 @@ class Parallel:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, under the names of the unsplit model."""
-        return self.module.named_parameters()
+        return self.plain.named_parameters()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that this rank holds, under the names of the unsplit model."""
-        return self.module.named_buffers()
+        return self.plain.named_buffers()
 
     @property
     def device(self) -> torch.device:
@@ -186,18 +189,24 @@ class Parallel:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
         if rank0 and self.world_mesh.rank != 0:
             return {}
-        found: dict[str, Any] = self.module.state_dict()
+        found: dict[str, Any] = self.plain.state_dict()
         return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> None:
         """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
         with together(self.world_mesh, "load_state_dict"):
             if not rank0 or self.world_mesh.rank == 0:
-                self.module.load_state_dict(state, strict=strict)
+                self.plain.load_state_dict(state, strict=strict)
         share_from_first(self.module, self.world_mesh)
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.module).__name__}; {', '.join(str(self.plan).splitlines())}; {self.world_mesh})"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model whose names count: the one inside of `torch.compile`."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def share_from_first(model: nn.Module, mesh: Mesh) -> None:

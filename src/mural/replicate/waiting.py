@@ -27,10 +27,11 @@ def wait_for(work: Any, transport: Transport, name: str) -> None:
     """Wait for a collective, or raise what kept a peer from joining it."""
     alarm = transport.alarm
     if alarm is None or transport.direct.backend != "gloo":
-        work.wait()
+        with transport.blocked():
+            work.wait()
         return
     # A peer that raised before it began as many transfers as this rank did will not come.
-    with alarm.watching(Call(transport.serial + 1)):
+    with alarm.watching(Call(transport.serial + 1)), transport.blocked():
         while True:
             try:
                 work.wait(LOOK)

@@ -32,6 +32,8 @@ class ModelConfig:
     """A safetensors file to start from."""
     dtype: Literal["float32", "float64"] = "float32"
     """The type of the weights."""
+    compile: bool = False
+    """Whether the model goes through torch.compile; operations on cut images run as they are."""
 
 
 @dataclass(frozen=True)

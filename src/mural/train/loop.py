@@ -8,8 +8,6 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mural.comm.agree import any_rank
 from mural.data import Batch
 from mural.errors import TrainingError
@@ -50,7 +48,7 @@ def train(run: Run, stop: StopRequest) -> Result:
     """The loop. Every rank takes the same turns in it."""
     config, pm = run.config, run.pm
     run.introduce()
-    position, loss, scores = run.resume(), torch.tensor(inf), dict[str, Any]()
+    (position, loss), scores = run.resume(), dict[str, Any]()
     while position.step < run.total:
         pm.train()
         for batch in run.loader.epoch(position.epoch, position.batch):
@@ -75,13 +73,13 @@ def train(run: Run, stop: StopRequest) -> Result:
             position = replace(position, step=position.step + 1)
             run.report(position, norm)
             if leaving:
-                run.save(position, wait=True)
+                run.save(position, loss, wait=True)
                 run.journal.say(f"{stop.name or 'a signal'}: step {position.step} is saved, leaving")
                 return run.result(position, loss, scores, stop.name or "a signal to another rank")
             if run.validates(position):
                 scores = validate(run, position.step)
             if run.due(position, config.checkpoint.every):
-                run.save(position)
+                run.save(position, loss)
             if position.step == run.total:
                 break
         else:
@@ -90,7 +88,7 @@ def train(run: Run, stop: StopRequest) -> Result:
             position = replace(position, epoch=position.epoch + 1, batch=0)
         if run.validates_epochs:
             scores = validate(run, position.step)
-    run.save(position, wait=True)
+    run.save(position, loss, wait=True)
     return run.result(position, loss, scores, "")
 
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mural.checkpoint import Checkpoints, restore, state_of
@@ -107,22 +108,22 @@ class Run:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def save(self, position: Position, *, wait: bool = False) -> None:
+    def save(self, position: Position, loss: Tensor, *, wait: bool = False) -> None:
         """Begin to save everything that a resumed run needs; with `wait`, end it too. Collective."""
         with self.watchdog.pause():
             if self.saved != position.step:
                 self.pm.synchronise(self.optimizer)
                 state = state_of(self.pm.module, self.optimizer, self.schedule)
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
-                values = {**state.values, "position": asdict(position), "counts": counts, "seed": self.config.seed}
+                values = {**state.values, "position": asdict(position), "counts": counts, "loss": float(loss)}
                 tensors = {**state.tensors, "random.cpu": torch.get_rng_state()}
                 self.checkpoints.save(position.step, tensors, values)
                 self.saved = position.step
             if wait:
                 self.checkpoints.wait()
 
-    def resume(self) -> Position:
-        """The position of the newest intact checkpoint, which is loaded; or the start. Collective."""
+    def resume(self) -> tuple[Position, Tensor]:
+        """Position and loss of the newest intact checkpoint, which is loaded; or those of the start. Collective."""
         wanted = self.config.checkpoint.resume
         found = self.checkpoints.ranks.on_first(self.checkpoints.latest)
         if wanted == "never" or found is None:
@@ -133,7 +134,7 @@ class Run:
                     f'{self.checkpoints.folder} holds step {found}, but checkpoint.resume = "never": give this run a '
                     "folder of its own (--folder …), or resume"
                 )
-            return Position()
+            return Position(), torch.tensor(nan)
         snapshot = self.checkpoints.read()
         for text in snapshot.passed_over:
             self.journal.say(f"warning: {text}")
@@ -145,7 +146,7 @@ class Run:
         self.saved = position.step
         self.journal.resumed(position.step)
         self.journal.say(f"resumed from step {position.step}")
-        return position
+        return position, torch.tensor(float(snapshot.values["loss"]))
 
     def kept(self) -> str:
         """What of the run is safe, in words."""
@@ -202,6 +203,8 @@ def start(config: Config) -> Generator[Run]:
             loss = make_loss(config.loss, device, getattr(torch, config.model.dtype))
             if config.model.weights is not None:
                 load_weights(config.model.weights, model)
+        if config.model.compile:
+            model = cast(nn.Module, torch.compile(model))
         pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed)
         align = pm.inputs.align((config.data.batch, channels, *(config.data.crop or extents)))
         batches = stack.enter_context(closing(training_loader(config, training, mesh, device, align)))

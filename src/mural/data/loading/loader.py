@@ -55,7 +55,7 @@ class Loader:
 
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
     zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target`.
-    For `scale`, `mean`, `std`, `mask` and `labels` see `mural.data.loading.pixels.Pixels`; `level` chooses a resolution.
+    For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `level` chooses a resolution.
     """
 
     def __init__(
