@@ -44,6 +44,7 @@ def weights(config: Config) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
+HERE = Path(__file__).parent
 PLANS = [{"data": 2}, {"spatial": [2, 1]}, {"data": 2, "spatial": [1, 2]}, {"spatial": [2, 2]}]
 
 
@@ -74,8 +75,9 @@ def test_the_curve_is_the_same_under_every_plan(images: Path, tmp_path: Path, pl
 def test_a_real_task_is_learned_alike(tmp_path: Path, plan: dict[str, Any]) -> None:
     """Stained tissue that scikit-image ships, in float32: curves agree up to rounding, and the loss falls."""
     more = {
+        "model": {"arguments": {"classes": 3, "width": 4, "depth": 2, "norm": "batch"}},
         "data": {
-            "dataset": f"{Path(__file__).parent / 'dropping.py'}:tissue",
+            "dataset": f"{HERE / 'dropping.py'}:tissue",
             "crop": [96, 96],
             "repeat": 8,
             "batch": 2,
@@ -97,7 +99,7 @@ def test_labels_from_a_table(tmp_path: Path) -> None:
     write_images(tmp_path, 6)
     rows = "".join(f"images/{i}.tif,{i % 2}\n" for i in range(6))
     (tmp_path / "labels.csv").write_text("image,label\n" + rows)
-    model = {"factory": f"{Path(__file__).parent / 'dropping.py'}:classifier", "dtype": "float64"}
+    model = {"factory": f"{HERE / 'dropping.py'}:classifier", "dtype": "float64"}
     data = {"table": str(tmp_path / "labels.csv"), "batch": 3}
     more = {"model": model, "data": data, "validation": {"fraction": 0.34, "every": 3}}
     one, many = (run_config(tmp_path, tmp_path / name, **more) for name in ("one", "many"))
@@ -165,7 +167,7 @@ def test_the_folder_tells_the_run(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", [{}, {"data": 2}, {"spatial": [2, 1]}], ids=str)
 def test_a_resumed_run_repeats_every_bit(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
-    dropping = {"factory": f"{Path(__file__).parent / 'dropping.py'}:make"}
+    dropping = {"factory": f"{HERE / 'dropping.py'}:make"}
     more = {"model": dropping, "augment__flips": True, "plan": plan, "optimizer": {"name": "AdamW", "lr": 0.01}}
     whole = run_config(images, tmp_path / "whole", **more, train__steps=7)
     parts = run_config(images, tmp_path / "parts", **more, train__steps=3)
@@ -201,7 +203,7 @@ def caught(config: Config) -> str:
 
 @pytest.mark.parametrize("plan", [{}, {"spatial": [2, 1]}, {"data": 2}], ids=str)
 def test_a_loss_that_is_no_number_names_step_and_layer(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
-    broken = {"factory": f"{Path(__file__).parent / 'dropping.py'}:breaking", "arguments": {"after": 3}}
+    broken = {"factory": f"{HERE / 'dropping.py'}:breaking", "arguments": {"after": 3}}
     config = run_config(images, tmp_path / "run", model=broken, plan=plan)
     for text in run_on(max(1, config.plan.devices), caught, config):
         assert "TrainingError: step 4 (epoch 1" in text
