@@ -330,6 +330,8 @@ def moves_data(tensor: ShardedTensor, target: Layout) -> bool:
 
 def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTensor:
     """The same tensor with some dims whole on every rank."""
+    if all(tensor.placement.cuts[d] is None for d in dims):
+        return tensor
     return relayout(tensor, tensor.placement.gathered(dims), name)
 
 
