@@ -239,15 +239,11 @@ def sharded_in(tree: Any) -> list[ShardedTensor]:
 
 
 def collect(tree: Any, found: list[ShardedTensor]) -> None:
-    """Append the sharded tensors of a tree to a list."""
-    if isinstance(tree, ShardedTensor):
-        found.append(tree)
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            if not isinstance(item, (int, float)):
-                collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
+    """Append the sharded tensors of a tuple, list or dict to a list."""
+    for item in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(item, ShardedTensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list, dict)):
             collect(item, found)
 
 

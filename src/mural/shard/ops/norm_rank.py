@@ -7,13 +7,13 @@ statistics; `average_buffers` brings them together, and may do so once for many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm import mark, stack
@@ -47,9 +47,8 @@ def by_rank() -> bool:
 
 
 def batch_norm_by_rank(
-    func: Callable[..., Any], x: ShardedTensor, running: Sequence[Tensor | None], affine: Sequence[Tensor | None],
-    momentum: float, eps: float,
-) -> ShardedTensor:  # fmt: skip
+    x: ShardedTensor, running: Sequence[Tensor | None], affine: Sequence[Tensor | None], momentum: float, eps: float
+) -> ShardedTensor:
     """Batch norm in training with the statistics of the rank's piece; a piece without values has no part in it."""
     peers, counts = values_of(x.placement)
     if 1 in counts:
@@ -59,7 +58,7 @@ def batch_norm_by_rank(
             f'batches, or batchnorm="global"'
         )
     if x.local.numel():
-        local = func(x.local, *running, *affine, True, momentum, eps)
+        local = F.batch_norm(x.local, running[0], running[1], affine[0], affine[1], True, momentum, eps)
     else:
         anchor = sum((p.sum() for p in affine if p is not None), torch.zeros((), device=x.device))
         local = x.local + (0 * anchor).to(x.dtype)
