@@ -58,12 +58,12 @@ def by_mural(problem: Problem, mesh: mural.Mesh, device: str, *, scope: str) -> 
     model = problem.build(device)
     reducer = Reducer(model, mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    image, labels = problem.piece(mesh.rank, device)
+    image, labels = (sharded(piece, mesh) for piece in problem.piece(mesh.rank, device))
 
     def step() -> Tensor:
         optimizer.zero_grad()
         with batchnorm_scope(scope):
-            loss = F.cross_entropy(model(sharded(image, mesh)), sharded(labels, mesh))
+            loss = F.cross_entropy(model(image), labels)
         with reducer.watching():
             loss.backward()
         optimizer.step()

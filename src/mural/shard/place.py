@@ -19,6 +19,9 @@ from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
+ROOM = 13
+"""How many dims the message has room for in which the ranks compare what they brought."""
+
 CutSpec = Cuts | Sequence[int] | Sequence[float]
 
 
@@ -54,11 +57,12 @@ def shard(
         raise
     needs = tensor.requires_grad
     shape = None if layout is None else layout.shape
-    agree(mesh, (shape, tensor.ndim, axes, None if layout is None else layout.cuts, str(tensor.dtype), needs, align))
+    cuts_found = None if layout is None else layout.cuts
+    boxes = agree(mesh, (shape, tensor.ndim, axes, cuts_found, str(tensor.dtype), needs, align), place or ())
     if layout is not None:
         piece = tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
         return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
-    found, shape = cuts_from_boxes(place or (), mesh, axes)
+    found, shape = cuts_from_boxes(boxes, mesh, axes)
     x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
     return require_gradient(x) if needs and tensor.is_leaf else x
 
@@ -164,18 +168,18 @@ def one_cut(spec: CutSpec, extent: int, parts: int, align: int) -> Cuts:
     return Cuts.of(bounds)
 
 
-def agree(mesh: Mesh, brought: tuple[Any, ...] | None) -> None:
-    """Raise on every rank if the ranks brought different things, or one could not go on (None)."""
+def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = ()) -> list[Box]:
+    """The places of all ranks' pieces; raises on every rank if they brought different things, or one nothing (None)."""
     if mesh.world == 1:
-        return
+        return [place]
     text = repr(brought).encode()
     shape = [int(n) for n in (brought[0] or ())] if brought is not None else []
-    code = [brought is not None, zlib.crc32(text), len(shape), *shape]
-    rows = stack(
-        torch.tensor((code + [0] * 16)[:16]), mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard"
-    ).tolist()
+    code = [brought is not None, zlib.crc32(text), len(shape), *shape, *[0] * (ROOM - len(shape))][: 3 + ROOM]
+    bounds = [n for i in place for n in i]
+    row = torch.tensor([*code, *bounds, *[0] * (2 * ROOM - len(bounds))])
+    rows = stack(row, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard").tolist()
     if brought is None:
-        return
+        return []
     failed = [rank for rank, row in enumerate(rows) if not row[0]]
     if failed:
         raise LayoutError(f"shard failed on ranks {failed}: see their errors")
@@ -185,14 +189,16 @@ def agree(mesh: Mesh, brought: tuple[Any, ...] | None) -> None:
             f"shard needs the same tensor on every rank, and the same arguments, but ranks brought shapes {shapes}, or "
             f"cuts, types or requires_grad that differ (here {brought}): pass the whole tensor everywhere, or box="
         )
+    ends = [row[3 + ROOM :] for row in rows]
+    return [box_of([(end[2 * d], end[2 * d + 1]) for d in range(len(place))]) for end in ends]
 
 
-def cuts_from_boxes(mine: Box, mesh: Mesh, axes: Mapping[int, str]) -> tuple[dict[int, Cuts], tuple[int, ...]]:
+def cuts_from_boxes(
+    places: Sequence[Box], mesh: Mesh, axes: Mapping[int, str]
+) -> tuple[dict[int, Cuts], tuple[int, ...]]:
     """The cuts that all ranks' boxes amount to, and the global shape."""
-    code = torch.tensor([n for i in mine for n in i])
-    rows = stack(code, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard").tolist()
-    boxes = {rank: box_of([(r[2 * d], r[2 * d + 1]) for d in range(len(mine))]) for rank, r in enumerate(rows)}
-    shape = tuple(max(b[d].stop for b in boxes.values()) for d in range(len(mine)))
+    boxes = dict(enumerate(places))
+    shape = tuple(max(b[d].stop for b in places) for d in range(len(places[0])))
     cuts: dict[int, Cuts] = {}
     for dim, axis in axes.items():
         by_coordinate = {mesh.coordinates_of(rank)[axis]: b[dim] for rank, b in boxes.items()}

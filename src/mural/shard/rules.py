@@ -95,6 +95,21 @@ def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
     return ShardedTensor(local, target.uncut_resized(local.shape))
 
 
+def of_whole_images(x: ShardedTensor, rule: Windowed, call: Callable[[Tensor], Tensor]) -> ShardedTensor | None:
+    """The result of torch's own call, where ranks have whole images and this one has some; None elsewhere.
+
+    torch pads inside its kernels; a window around the piece would be a copy.
+    """
+    dims = range(x.ndim - len(rule.dims), x.ndim)
+    if any(x.placement.is_cut(d) for d in dims) or not x.local.numel():
+        return None
+    target = output_layout(x.placement, rule)
+    if any(target.is_cut(d) for d in dims):
+        return None
+    local = call(x.local)
+    return ShardedTensor(local, target.uncut_resized(local.shape))
+
+
 def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
     """The empty piece of a rank that owns no output, or no image of the batch.
 

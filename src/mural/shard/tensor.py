@@ -239,15 +239,11 @@ def sharded_in(tree: Any) -> list[ShardedTensor]:
 
 
 def collect(tree: Any, found: list[ShardedTensor]) -> None:
-    """Append the sharded tensors of a tree to a list."""
-    if isinstance(tree, ShardedTensor):
-        found.append(tree)
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            if not isinstance(item, (int, float)):
-                collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
+    """Append the sharded tensors of a tuple, list or dict to a list."""
+    for item in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(item, ShardedTensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list, dict)):
             collect(item, found)
 
 
@@ -330,6 +326,8 @@ def moves_data(tensor: ShardedTensor, target: Layout) -> bool:
 
 def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTensor:
     """The same tensor with some dims whole on every rank."""
+    if all(tensor.placement.cuts[d] is None for d in dims):
+        return tensor
     return relayout(tensor, tensor.placement.gathered(dims), name)
 
 

@@ -15,6 +15,8 @@ def dim_of(dim: int, ndim: int, name: str) -> int:
 
 def bound(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str], *defaults: Any) -> list[Any]:
     """Arguments in the order of their names; the last names have the defaults."""
+    if not kwargs and len(args) == len(names):
+        return list(args)
     values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     unknown = [k for k, v in kwargs.items() if k not in names and v is not None]
     if unknown or len(args) > len(names):

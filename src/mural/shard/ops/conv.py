@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mural.geometry import Window
 from mural.shard.fuse import through
+from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
-from mural.shard.rules import Place, Windowed, output_layout, windowed
+from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed
 from mural.shard.strips import ConvArguments, strip_conv, strips
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor, gather
@@ -114,6 +115,17 @@ def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> 
     return Windowed(f"conv{n}d", found.windows, run)
 
 
+@lru_cache(maxsize=4096)
+def whole_output(
+    layout: Layout, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
+) -> Layout | None:
+    """The layout of a convolution's output where ranks have whole images before and behind it: torch's own is exact."""
+    dims = range(layout.ndim - len(kernel), layout.ndim)
+    found = conv_windows(layout.shape[dims.start :], kernel, stride, padding, dilation, groups)
+    target = layout.resized({d: w.out_extent for d, w in zip(dims, found.windows, strict=True) if not is_identity(w)})
+    return None if any(layout.is_cut(d) or target.is_cut(d) for d in dims) else target
+
+
 def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
     """The tensor with its channels whole on every rank, where a permutation has cut them."""
     channel = x.ndim - dims - 1
@@ -146,9 +158,13 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if weight.shape[0] % groups:
         raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
-    extents = x.placement.shape[x.ndim - n :]
     kernel = tuple(weight.shape[2:])
-    found = conv_windows(extents, kernel, frozen(stride), frozen(padding), frozen(dilation), groups)
+    given = kernel, frozen(stride), frozen(padding), frozen(dilation), groups
+    whole = whole_output(x.placement, *given)
+    if whole is not None and x.local.numel():
+        local = func(x.local, weight, bias, stride, padding, dilation, groups)
+        return ShardedTensor(local, whole.uncut_resized(local.shape))
+    found = conv_windows(x.placement.shape[x.ndim - n :], *given)
     rule = rule_of_windows(found, weight, bias)
     target = output_layout(x.placement, rule)
 
@@ -159,9 +175,6 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
                 return strip_conv(x, weight, bias, plan, target, found.arguments)
         return windowed(x, rule)
 
-    if not (x.placement.cut_dims or target.cut_dims):
-        local = func(x.local, weight, bias, stride, padding, dilation, groups)
-        return ShardedTensor(local, target.uncut_resized(local.shape))
     return through(x, rule, usual, weight, 2.0 * weight.numel())
 
 
@@ -231,4 +244,5 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     bias, _, padding, more, groups, _ = rest
     check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
     rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)
-    return through(x, rule, None, weight, 2.0 * weight.numel() / prod(each(rest[1], n)))
+    whole = of_whole_images(x, rule, lambda piece: func(piece, weight, *rest))
+    return through(x, rule, None, weight, 2.0 * weight.numel() / prod(each(rest[1], n))) if whole is None else whole

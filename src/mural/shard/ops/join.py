@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -59,6 +60,9 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
     """Tensors one after the other along a dim, which is cut in the image's proportions if it was cut."""
     tensors = [t for t in tensors if t.ndim != 1 or t.shape[0]] or tensors[:1]  # torch skips empty 1-D tensors
     dim = dim_of(dim, tensors[0].ndim, name)
+    sharded = [t for t in tensors if isinstance(t, ShardedTensor)]
+    if len(sharded) == len(tensors) and (place := side_by_side(tuple(t.placement for t in sharded), dim)) is not None:
+        return ShardedTensor(torch.cat([t.local for t in sharded], dim), place)
     rest = [tuple(n for d, n in enumerate(t.shape) if d != dim) for t in tensors]
     if len(set(rest)) != 1:
         raise LayoutError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
@@ -68,12 +72,8 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
         for t in tensors
         if t.shape[dim]
     ]
-    base = (
-        common_layout(torch.cat, slim)
-        if len(slim) > 1
-        else next(t for t in tensors if isinstance(t, ShardedTensor)).placement
-    )
-    cut = [t for t in tensors if isinstance(t, ShardedTensor) and t.placement.cuts[dim] is not None]
+    base = common_layout(torch.cat, slim) if len(slim) > 1 else sharded[0].placement
+    cut = [t for t in sharded if t.placement.cuts[dim] is not None]
     if not cut:
         layout = base.with_cut(dim, None, total)
         pieces = [piece_of(t, layout.with_cut(dim, None, t.shape[dim]), name) for t in tensors]
@@ -91,6 +91,17 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
         pieces.append(part_of(tensor, tuple(wants), layout, name))
         offset += extent
     return ShardedTensor(torch.cat(pieces, dim), layout)
+
+
+@lru_cache(maxsize=4096)
+def side_by_side(layouts: tuple[Layout, ...], dim: int) -> Layout | None:
+    """The layout of tensors one after the other along a dim of no axis, if they differ in nothing else; else None."""
+    first = layouts[0]
+    if first.axes[dim] is not None or any(
+        lay.ndim != first.ndim or lay.with_cut(dim, lay.cuts[dim], first.shape[dim]) != first for lay in layouts
+    ):
+        return None
+    return first.with_cut(dim, None, sum(lay.shape[dim] for lay in layouts))
 
 
 def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) -> Tensor:

@@ -135,14 +135,13 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         local = loss(scores.local, wanted, weight, reduction="sum", **given)
     else:
         local = empty_loss(scores.local, wanted, lambda a, b: loss(a, b, weight, reduction="sum", **given))
-    total = merged(local, mesh, axes, name)
-    if reduction == "sum":
-        return total
-    if soft:
-        return total / (prod(layout.shape) // layout.shape[1])
+    if reduction == "sum" or soft:
+        total = merged(local, mesh, axes, name)
+        return total if reduction == "sum" else total / (prod(layout.shape) // layout.shape[1])
     valid = wanted != ignore
-    counted = valid.to(total.dtype) if weight is None else weight[wanted.where(valid, 0)].to(total.dtype) * valid
-    return total / merged(counted.sum(), mesh, axes, name)
+    counted = valid.to(local.dtype) if weight is None else weight[wanted.where(valid, 0)].to(local.dtype) * valid
+    total, count = merged(torch.stack([local, counted.sum()]), mesh, axes, name).unbind()  # one message for both
+    return total / count
 
 
 def empty_loss(scores: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -229,11 +229,11 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
     if not training:
         return frozen(x, mean, var, weight, bias, eps)
-    count = x.numel() // max(1, x.shape[1])
+    count = prod(x.shape) // max(1, x.shape[1])
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     if by_rank():
-        return batch_norm_by_rank(func, x, (mean, var), (weight, bias), momentum, eps)
+        return batch_norm_by_rank(x, (mean, var), (weight, bias), momentum, eps)
     axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
     if not axes and x.local.numel():
         return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)

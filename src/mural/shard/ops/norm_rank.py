@@ -7,16 +7,18 @@ statistics; `average_buffers` brings them together, and may do so once for many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm import mark, stack
 from mural.errors import PlanError
+from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
 SCOPES = ("global", "rank")
@@ -45,14 +47,10 @@ def by_rank() -> bool:
 
 
 def batch_norm_by_rank(
-    func: Callable[..., Any], x: ShardedTensor, running: Sequence[Tensor | None], affine: Sequence[Tensor | None],
-    momentum: float, eps: float,
-) -> ShardedTensor:  # fmt: skip
+    x: ShardedTensor, running: Sequence[Tensor | None], affine: Sequence[Tensor | None], momentum: float, eps: float
+) -> ShardedTensor:
     """Batch norm in training with the statistics of the rank's piece; a piece without values has no part in it."""
-    layout = x.placement
-    peers = x.mesh.peers(layout.axes_of(d for d in range(x.ndim) if d != 1))
-    boxes = (layout.box_at(x.mesh.coordinates_of(rank)) for rank in peers)
-    counts = [prod(i.size for d, i in enumerate(box) if d != 1) for box in boxes]
+    peers, counts = values_of(x.placement)
     if 1 in counts:
         raise ValueError(
             f"Expected more than 1 value per channel when training: of an input of size {tuple(x.shape)}, rank "
@@ -60,14 +58,22 @@ def batch_norm_by_rank(
             f'batches, or batchnorm="global"'
         )
     if x.local.numel():
-        local = func(x.local, *running, *affine, True, momentum, eps)
+        local = F.batch_norm(x.local, running[0], running[1], affine[0], affine[1], True, momentum, eps)
     else:
         anchor = sum((p.sum() for p in affine if p is not None), torch.zeros((), device=x.device))
         local = x.local + (0 * anchor).to(x.dtype)
     if 0 in counts and running[0] is not None:
         fill_in(x, running, momentum, peers, counts)
         mark()
-    return ShardedTensor(local, layout)
+    return ShardedTensor(local, x.placement)
+
+
+@lru_cache(maxsize=4096)
+def values_of(layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks that hold different pieces, and how many values of a channel each has."""
+    peers = layout.mesh.peers(layout.axes_of(d for d in range(layout.ndim) if d != 1))
+    boxes = (layout.box_at(layout.mesh.coordinates_of(rank)) for rank in peers)
+    return peers, tuple(prod(i.size for d, i in enumerate(box) if d != 1) for box in boxes)
 
 
 @torch.no_grad()

@@ -64,6 +64,8 @@ def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
     Where operands disagree, cuts in the image's own proportions win, since later layers come back to those.
     """
     sharded = [t for t in operands if isinstance(t, ShardedTensor)]
+    if len(sharded) == len(operands) and all(t.placement is sharded[0].placement for t in sharded):
+        return sharded[0].placement
     try:
         shape = broadcast(*(tuple(t.shape) for t in operands))
     except ValueError as error:

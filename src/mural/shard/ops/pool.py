@@ -16,11 +16,12 @@ from mural.shard.borders import Kernel, pooled
 from mural.shard.fuse import through
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
-from mural.shard.rules import Place, Windowed, in_plain_type, pad_border, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, pad_border, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
 MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def pooled_extent(extent: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -169,6 +170,8 @@ def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if indices:
         return getattr(F, f"max_pool{n}d_with_indices")(x, *rest)
     rule = max_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
+    if (whole := of_whole_images(x, rule, lambda piece: MAX[n](piece, *rest))) is not None:
+        return whole
     kernel, strides, dilation = (
         each(rest[0], n),
         tuple(w.num for w in rule.dims if isinstance(w, Window)),
@@ -214,6 +217,9 @@ def avg_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if not x.is_floating_point():
         raise UnsupportedOp(f"average pooling of {x.dtype}: convert it to a floating point type")
     rule = avg_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
+    given = rest[:5] if n == 1 else rest  # one dim takes no divisor
+    if (whole := of_whole_images(x, rule, lambda piece: AVG[n](piece, *given))) is not None:
+        return whole
     kernel, strides = each(rest[0], n), tuple(w.num for w in rule.dims if isinstance(w, Window))
     if any(overhangs(w, p) for w, p in zip(rule.dims, each(rest[2], n), strict=True)):
         # ceil_mode: the kernel would count other positions than torch does

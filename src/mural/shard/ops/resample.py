@@ -18,7 +18,7 @@ from mural.shard.fuse import through
 from mural.shard.ops.adaptive import adaptive
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import crop_or_pad, each
-from mural.shard.rules import Place, Windowed, in_plain_type
+from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -200,7 +200,9 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if align:
         scales = [(e - 1) / (o - 1) if o > 1 else 0.0 for e, o in zip(extents, outs, strict=True)]
     taps = tuple(Taps(e, o, mode, bool(align), s) for e, o, s in zip(extents, outs, scales, strict=True))
-    return through(x, interpolate_rule(extents, taps), None, None, 2.0 * 2**n * x.shape[1])
+    rule = interpolate_rule(extents, taps)
+    whole = of_whole_images(x, rule, lambda piece: F.interpolate(piece, size, factor, mode, align, recompute))
+    return through(x, rule, None, None, 2.0 * 2**n * x.shape[1]) if whole is None else whole
 
 
 def shuffle_rule(extents: Sequence[int], factor: int) -> Windowed:
