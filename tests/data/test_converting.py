@@ -111,6 +111,7 @@ def test_the_metadata_are_those_of_ome_zarr(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shape", "dtype"), [
     ((3, 150, 210), "uint8"), ((1, 150, 210), "uint16"), ((7, 90, 60), "float32"), ((2, 9, 80, 70), "uint16"),
     ((3, 4, 80, 70), "uint8"), ((1, 64, 64), "int64"), ((1, 100, 1), "uint8"), ((2, 1, 100), "float32"),
+    ((2, 100, 1), "int64"), ((4, 1, 1), "float32"), ((2, 4, 100, 1), "int64"),
 ])  # fmt: skip
 def test_tiff_is_exact_and_tifffile_agrees(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
     data = pixels(*shape, dtype=dtype)

@@ -18,6 +18,7 @@ from mural.data.formats.handle import Handle
 from mural.data.formats.pool import each, pool
 from mural.data.formats.stored import Held, Options, Stored
 from mural.data.formats.tiff_check import check_directories, check_segments
+from mural.data.formats.tiff_quiet import quiet
 from mural.data.formats.whole import LIMIT
 from mural.data.source import Counter
 from mural.errors import DataError
@@ -130,7 +131,7 @@ class Handles:
 def open_tiff(path: Path, options: Options) -> Held:
     """A TIFF file: the levels of one of its series."""
     handles = Handles()
-    with tifffile.TiffFile(path) as file:
+    with quiet(), tifffile.TiffFile(path) as file:
         check_directories(path, file)
         series = chosen(str(path), file, options.series)
         levels = [stored(str(path), level, handles, options) for level in series.levels]

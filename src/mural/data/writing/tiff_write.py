@@ -18,6 +18,8 @@ from mural.errors import DataError
 TILE = 512
 AT_ONCE = 8
 """Tiles of a row that are read from the source together."""
+ONE_SAMPLE: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "contig", "extrasamples": ()}
+"""What tifffile is told of pages that have one sample for each pixel."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,9 @@ class Pages:
         depth = self.shape[1:-2]
         shape = (*depth, *self.shape[-2:], 3) if self.rgb else self.shape
         letters = "ZYXS"[1 - len(depth) :] if self.rgb else "CZYX" if depth else "CYX"
-        return {
-            "shape": shape,
-            "dtype": self.dtype,
-            "tile": self.tile,
-            "photometric": "rgb" if self.rgb else "minisblack",
-            "metadata": {"axes": letters},
-        }
+        # Pages of one sample, said outright: else tifffile takes a last extent of 1 for samples, and not for the width.
+        samples: dict[str, Any] = {"photometric": "rgb"} if self.rgb else ONE_SAMPLE
+        return {"shape": shape, "dtype": self.dtype, "tile": self.tile, "metadata": {"axes": letters}, **samples}
 
     def corners(self, width: int = 1) -> Iterator[tuple[tuple[int, int], ...]]:
         """The boxes of the tiles, in the order in which a file has them, so many along a row together."""
