@@ -57,7 +57,7 @@ def batch(images: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return image(images, 3, 12, 10, seed=seed), labels
 
 
-def loss_on(model: nn.Module, data: tuple[Tensor, Tensor], grid: Grid | None) -> Tensor:
+def loss_on(model: nn.Module, data: tuple[Tensor, ...], grid: Grid | None) -> Tensor:
     x, labels = data if grid is None else (grid.shard(data[0]), grid.shard(data[1], dims=(), cuts=None, align=1))
     return F.cross_entropy(model(x), labels)
 
@@ -69,15 +69,16 @@ def gaps(plain: nn.Module, model: nn.Module) -> dict[str, float]:
 
 def steps(grid: Grid, images: tuple[int, ...], bucket_bytes: int, to_none: bool) -> dict[str, float]:
     """The largest differences from plain training on the whole batch, over several steps of an optimizer."""
-    plain, model = model_of(Net), model_of(Net)
+    plain, model = model_of(Net).to(grid.device), model_of(Net).to(grid.device)
     reducer = Reducer(model.parameters(), grid.mesh(), bucket_bytes=bucket_bytes)
     worst: dict[str, float] = {}
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, model)]
     for number, count in enumerate(images):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=to_none)
-        loss_on(plain, batch(count, number), None).backward()
-        loss = loss_on(model, batch(count, number), grid)
+        data = tuple(part.to(grid.device) for part in batch(count, number))
+        loss_on(plain, data, None).backward()
+        loss = loss_on(model, data, grid)
         with reducer.watching():
             loss.backward()
         worst = {name: max(gap, worst.get(name, 0.0)) for name, gap in gaps(plain, model).items()}
@@ -104,6 +105,16 @@ def test_training_equals_one_device(grid: Grid, to_none: bool) -> None:
 def test_buckets_of_the_usual_size() -> None:
     for found in run_on(2, steps, Grid((), 2), (4, 3), 25 * 2**20, True):
         assert max(found.values()) <= 1e-10, found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+@pytest.mark.parametrize("grid", [Grid((), 2, device="cuda"), Grid((2, 1), 2, device="cuda")], ids=str)
+def test_training_on_a_shared_gpu_equals_one_device(grid: Grid) -> None:
+    try:
+        for found in run_on(grid.world, steps, grid, (4, 5, 3, 1), 1000, True):
+            assert max(found.values()) <= 1e-10, found
+    finally:
+        restart(grid.world)  # idle ranks keep their memory of the GPU
 
 
 def accumulated(order: str) -> dict[str, float]:

@@ -82,7 +82,7 @@ class Block:
     def _launch(self, bucket: Bucket, signals: tuple[int, int]) -> None:
         begin = time.perf_counter()
         bucket.launch(self.group, self.op, signals if bucket is self.buckets[-1] else (0, 0))
-        if self.backend == "gloo":
+        if self.backend == "gloo" and bucket.members[0].kind[1].type == "cpu":
             for record in self.transport.records:
                 bucket.work.get_future().then(partial(note, record.events, begin))
 

@@ -163,7 +163,9 @@ class Bucket:
     def launch(self, group: dist.ProcessGroup, op: Any, signals: tuple[int, int] = (0, 0)) -> None:
         """Start the exchange of what was filed."""
         for stream in self.streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+            current = torch.cuda.current_stream(stream.device)
+            if stream != current:
+                current.wait_stream(stream)
         tail = self._buffer()[self.tail :]
         if all(self.flags):
             tail.fill_(1)
