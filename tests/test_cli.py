@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.parent.mkdir(parents=True)
     script.write_text("import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); sys.exit(7)")
     monkeypatch.setattr(bench, "benchmarks_folder", lambda: tmp_path / "benchmarks")
-    monkeypatch.setattr(cli, "benchmarks_folder", lambda: tmp_path / "benchmarks")
+    monkeypatch.setattr(cli.bench, "benchmarks_folder", lambda: tmp_path / "benchmarks")
     return tmp_path
 
 
@@ -66,7 +66,7 @@ def test_murals_errors_are_one_line_with_code_1(
     def fail(*_: object) -> None:
         raise PlanError("the grid does not fit")
 
-    monkeypatch.setattr(cli, "run_demo", fail)
+    monkeypatch.setattr(cli.demo, "run_demo", fail)
     monkeypatch.setattr(sys, "argv", ["mural", "demo"])
     with pytest.raises(SystemExit) as exit:
         cli.main()
@@ -79,7 +79,7 @@ def test_bench_lists_the_benchmarks(folder: Path) -> None:
 
 
 def test_bench_says_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "benchmarks_folder", lambda: tmp_path)
+    monkeypatch.setattr(cli.bench, "benchmarks_folder", lambda: tmp_path)
     assert "no benchmarks" in call("bench").output
 
 
