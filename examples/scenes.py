@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-IMAGES, ROWS, COLUMNS = 4, 128, 192
+IMAGES, ROWS, COLUMNS = 4, 96, 128
 
 Span = tuple[int, int]
 

@@ -153,6 +153,7 @@ def test_whole_images_train_the_same_through_mural_as_in_plain_torch() -> None:
     assert torch.allclose(*ends, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_it_runs_at_toy_size_and_writes_its_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns(".venv", "__pycache__"))

@@ -1,5 +1,7 @@
 """mural trains vision models on images too large for one device, exactly as one device would."""
 
+from typing import TYPE_CHECKING, Any
+
 from mural import comm
 from mural.check import check
 from mural.comm import Mesh as Mesh
@@ -16,7 +18,9 @@ from mural.parallelize import parallelize
 from mural.plan import Plan
 from mural.replicate import reduce_gradients
 from mural.shard import ShardedTensor, dice_loss, shard
-from mural.train import Trainer
+
+if TYPE_CHECKING:
+    from mural.train import Trainer
 
 __all__ = [
     "Cuts",
@@ -34,3 +38,12 @@ __all__ = [
     "reduce_gradients",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Trainer`, when it is first asked for: its checkpoints import what most programs do not need."""
+    if name == "Trainer":
+        from mural.train import Trainer  # noqa: PLC0415
+
+        return Trainer
+    raise AttributeError(f"module 'mural' has no attribute {name!r}")

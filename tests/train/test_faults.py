@@ -159,6 +159,7 @@ def test_a_killed_rank_changes_nothing(images: Path, tmp_path: Path, undisturbed
     same(config, undisturbed)
 
 
+@pytest.mark.slow
 def test_local_ranks_are_started_again(images: Path, tmp_path: Path, undisturbed: Config) -> None:
     config = described(images, tmp_path / "run", launch__restarts=1)
     with started(config) as process:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import mural
 from mural.checkpoint import export
 from mural.errors import CheckpointError, ConfigError, DataError, TrainingError
-from mural.train import Config, Trainer
+from mural.train import Config, Result, Trainer
 from mural.train.loop import fit_rank
 from ranks import run_on
 
@@ -29,7 +29,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fit(config: Config) -> mural.train.Result:
+def fit(config: Config) -> Result:
     return fit_rank(0, config)
 
 
