@@ -110,7 +110,8 @@ def caption(results: dict[str, Any]) -> str:
     device = f"{results['device']} shared by all ranks, " if results["device"] != "cpu" else ""
     return (
         f"{device}{at['cpu']}, {at['cores']} cores, one thread a rank, torch {results['torch']}, Python "
-        f"{at['python']}, commit {at['commit']}, {results['date'][:10]}; {settings['ranks']} ranks, "
+        f"{at['python']}, load {results['load_at_start']:.1f} at the start, commit {at['commit']}, "
+        f"{results['date'][:10]}; {settings['ranks']} ranks, "
         f"{settings['repeats']} repeats of {settings['rounds']} rounds. Command: `{results['command']}`. Median, with "
         f"the quartiles in parentheses."
     )

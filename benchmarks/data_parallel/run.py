@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -118,6 +119,7 @@ def main() -> None:
         "command": command_line("data_parallel", sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "load_at_start": os.getloadavg()[0],
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "settings": {key: getattr(options, key) for key in NUMBERS},
