@@ -231,6 +231,10 @@ def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     return args, renamed
 
 
+LEAVES = frozenset({int, float, bool, str, type(None), Tensor, torch.nn.Parameter})
+"""The types of most arguments, which hold no sharded tensors."""
+
+
 def sharded_in(tree: Any) -> list[ShardedTensor]:
     """Every sharded tensor among the arguments of a call."""
     found: list[ShardedTensor] = []
@@ -241,6 +245,8 @@ def sharded_in(tree: Any) -> list[ShardedTensor]:
 def collect(tree: Any, found: list[ShardedTensor]) -> None:
     """Append the sharded tensors of a tuple, list or dict to a list."""
     for item in tree.values() if isinstance(tree, dict) else tree:
+        if type(item) in LEAVES:
+            continue
         if isinstance(item, ShardedTensor):
             found.append(item)
         elif isinstance(item, (tuple, list, dict)):
