@@ -193,6 +193,7 @@ def run(folder: Path, how: str, rank: int, limit: float, *command: str) -> tuple
     return run.returncode, out, messages, time.monotonic() - start
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_is_named_by_all(tmp_path: Path) -> None:
     code, out, messages, _ = run(tmp_path, "sleep", 1, 4.0)
     assert code == 3, messages

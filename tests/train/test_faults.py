@@ -173,7 +173,8 @@ def test_local_ranks_are_started_again(images: Path, tmp_path: Path, undisturbed
     same(config, undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_leaves(images: Path, tmp_path: Path, undisturbed: Config, number: signal.Signals) -> None:
     config = described(images, tmp_path / "run")
     with started(config) as process:

@@ -45,7 +45,12 @@ def weights(config: Config) -> dict[str, torch.Tensor]:
 
 
 HERE = Path(__file__).parent
-PLANS = [{"data": 2}, {"spatial": [2, 1]}, {"data": 2, "spatial": [1, 2]}, {"spatial": [2, 2]}]
+PLANS = [
+    {"data": 2, "spatial": [1, 2]},
+    {"spatial": [2, 1]},
+    pytest.param({"data": 2}, marks=pytest.mark.slow),
+    pytest.param({"spatial": [2, 2]}, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
