@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
@@ -18,6 +19,7 @@ from mural.comm.meeting import meet, reach_out, stay_local
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 
+SETTLE_SECONDS = 0.1
 _transports: dict[int, Transport] = {}
 
 
@@ -120,6 +122,11 @@ def agreed_backend(store: Any, place: Placement, gpu: str) -> str:
 
 
 def leave() -> None:
-    """Leave the process group that `join` made; torch may abort a process that ends inside one."""
+    """Leave the process group that `join` made; torch may abort a process that ends inside one.
+
+    gloo's threads drop the tensors of the last collectives a moment after these end, and need the interpreter for it:
+    one that they find gone aborts the process.
+    """
     if dist.is_initialized():
+        time.sleep(SETTLE_SECONDS)
         dist.destroy_process_group()

@@ -17,11 +17,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from mural.comm.claims import LOCAL_STORE
 from mural.comm.environment import resolve
-from mural.comm.launch import start
+from mural.comm.launch import leave, start
 from mural.errors import MuralError, PeerError
 
 ATTEMPT = "MURAL_ATTEMPT"
@@ -78,8 +77,7 @@ def serve(rank: int, orders: Orders, answers: Connection, function: Callable[...
         answers.send(Answer(None, traceback.format_exc(), excused(error), told))
         sys.exit(1)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
 
 
 def declare(environ: MutableMapping[str, str], rank: int, orders: Orders) -> None:
