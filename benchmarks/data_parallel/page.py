@@ -168,6 +168,7 @@ def draw_panel(axis: Any, shares: dict[str, Any], keys: list[str]) -> None:
         at += 0.7
     axis.set_xticks(ticks, words)
     axis.grid(axis="x", visible=False)
+    axis.set_axisbelow(True)
 
 
 def write(here: Path) -> None:
