@@ -198,6 +198,15 @@ def test_a_run_resumes_under_another_plan(images: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(weights(last)[name], tensor, rtol=1e-8, atol=1e-10)
 
 
+def test_a_resumed_run_whose_batches_are_others_says_so(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of an epoch, the number of batches used says nothing of batches of another size."""
+    fit(run_config(images, tmp_path / "run", train__steps=2))
+    fit(run_config(images, tmp_path / "run", train__steps=4, data__batch=3))
+    assert "the batches are others than those of the checkpoint: on with epoch 1" in capsys.readouterr().out
+
+
 def caught(config: Config) -> str:
     try:
         fit(config)

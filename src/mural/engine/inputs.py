@@ -116,8 +116,10 @@ class Inputs:
         taken = self.own_images(len(sources))
         rows = taken if self.mesh == self.world else (0, taken[1] - taken[0])
         pieces = [sources[i].read([(0, channels), *place]) for i in range(*taken)]
-        piece = torch.stack(pieces) if pieces else torch.empty(0, channels, *(b - a for a, b in place))
-        if mask and channels == 1 and not (pieces and piece.is_floating_point()):
+        # A rank that owns no image takes the type from a pixel, so that all ranks bring the same.
+        like = pieces[0] if pieces else sources[0].read([(0, 1) for _ in shapes[0]])
+        piece = torch.stack(pieces) if pieces else like.new_empty(0, channels, *(b - a for a, b in place))
+        if mask and channels == 1 and not like.is_floating_point():
             return shard(piece[:, 0].long(), self.mesh, dims=range(1, 1 + len(cuts)), box=[rows, *place])
         kind = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
         return shard(piece.to(kind), self.mesh, box=[rows, (0, channels), *place])

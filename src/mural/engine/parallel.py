@@ -48,6 +48,7 @@ class Parallel:
         step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
         """
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
+        self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:
             # Checkpoints recompute batch norms in backward.
             stack.enter_context(batchnorm_scope(self.plan.batchnorm))
@@ -81,7 +82,7 @@ class Parallel:
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """What holds while the model runs: random numbers of this call, precision, whose statistics BatchNorm takes."""
+        """What holds while the model runs: this call's random numbers, precision, whose statistics BatchNorm takes."""
         device = self.device
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
@@ -92,9 +93,8 @@ class Parallel:
             yield
 
     def draw(self) -> int:
-        """The seed of the next call: the same on all ranks that see the same images, whatever the plan."""
+        """The seed of this call: the same on all ranks that see the same images, whatever the plan."""
         part = self.world_mesh.coordinates["data"] if self.plan.average else 0
-        self.calls += 1
         code = hashlib.blake2b(f"{self.seed} {self.calls} {part}".encode(), digest_size=7).digest()
         return int.from_bytes(code, "big")
 

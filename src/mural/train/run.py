@@ -93,6 +93,12 @@ class Run:
         images = min(every, first + per * size) - first
         return int(batch.image.shape[0]) / images if per > 1 else 1.0
 
+    @property
+    def batches(self) -> dict[str, int]:
+        """What decides which images are in which batch of an epoch."""
+        data = self.config.data
+        return {"samples": len(self.loader.dataset), "batch": data.batch, "seed": self.config.seed}
+
     def due(self, position: Position, every: int) -> bool:
         """Whether something that happens every so many updates happens now."""
         return every > 0 and position.step % every == 0
@@ -116,6 +122,7 @@ class Run:
                 state = state_of(self.pm.module, self.optimizer, self.schedule)
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
                 values = {**state.values, "position": asdict(position), "counts": counts, "loss": float(loss)}
+                values["batches"] = self.batches
                 tensors = {**state.tensors, "random.cpu": torch.get_rng_state()}
                 self.checkpoints.save(position.step, tensors, values)
                 self.saved = position.step
@@ -143,6 +150,9 @@ class Run:
         counts = snapshot.values["counts"]
         self.pm.calls, self.pm.updates = counts["calls"], counts["updates"]
         position = Position(**snapshot.values["position"])
+        if position.batch and snapshot.values["batches"] != self.batches:
+            position = replace(position, epoch=position.epoch + 1, batch=0)
+            self.journal.say(f"the batches are others than those of the checkpoint: on with epoch {position.epoch}")
         self.saved = position.step
         self.journal.resumed(position.step)
         self.journal.say(f"resumed from step {position.step}")
