@@ -21,7 +21,7 @@ import torch
 from harness.options import DEVICES, device_of
 from harness.results import Log, collect
 
-from context import grid, same
+from context import grid, page, same
 from context.bounds import EDGES, reach
 from context.cases import QUICK, SAME, Run, Settings
 
@@ -70,8 +70,6 @@ def main() -> None:
     """Train, put together, or write the page."""
     options = arguments()
     if options.page:
-        from context import page  # noqa: PLC0415 (needs matplotlib)
-
         page.write(HERE)
         return
     if options.collect:

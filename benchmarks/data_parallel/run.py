@@ -19,8 +19,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import page
+import pairs
+import scaling
+import shares
+import torch
 from harness.options import DEVICES, device_of
 from harness.results import command_line, machine, rounded
+
+from mural.comm import run_local
 
 HERE = Path(__file__).resolve().parent
 MESHES = (("data 2", 2, 1), ("data 4", 4, 1), ("data 2 × spatial 2", 2, 2))
@@ -57,8 +64,6 @@ def arguments() -> argparse.Namespace:
 
 def on_ranks(function: Callable[..., None], ranks: int, *given: Any) -> dict[str, Any]:
     """What the ranks wrote, by the name of the file."""
-    from mural.comm import run_local  # noqa: PLC0415 (the page needs no torch)
-
     with tempfile.TemporaryDirectory(prefix="mural-data-parallel-") as folder:
         run_local(function, ranks, folder, *given, threads=1)
         return {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
@@ -66,8 +71,6 @@ def on_ranks(function: Callable[..., None], ranks: int, *given: Any) -> dict[str
 
 def measure_pairs(options: argparse.Namespace, device: str) -> dict[str, Any]:
     """For each model, what each repeat found."""
-    import pairs  # noqa: PLC0415
-
     found: dict[str, Any] = {}
     for name in options.models:
         for repeat in range(options.repeats):
@@ -79,8 +82,6 @@ def measure_pairs(options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 def measure_shares(options: argparse.Namespace, device: str) -> dict[str, Any]:
     """For each model and mesh, with and without overlap, the seconds of each rank."""
-    import shares  # noqa: PLC0415
-
     found: dict[str, Any] = {}
     for name in options.models if device == "cpu" else ():
         for title, data, spatial in MESHES[: 1 if options.quick else None]:
@@ -95,8 +96,6 @@ def measure_shares(options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 def measure_scaling(options: argparse.Namespace, device: str) -> dict[str, Any]:
     """Seconds of iterations by the number of ranks."""
-    import scaling  # noqa: PLC0415
-
     found: dict[str, Any] = {}
     for ranks in range(1, (2 if options.quick else 4) + 1) if device == "cpu" else ():
         print(f"scaling: {ranks}", flush=True)
@@ -107,13 +106,9 @@ def measure_scaling(options: argparse.Namespace, device: str) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, write; or only write the page."""
     options = arguments()
-    import page  # noqa: PLC0415
-
     if options.page:
         page.write(HERE)
         return
-    import torch  # noqa: PLC0415
-
     device = device_of(options)
     results: dict[str, Any] = {
         "command": command_line("data_parallel", sys.argv[1:]),

@@ -64,6 +64,7 @@ def tracing(transport: Transport, trace: Trace) -> Iterator[None]:
         key = f"message {transfer.serial - first}"
         trace.waits.append(Wait(key, transfer.posted, begin, time.perf_counter()))
 
+    # Instead of a hook that every wait of every program would ask for: the one transport of this process.
     transport.wait = wait  # type: ignore[method-assign]
     try:
         with transport.record() as record:
