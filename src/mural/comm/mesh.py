@@ -23,8 +23,8 @@ AXES = ("data", "stage", "domain", "channel", *SPATIAL)
 class Mesh:
     """Ranks arranged along the axes of `AXES`, in a run all of them; every axis exists, most of size 1.
 
-    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` are the run's ranks
-    that a mesh over some of them consists of, in that order; empty for all.
+    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` are the run's
+    ranks that a mesh over some of them consists of, in that order; empty for all.
     """
 
     sizes: tuple[int, ...]
