@@ -124,7 +124,9 @@ class Plan:
                     f"{name} = {getattr(self, name)!r}: {words} cannot be run by this version; leave it out"
                 )
         if self.average and self.piped:
-            raise PlanError(f"average = {self.average} with stages or micro-batches cannot be run by this version: set 0")
+            raise PlanError(
+                f"average = {self.average} with stages or micro-batches cannot be run by this version: set 0"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

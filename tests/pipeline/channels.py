@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mural.pipeline.messages import Parcel, Program, Receive, Send, needed_by
-from mural.pipeline.schedule import Action
+from mural.pipeline.messages import Parcel
 
 
 @dataclass(frozen=True)

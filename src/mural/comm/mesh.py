@@ -147,7 +147,9 @@ def init(
             raise PlanError(f"{name}={size}: this version runs the data, stage and spatial axes; leave {name} at 1")
     grid = () if spatial is None else (spatial,) if isinstance(spatial, int) else tuple(spatial)
     if not all(type(n) is int and n >= 1 for n in (data, stage, *grid, *(image or ()))):
-        raise PlanError(f"spatial={spatial}, data={data}, stage={stage}, image={image}: sizes are whole numbers of at least 1")
+        raise PlanError(
+            f"spatial={spatial}, data={data}, stage={stage}, image={image}: sizes are whole numbers of at least 1"
+        )
     world, rank, transport = join(backend, timeout)
     if spatial is None and image is not None:
         if world % (data * stage):

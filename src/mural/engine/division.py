@@ -50,8 +50,8 @@ class Division:
                 stage = route.stage_of(node.id)
                 if name in self.stages and stage not in self.stages[str(name)]:
                     raise PlanError(
-                        f"for an input of shape {graph.inputs[0].shape}, {node.site} of stage {stage} reads {name}, which "
-                        f"stage {sorted(self.stages[str(name)])} holds: give parallelize(…, image=…) the shape of the "
+                        f"for an input of shape {graph.inputs[0].shape}, {node.site} of stage {stage} reads {name}, "
+                        f"which stage {sorted(self.stages[str(name)])} holds: give parallelize(…, image=…) the shape of the "
                         f"images, or name the cuts"
                     )
         return route

@@ -110,6 +110,6 @@ def on_stage(leaf: Any, world: Mesh, owner: int) -> Any:
     """A leaf of the result on a rank that holds a piece of it."""
     if not isinstance(leaf, ShardedTensor):
         return shared(leaf, world, owner) if isinstance(leaf, Tensor) else leaf
-    tensor = StagedTensor(leaf.local, leaf.placement, leaf.aliased, leaf.folds)
+    tensor: Any = StagedTensor(leaf.local, leaf.placement, leaf.aliased, leaf.folds)
     tensor.world = world
     return tensor

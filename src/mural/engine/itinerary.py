@@ -154,8 +154,8 @@ def check_batchnorm(graph: Graph, scope: str) -> None:
     for node in graph:
         if node.op == "batch_norm" and scope != "micro" and in_training(node.args, dict(node.kwargs)):
             raise PlanError(
-                f"{node.site} normalises in training, and micro-batches would each be normalised alone, which is another "
-                f'result than that of the whole batch: set batchnorm = "micro" to have that, or microbatches = 1'
+                f"{node.site} normalises in training, and micro-batches would each be normalised alone, which is "
+                f'another result than that of the whole batch: set batchnorm = "micro" to have that, or microbatches = 1'
             )
 
 

@@ -24,7 +24,9 @@ Loss = Callable[[Any, Any], Tensor]
 class Passage:
     """The micro-batches of one batch, without gradients: collects the results of the last stage."""
 
-    def __init__(self, inputs: Inputs, image: Image, rows: Sequence[Rows], stages: Mapping[tuple[int, int, int], Stage]):
+    def __init__(
+        self, inputs: Inputs, image: Image, rows: Sequence[Rows], stages: Mapping[tuple[int, int, int], Stage]
+    ):
         self.data, self.image, self.every, self.stages = inputs, image, rows, stages
         self.results: dict[int, Any] = {}
 
@@ -38,7 +40,9 @@ class Passage:
 
     def inputs(self, stage: int, microbatch: int) -> Mapping[Key, Tensor]:
         """What a stage takes of the model's inputs."""
-        replay = next(s for (_, at, n), s in self.stages.items() if (at, n) == (stage, self.rows(microbatch).count)).replay
+        replay = next(
+            s for (_, at, n), s in self.stages.items() if (at, n) == (stage, self.rows(microbatch).count)
+        ).replay
         names = [value.name for value in replay.graph.inputs]
         if not any((name, 0) in replay.stretch.takes for name in names):
             return {}
@@ -112,7 +116,9 @@ class Training(Passage):
         loss = self.loss(self.joined(), self.data.target(self.target, self.image))
         self.losses.append(loss.detach())
         lists = [carriers(self.results[m]) for m in order]
-        found = torch.autograd.grad(loss * self.weight, [c for part in lists for c in part], allow_unused=True)
+        found: Sequence[Any] = torch.autograd.grad(
+            loss * self.weight, [c for part in lists for c in part], allow_unused=True
+        )
         grads = iter(found)
         for m, part in zip(order, lists, strict=True):
             self.seeds[m] = [torch.zeros_like(c) if g is None else g for c, g in ((c, next(grads)) for c in part)]

@@ -1,4 +1,4 @@
-"""A model under a plan that cuts it into stages: the same calls as `Parallel`, with each rank holding its stages alone."""
+"""A model under a plan that cuts it into stages: the calls of `Parallel`, with each rank holding its stages alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Pipelined(Parallel):
     def __call__(self, image: Image) -> Any:
         """The model's result without gradients: a sharded tensor on the last stage's ranks. Collective.
 
-        On the other ranks the tensor is there by name: it has a shape and no piece, and `full()` is collective over all.
+        On the other ranks it has a shape and no piece; `full()` is collective over all ranks.
         """
         return staged(self._infer(image).joined, self.seating, self.world_mesh, self.device)
 
@@ -159,7 +159,7 @@ class Pipelined(Parallel):
         return [(self.division.holders[name], p) for name, p in self.named_parameters()]
 
     def _reopen(self) -> None:
-        """Spread gradients that were added up before over their holders again, so that the next sum counts them once."""
+        """Spread gradients that were added up over their holders again, so that the next sum counts them once."""
         if self.reduced:
             for ranks, p in self._held():
                 if p.grad is not None and len(ranks) != self.mesh.replicas:
@@ -236,7 +236,10 @@ class Pipelined(Parallel):
         return found if wanted else {}
 
     def _first_names(self) -> dict[int, str]:
-        named = [*self.plain.named_parameters(remove_duplicate=False), *self.plain.named_buffers(remove_duplicate=False)]
+        named = [
+            *self.plain.named_parameters(remove_duplicate=False),
+            *self.plain.named_buffers(remove_duplicate=False),
+        ]
         return {id(t): name for name, t in reversed(named)}
 
     def _whole(self, tensor: Tensor, owner: int) -> Tensor:
@@ -286,6 +289,8 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Tensor], strict: boo
     for key, tensor in own.items():
         given = state.get(key)
         if isinstance(given, Tensor) and given.shape != tensor.shape:
-            faults.append(f"size mismatch for {key}: {tuple(given.shape)} was given, the model has {tuple(tensor.shape)}.")
+            faults.append(
+                f"size mismatch for {key}: {tuple(given.shape)} was given, the model has {tuple(tensor.shape)}."
+            )
     if faults:
         raise RuntimeError("Error(s) in loading state_dict:\n\t" + "\n\t".join(faults))

@@ -29,7 +29,9 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
     if isinstance(blocks, tuple):
         for name in blocks:
             if name not in modules or not name:
-                raise PlanError(f"recompute names {name!r}, which is no module of the model: choose from {[*modules][1:9]}…")
+                raise PlanError(
+                    f"recompute names {name!r}, which is no module of the model: choose from {[*modules][1:9]}…"
+                )
             yield modules[name]
     elif blocks == "all":
         for path, module in modules.items():

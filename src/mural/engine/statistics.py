@@ -55,8 +55,8 @@ class Statistics:
             written = [str(source) for source in node.writes if source in names]
             if written and not isinstance(modules.get(node.module), _NormBase):
                 raise PlanError(
-                    f"{node.site} writes to {written[0]}: under GEMS two replicas would each write their own, and mural "
-                    f"can put together the running statistics of norms alone; use another schedule"
+                    f"{node.site} writes to {written[0]}: under GEMS two replicas would each write their own, and "
+                    f"mural can put together the running statistics of norms alone; use another schedule"
                 )
             if written:
                 calls[node.module] = calls.get(node.module, 0) + 1

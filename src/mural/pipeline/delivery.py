@@ -69,7 +69,9 @@ class Form:
         """The form as a message."""
         text = json.dumps(asdict(self)).encode()
         if len(text) > HEADER_BYTES:
-            raise LayoutError(f"a tensor of shape {self.shape} has too many parts to be described in {HEADER_BYTES} bytes")
+            raise LayoutError(
+                f"a tensor of shape {self.shape} has too many parts to be described in {HEADER_BYTES} bytes"
+            )
         return torch.tensor(list(text.ljust(HEADER_BYTES)), dtype=torch.uint8)
 
     @classmethod

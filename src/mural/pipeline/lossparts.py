@@ -13,7 +13,7 @@ Where no weights fit (Dice over the batch, contrastive losses) that is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def carriers(tree: Any) -> list[Tensor]:
 def gradients(loss: Tensor, trees: Sequence[Any]) -> list[list[Tensor]]:
     """The gradients of a loss inside backward, for each of several results."""
     lists = [carriers(tree) for tree in trees]
-    found = iter(torch.autograd.grad(loss, [c for part in lists for c in part], allow_unused=True))
+    found: Iterator[Any] = iter(torch.autograd.grad(loss, [c for part in lists for c in part], allow_unused=True))
     grads = [[next(found) for _ in part] for part in lists]
     return [
         [torch.zeros_like(c) if g is None else g for c, g in zip(part, found, strict=True)]

@@ -99,8 +99,8 @@ def check_writes(graph: Graph, bounds: Sequence[int]) -> None:
         return bisect_right(bounds, node) - 1
 
     for node in graph:
-        for source in node.inputs:
-            for writer in node.after if isinstance(source, int) else ():
+        for source in (source for source in node.inputs if isinstance(source, int)):
+            for writer in node.after:
                 written = source in graph.nodes[writer].writes
                 if written and stage(source) != stage(writer) != stage(node.id):
                     raise PlanError(

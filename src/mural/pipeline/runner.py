@@ -1,14 +1,14 @@
 """The runner: carries out a seat's list of actions, with messages beside the computation.
 
-    receive   make buffers and post what the other seat's ranks will send
-    forward   wait for what the stage takes, run it, keep what backward needs
-    send      begin to send what an action made
-    backward  wait for the gradients of what the stage gave, run backward, keep the gradients of what it took
+receive   make buffers and post what the other seat's ranks will send
+forward   wait for what the stage takes, run it, keep what backward needs
+send      begin to send what an action made
+backward  wait for the gradients of what the stage gave, run backward, keep the gradients of what it took
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -61,7 +61,8 @@ class Job(Protocol):
 @dataclass(frozen=True)
 class Seats:
     """The meshes of all seats, as this rank sees them; `own` is the number of its own, and `aligns` what the cuts of an
-    image are multiples of on each."""
+    image are multiples of on each.
+    """
 
     meshes: tuple[Mesh, ...]
     own: int
