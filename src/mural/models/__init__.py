@@ -12,10 +12,12 @@ ResNetV2        resnet_v2(depth=9 n + 2), resnet110_v2, resnet1001_v2, of the pa
 DenseNet        densenet121, densenet169, densenet201, as in torchvision: densenet.py
 InceptionV3     inception_v3, with its auxiliary head in training, as in torchvision: inception.py
 ViT             vit_tiny, vit_small, vit_base, scores images or pixels, as in timm: vit.py
+AmoebaNetD      amoebanetd(layers, filters), cells that read the two before, of GPipe and MPI4DL: amoebanet.py
 Swin            swin_tiny, scores images or pixels, as in torchvision: swin.py
 """
 
 from mural.models.alexnet import AlexNet, alexnet
+from mural.models.amoebanet import AmoebaNetD, amoebanetd
 from mural.models.cnn import CNN1D, CNN2D, CNN3D
 from mural.models.densenet import DenseNet, densenet121, densenet169, densenet201
 from mural.models.fcn import FCN2D
@@ -36,6 +38,7 @@ __all__ = [
     "FCN2D",
     "VGG",
     "AlexNet",
+    "AmoebaNetD",
     "DenseNet",
     "InceptionOutputs",
     "InceptionV3",
@@ -49,6 +52,7 @@ __all__ = [
     "UNet3D",
     "ViT",
     "alexnet",
+    "amoebanetd",
     "densenet121",
     "densenet169",
     "densenet201",

@@ -8,9 +8,17 @@ Ronneberger, Fischer and Brox, 2015, for depth 2 (the classic has width 64 and d
 
 Convolutions are padded to keep their extents, so scores have the extents of the image. Where halving left a
 remainder, what comes up is interpolated to the extents of the skip.
+
+Whoever comes up must give its channels away, so that half of what meets is the skip. `upsample` says how:
+
+- "transposed", "interpolate": a layer between the levels does, learned or before interpolation.
+- "repeat": the blocks do. The lowest ends with the channels of the level above, each block that meets a skip
+  with half its level's, the last with width / 2. torchgpipe's U-Net (B, C) is this form with depth=5, convs=B,
+  width=C, without biases and with instance norms: (6, 72) has 362.2 million parameters.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -22,26 +30,27 @@ from mural.models.arguments import check_choice, check_image, check_positive
 from mural.models.layers import LAYERS, NORMS, Layers, Norm, conv_norm
 
 Block = Literal["plain", "residual"]
-Upsample = Literal["transposed", "interpolate"]
+Upsample = Literal["transposed", "interpolate", "repeat"]
 
 
-def pair(layers: Layers, norm: Norm | None, inputs: int, outputs: int) -> list[nn.Module]:
-    """Two convolutions k3 with their norms, and a ReLU between them."""
-    first = conv_norm(layers, norm, inputs, outputs, kernel=3)
-    return [*first, nn.ReLU(inplace=True), *conv_norm(layers, norm, outputs, outputs, kernel=3)]
+def chain(layers: Layers, norm: Norm | None, channels: Sequence[int]) -> list[nn.Module]:
+    """Convolutions k3 with their norms from each number of channels to the next, and a ReLU between two of them."""
+    steps = [conv_norm(layers, norm, inputs, outputs, kernel=3) for inputs, outputs in pairwise(channels)]
+    return [*steps[0], *(layer for step in steps[1:] for layer in (nn.ReLU(inplace=True), *step))]
 
 
-def plain(layers: Layers, norm: Norm | None, inputs: int, outputs: int) -> nn.Module:
-    """Convolution, norm, ReLU, twice: the block of the classic U-Net."""
-    return nn.Sequential(*pair(layers, norm, inputs, outputs), nn.ReLU(inplace=True))
+def plain(layers: Layers, norm: Norm | None, channels: Sequence[int]) -> nn.Module:
+    """Convolution, norm, ReLU, repeated: the block of the classic U-Net has two."""
+    return nn.Sequential(*chain(layers, norm, channels), nn.ReLU(inplace=True))
 
 
 class Residual(nn.Module):
-    """Two convolutions added to their input, which a convolution k1 fits to the channels if it must."""
+    """Convolutions added to their input, which a convolution k1 fits to the channels if it must."""
 
-    def __init__(self, layers: Layers, norm: Norm | None, inputs: int, outputs: int) -> None:
+    def __init__(self, layers: Layers, norm: Norm | None, channels: Sequence[int]) -> None:
         super().__init__()
-        self.branch = nn.Sequential(*pair(layers, norm, inputs, outputs))
+        inputs, outputs = channels[0], channels[-1]
+        self.branch = nn.Sequential(*chain(layers, norm, channels))
         # An empty Sequential is the identity.
         self.shortcut = nn.Sequential(*(() if inputs == outputs else conv_norm(layers, norm, inputs, outputs, 1)))
         self.relu = nn.ReLU(inplace=True)
@@ -60,13 +69,27 @@ def narrowed(layers: Layers, inputs: int, outputs: int) -> nn.Module:
     return layers.conv(inputs, outputs, 1)
 
 
-BLOCKS: Mapping[Block, Callable[[Layers, Norm | None, int, int], nn.Module]] = {
+def repeated(layers: Layers, inputs: int, outputs: int) -> nn.Module:
+    """An enlargement without parameters: each position becomes 2 per dim."""
+    return nn.Upsample(scale_factor=2)
+
+
+@dataclass(frozen=True)
+class Rise:
+    """What enlarges between two levels, and whether the blocks give channels away in its place."""
+
+    enlarge: Callable[[Layers, int, int], nn.Module]
+    blocks_narrow: bool = False
+
+
+BLOCKS: Mapping[Block, Callable[[Layers, Norm | None, Sequence[int]], nn.Module]] = {
     "plain": plain,
     "residual": Residual,
 }
-UPSAMPLES: Mapping[Upsample, Callable[[Layers, int, int], nn.Module]] = {
-    "transposed": transposed,
-    "interpolate": narrowed,
+RISES: Mapping[Upsample, Rise] = {
+    "transposed": Rise(transposed),
+    "interpolate": Rise(narrowed),
+    "repeat": Rise(repeated, blocks_narrow=True),
 }
 
 
@@ -101,29 +124,39 @@ class UNet(nn.Module):
         norm: Norm | None = "batch",
         block: Block = "plain",
         upsample: Upsample = "transposed",
+        convs: int = 2,
     ) -> None:
-        """Builds `depth` levels below the first; each extent must be at least 2**depth."""
+        """Builds `depth` levels below the first, `convs` convolutions a block; each extent is at least 2**depth."""
         super().__init__()
         check_choice("UNet", "dims", dims, tuple(LAYERS))
-        check_positive("UNet", in_channels=in_channels, classes=classes, width=width, depth=depth)
+        check_positive("UNet", in_channels=in_channels, classes=classes, width=width, depth=depth, convs=convs)
         check_choice("UNet", "norm", norm, (*NORMS, None))
         check_choice("UNet", "block", block, tuple(BLOCKS))
-        check_choice("UNet", "upsample", upsample, tuple(UPSAMPLES))
-        layers = LAYERS[dims]
-        build = partial(BLOCKS[block], layers, norm)
-        enlarge = partial(UPSAMPLES[upsample], layers)
+        check_choice("UNet", "upsample", upsample, tuple(RISES))
+        layers, rise = LAYERS[dims], RISES[upsample]
+        narrow = 2 if rise.blocks_narrow else 1
+        if width % narrow:
+            raise ValueError(f'UNet got width={width}, but upsample="repeat" halves it: set width={width + 1}')
         # (upper, lower) channels for each step between two levels, from the top to the bottom.
         steps = list(pairwise(width * 2**level for level in range(depth + 1)))
+        ends = [lower for _, lower in steps[:-1]] + [steps[-1][1] // narrow]
+
+        def build(inputs: int, hidden: int, outputs: int) -> nn.Module:
+            return BLOCKS[block](layers, norm, [inputs, *[hidden] * (convs - 1), outputs])
 
         self.dims = dims
         self.in_channels = in_channels
         self.smallest = 2**depth
-        self.stem = build(in_channels, width)
-        self.down = nn.ModuleList(nn.Sequential(layers.max_pool(2), build(upper, lower)) for upper, lower in steps)
-        self.up = nn.ModuleList(
-            Up(layers, enlarge(lower, upper), build(2 * upper, upper)) for upper, lower in reversed(steps)
+        self.stem = build(in_channels, width, width)
+        self.down = nn.ModuleList(
+            nn.Sequential(layers.max_pool(2), build(upper, lower, end))
+            for (upper, lower), end in zip(steps, ends, strict=True)
         )
-        self.head = layers.conv(width, classes, 1)
+        self.up = nn.ModuleList(
+            Up(layers, rise.enlarge(layers, lower, upper), build(2 * upper, upper // narrow, upper // narrow))
+            for upper, lower in reversed(steps)
+        )
+        self.head = layers.conv(width // narrow, classes, 1)
 
     def forward(self, image: Tensor) -> Tensor:
         """Scores of shape (batch, classes, *extents), at the image's own extents."""
