@@ -73,10 +73,11 @@ class Verdict:
         """One sentence on how a seat ends."""
         outcome, row = self.outcomes[seat], self.program.seats[seat]
         where = f"before its {described(row[outcome.at])}" if outcome.at < len(row) else "at the end of its list"
-        if outcome.end == "stuck":
-            peer = outcome.peer
-            state = "" if peer is None else f", which is {self.outcomes[peer].end} at step {self.outcomes[peer].at}"
-            return f"seat {seat} waits {where} for {outcome.parcel} with seat {peer}{state}"
+        if outcome.end == "stuck" and outcome.parcel and outcome.peer is not None:
+            peer = self.outcomes[outcome.peer]
+            mine = self.program.schedule.seat_of[outcome.parcel.replica, outcome.parcel.source] == seat
+            what = f"seat {outcome.peer} to receive" if mine else f"seat {outcome.peer} to send"
+            return f"seat {seat} waits {where} for {what} {outcome.parcel}; that seat is {peer.end} at step {peer.at}"
         if outcome.end == "wrong":
             return f"seat {seat} {where} expects {outcome.parcel} from seat {outcome.peer} and gets {outcome.got}"
         if outcome.end == "unready":
