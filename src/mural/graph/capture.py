@@ -46,8 +46,11 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
         images = [torch.empty(s, dtype=d, device=META) for s, d in zip(shapes, dtypes, strict=True)]
         names = input_names(model, len(images), taken=named)
         recorder = Recorder(twins, constants_of(model))
-        for name, tensor in (*named.items(), *zip(names, images, strict=True)):
-            recorder.enter_value(name, tensor)
+        for name, tensor in named.items():
+            recorder.enter_value(name, tensor, "parameter" if isinstance(tensor, nn.Parameter) else "buffer")
+        for name, tensor in zip(names, images, strict=True):
+            recorder.enter_value(name, tensor, "input")
+        recorder.modules.begin_model(model, tuple(images))
         with unchanged(model), torch.random.fork_rng(devices=[]), recorder.watching(model):
             result = functional_call(model, named, tuple(images), tie_weights=False)
         return recorder.graph(names, result)

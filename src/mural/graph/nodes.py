@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
+from mural.graph.sites import Call
 
 Shape = tuple[int, ...]
 Source = int | str
 """Where a tensor comes from: the id of the node that made it, or the name of an input or a parameter."""
+Role = Literal["input", "parameter", "buffer", "constant", "output"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,27 @@ class Value:
     source: Source
     pick: int = 0
     after: tuple[int, ...] = ()
+    role: Role = "constant"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands in a recorded call for a tensor: the i-th of the node's inputs."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Memory that autograd keeps for the backward of a call.
+
+    The same `memory` is the same storage, to be counted once. `owner` is whose tensor lies there: a node's id or a
+    name; None for memory that the call itself made, as the mask of a dropout.
+    """
+
+    memory: int
+    bytes: int
+    owner: Source | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +61,10 @@ class Node:
     `inputs[i]` says who made the i-th tensor among the arguments, and `picks[i]` which of its outputs it is.
     An in-place call is a node whose output is the next version of what it wrote. A call that wrote to an
     argument's memory through another tensor (a view of it, a buffer) stands in `after`: it comes first too.
-    `kind` is that of the rule in the table of operations, None where there is no rule.
+    `kind` is that of the rule in the table of operations, None where there is no rule. `func(*args, **kwargs)` is the
+    call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps,
+    `call` is the index of the innermost call of a module that it happened in, and `returns` says which inputs are the
+    outputs of a call that writes and returns nothing.
     """
 
     id: int
@@ -49,6 +78,14 @@ class Node:
     input_shapes: tuple[Shape, ...]
     output_shapes: tuple[Shape, ...]
     dtypes: tuple[torch.dtype, ...]
+    input_dtypes: tuple[torch.dtype, ...] = ()
+    writes: tuple[Source, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    call: int = 0
+    returns: tuple[int, ...] = ()
+    func: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    args: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
 
     @property
     def needs(self) -> tuple[Source, ...]:
@@ -58,12 +95,20 @@ class Node:
 
 @dataclass(frozen=True, repr=False)
 class Graph:
-    """The nodes of one forward pass in the order in which they ran; `graph[site]` is the node of a call-site."""
+    """The nodes of one forward pass in the order in which they ran; `graph[site]` is the node of a call-site.
+
+    `calls` are the calls of modules, that of the model first. `effects` are calls that change the model but are no part
+    of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the constants
+    themselves.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     parameters: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    calls: tuple[Call, ...] = ()
+    effects: tuple[tuple[int, Node], ...] = field(default=(), repr=False)
+    held: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -47,6 +47,14 @@ def memory_of(tensor: Tensor) -> int:
         return id(tensor)
 
 
+def bytes_of(tensor: Tensor) -> int:
+    """The size of a tensor's memory: all of it, where the tensor is a view of a part."""
+    try:
+        return tensor.untyped_storage().nbytes()
+    except NotImplementedError:  # sparse: no single storage
+        return tensor.numel() * tensor.element_size()
+
+
 def state_of(tensor: Tensor) -> tuple[int, int]:
     """Changes when a tensor is written to, or put into other memory."""
     return tensor._version, memory_of(tensor)
@@ -77,6 +85,10 @@ class Origins:
             return None
         writes = self._writes.get(memory_of(tensor), [])
         return Read(origin.source, origin.pick, tuple(node for node in writes if node > origin.time))
+
+    def owners(self, tensor: Tensor) -> tuple[Source, ...]:
+        """The sources of the tensors that share its memory, the oldest first."""
+        return tuple(dict.fromkeys(origin.source for origin in self._sharing.get(memory_of(tensor), ())))
 
     def _alias(self, tensor: Tensor) -> Origin | None:
         """The newest tensor in the same memory, at the same place if there is one.

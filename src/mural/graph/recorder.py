@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
-from mural.graph.nodes import Graph, Node, Value, needed_by, reached_from
-from mural.graph.origins import Origins, Read, state_of
-from mural.graph.sites import Call, sites
+from mural.graph.modules import ModuleCalls
+from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
+from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
+from mural.graph.sites import At, sites
 from mural.shard.table import KINDS, TABLE, name_of
 
 META = torch.device("meta")
@@ -54,44 +56,16 @@ class Recorder(TorchFunctionMode):
         self._origins = Origins()
         self._values: dict[str, Value] = {}
         self._nodes: list[Node] = []
-        self._at: list[int] = []  # for each node, the index of the module's call
-        self._calls = [Call("", 1, None)]
-        self._running = [0]
+        self._saving: list[Tensor] = []  # what autograd saved in the call that runs
+        self._held: dict[str, Tensor] = {}  # constants with memory, by name
+        self.modules = ModuleCalls(self._at, lambda: len(self._nodes))
         self.refused: UnsupportedOp | None = None
 
-    def enter_value(self, name: str, tensor: Tensor) -> None:
+    def enter_value(self, name: str, tensor: Tensor, role: Role = "constant") -> None:
         """Let a tensor be known by a name; one that has a name already keeps it."""
         if self._origins.read(tensor) is None:
-            self._values[name] = Value(name, tuple(tensor.shape), tensor.dtype, name)
+            self._values[name] = Value(name, tuple(tensor.shape), tensor.dtype, name, role=role)
             self._origins.enter(tensor, name)
-
-    @contextmanager
-    def following(self, model: nn.Module) -> Generator[None]:
-        """Know which module of the model is running, its hooks included.
-
-        torch's own global hooks run before a module's forward hooks, so what those call would be missed.
-        """
-        paths = {id(module): path for path, module in model.named_modules() if path}
-        counts: Counter[str] = Counter()
-        plain = nn.Module.__call__
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            path = paths.get(id(module))
-            if path is None:
-                return plain(module, *args, **kwargs)
-            counts[path] += 1
-            self._calls.append(Call(path, counts[path], self._running[-1]))
-            self._running.append(len(self._calls) - 1)
-            try:
-                return plain(module, *args, **kwargs)
-            finally:
-                self._running.pop()
-
-        nn.Module.__call__ = call
-        try:
-            yield
-        finally:
-            nn.Module.__call__ = plain
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -101,6 +75,7 @@ class Recorder(TorchFunctionMode):
             raise self._value_needed(name)
         args, kwargs = pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs or {}))
         states = [(tensor, state_of(tensor)) for tensor in tensors_in((args, kwargs))]
+        self._saving = []
         try:
             result = args[0] if name in MOVES else func(*staying(name, args), **staying_named(kwargs))
         except (NotImplementedError, RuntimeError) as error:
@@ -109,42 +84,64 @@ class Recorder(TorchFunctionMode):
             raise
         written = [tensor for tensor, state in states if state_of(tensor) != state]
         written += statistics_written(func, args, kwargs)
-        self._note(func, [tensor for tensor, _ in states], tensors_in(result) or written, written)
+        self._note((func, args, kwargs), [tensor for tensor, _ in states], tensors_in(result), written)
         return result
 
-    def _note(self, func: Any, read: list[Tensor], made: list[Tensor], written: list[Tensor]) -> None:
+    def _note(
+        self, called: tuple[Any, Any, Any], read: list[Tensor], made: list[Tensor], written: list[Tensor]
+    ) -> None:
         """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
+        func, args, kwargs = called
+        returns = () if made else tuple(next(i for i, t in enumerate(read) if t is tensor) for tensor in written)
+        made = made or written
         name = name_of(func)
         kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
         if not made or kind == "gradient":
             return
-        number, call = len(self._nodes), self._running[-1]
+        number, call = len(self._nodes), self.modules.innermost
         reads = [self._read(tensor, name) for tensor in read]
         node = Node(
             id=number,
             site="",
             op=name,
             kind=kind,
-            module=self._calls[call].module,
+            module=self.modules.calls[call].module,
             inputs=tuple(r.source for r in reads),
             picks=tuple(r.pick for r in reads),
             after=tuple(sorted({node for r in reads for node in r.after})),
             input_shapes=tuple(tuple(tensor.shape) for tensor in read),
             output_shapes=tuple(tuple(tensor.shape) for tensor in made),
             dtypes=tuple(tensor.dtype for tensor in made),
+            input_dtypes=tuple(tensor.dtype for tensor in read),
+            writes=tuple(dict.fromkeys(source for t in written for source in self._origins.owners(t))),
+            call=call,
+            returns=returns,
+            func=func,
+            args=with_refs(args, count := Counter(refs=0)),
+            kwargs=with_refs(kwargs, count),
         )
-        self._nodes.append(node)
-        self._at.append(call)
         for tensor in written:
             self._origins.write(tensor, number)
         for pick, tensor in enumerate(made):
             self._origins.enter(tensor, number, pick)
+        self._nodes.append(replace(node, saved=tuple(map(self._saved, self._saving))))
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        self._saving.append(tensor)
+        return tensor
+
+    def _saved(self, tensor: Tensor) -> Saved:
+        owners = self._origins.owners(tensor)
+        if not owners:
+            self._kept.append(tensor)  # so that no other memory gets its number
+        return Saved(memory_of(tensor), bytes_of(tensor), owners[0] if owners else None)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Generator[None]:
         """Record what the model does; raise what was refused, whoever caught it."""
+        saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
-            with self.following(model), META, self:
+            with self.modules.following(model), META, saving, self:
                 yield
         except Exception as error:
             if self.refused is None or error is self.refused:
@@ -160,9 +157,15 @@ class Recorder(TorchFunctionMode):
             return tensor
         if twin is None:
             twin = self._twins[id(tensor)] = twin_of(tensor)
-            self._kept.append(tensor)
-            self.enter_value(self._constants.get(id(tensor), f"constant:{len(self._kept)}"), twin)
+            name = self._constants.get(id(tensor), f"constant:{len(self._held) + 1}")
+            self._held[name] = tensor
+            self.enter_value(name, twin)
         return twin
+
+    def _at(self, tensor: Tensor) -> At | None:
+        """Where a tensor that a module is given or gives back comes from."""
+        read = self._origins.read(self._on_meta(tensor))
+        return None if read is None else At(read.source, read.pick, read.after)
 
     def _read(self, tensor: Tensor, name: str) -> Read:
         """Where a tensor comes from; one that came from nowhere raises, so that no edge is lost."""
@@ -191,7 +194,7 @@ class Recorder(TorchFunctionMode):
         """The user's line that is running, and its module."""
         *_, frame = frames_of_torch()
         file, line = frame.f_code.co_filename, frame.f_lineno
-        module = self._calls[self._running[-1]].label
+        module = self.modules.calls[self.modules.innermost].label
         inside = f" in module {module!r}" if module else ""
         return f"at {file}:{line}{inside}: `{linecache.getline(file, line).strip()}`"
 
@@ -201,29 +204,38 @@ class Recorder(TorchFunctionMode):
         A call on parameters alone stays only if something reads it: counting batches is no part of the dataflow.
         """
         outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves_with_path(result)]
+        self.modules.end(0, result)
         ends = {source for output in outputs for source in (output.source, *output.after) if isinstance(source, int)}
         kept = sorted(needed_by(reached_from(set(inputs), self._nodes) | ends, self._nodes))
-        names = sites([(self._at[i], self._nodes[i].op) for i in kept], self._calls)
-        new = {old: i for i, old in enumerate(kept)}
+        beside = sorted(set(range(len(self._nodes))) - set(kept))
+        new = {old: i for i, old in enumerate([*kept, *beside])}
+        calls = self.modules.renumbered(kept, new)
+        names = sites([(self._nodes[i].call, self._nodes[i].op) for i in kept], calls)
 
         def renumbered(sources: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(new.get(source, source) for source in sources)
 
-        nodes = tuple(
-            replace(node, id=new[node.id], site=site, inputs=renumbered(node.inputs), after=renumbered(node.after))
-            for node, site in zip((self._nodes[i] for i in kept), names, strict=True)
-        )
+        def final(old: int, site: str = "") -> Node:
+            node = self._nodes[old]
+            saved = tuple(replace(s, owner=renumbered([s.owner])[0]) for s in node.saved)
+            moved = {name: renumbered(getattr(node, name)) for name in ("inputs", "after", "writes")}
+            return replace(node, id=new[old], site=site, saved=saved, **moved)
+
+        nodes = tuple(map(final, kept, names))
         used = {source for node in nodes for source in node.inputs} | {output.source for output in outputs}
         return Graph(
             nodes=nodes,
             inputs=tuple(self._values[name] for name in inputs),
             parameters=tuple(v for name, v in self._values.items() if name in used and name not in inputs),
             outputs=tuple(replace(o, source=renumbered([o.source])[0], after=renumbered(o.after)) for o in outputs),
+            calls=calls,
+            effects=tuple((bisect_left(kept, old), final(old)) for old in beside),
+            held=self._held,
         )
 
     def _output(self, key: str, tensor: Tensor) -> Value:
         read = self._read(self._on_meta(tensor), "the output")
-        return Value(f"output{key}", tuple(tensor.shape), tensor.dtype, read.source, read.pick, read.after)
+        return Value(f"output{key}", tuple(tensor.shape), tensor.dtype, read.source, read.pick, read.after, "output")
 
 
 def frames_of_torch() -> Iterator[FrameType]:
@@ -249,6 +261,16 @@ def statistics_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors among the arguments or results of a call."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def with_refs(tree: Any, count: Counter[str]) -> Any:
+    """The arguments of a call with a `Ref` for each tensor, numbered on from a count."""
+
+    def ref(_: Tensor) -> Ref:
+        count["refs"] += 1
+        return Ref(count["refs"] - 1)
+
+    return pytree.tree_map_only(Tensor, ref, tree)
 
 
 def leaves_with_path(tree: Any) -> list[tuple[Any, Tensor]]:

@@ -14,17 +14,38 @@ module, are counted from 1.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class At:
+    """Stands in the call of a module for a tensor: who made it, which of its outputs it is, what wrote to it since."""
+
+    source: int | str
+    pick: int = 0
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: its path, the number of this call, and the call that it happened in (None: the model's)."""
+    """One call of a module: its path, the number of this call, and the call that it happened in (None: the model's).
+
+    The nodes from `start` to `stop` - 1 happened in it. `kind` is the module's class. `args`, `kwargs` and `outputs`
+    are what it was given and gave back, with an `At` for each tensor; `sealed` is false where one was not seen.
+    """
 
     module: str
     number: int
     parent: int | None
+    start: int = 0
+    stop: int = 0
+    kind: str = ""
+    sealed: bool = True
+    args: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    outputs: Any = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:

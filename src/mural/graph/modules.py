@@ -1,0 +1,108 @@
+"""The calls of modules while a forward pass runs: which module is running, what each call was given and gave back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mural.graph.sites import At, Call
+
+Find = Callable[[Tensor], At | None]
+"""Where a tensor comes from, None for one that no call was seen to make."""
+
+
+class ModuleCalls:
+    """The calls so far, that of the model first, and which of them are running."""
+
+    def __init__(self, find: Find, count: Callable[[], int]) -> None:
+        self.calls = [Call("", 1, None)]
+        self.running = [0]
+        self._find, self._count = find, count
+
+    @property
+    def innermost(self) -> int:
+        """The index of the call that runs now."""
+        return self.running[-1]
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Generator[None]:
+        """Know which module of the model is running, its hooks included.
+
+        torch's own global hooks run before a module's forward hooks, so what those call would be missed.
+        """
+        paths = {id(module): path for path, module in model.named_modules() if path}
+        counts: Counter[str] = Counter()
+        plain = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            path = paths.get(id(module))
+            if path is None:
+                return plain(module, *args, **kwargs)
+            counts[path] += 1
+            index = self._begin(Call(path, counts[path], self.innermost, kind=type(module).__name__), args, kwargs)
+            try:
+                result = plain(module, *args, **kwargs)
+            finally:
+                self.running.pop()
+            self.end(index, result)
+            return result
+
+        nn.Module.__call__ = call
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = plain
+
+    def begin_model(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """Note what the model itself is given."""
+        self.calls[0] = self._given(replace(self.calls[0], kind=type(model).__name__), args, {})
+
+    def _begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        self.calls.append(self._given(call, args, kwargs))
+        self.running.append(len(self.calls) - 1)
+        return self.running[-1]
+
+    def _given(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        given, sealed = self._noted((args, kwargs))
+        return replace(call, start=self._count(), args=given[0], kwargs=given[1], sealed=sealed)
+
+    def end(self, index: int, result: Any) -> None:
+        """Note what a call gave back."""
+        call = self.calls[index]
+        outputs, sealed = self._noted(result)
+        self.calls[index] = replace(call, stop=self._count(), outputs=outputs, sealed=call.sealed and sealed)
+
+    def _noted(self, tree: Any) -> tuple[Any, bool]:
+        """The tree with an `At` for each tensor, and whether the origin of each was seen."""
+        leaves, shape = pytree.tree_flatten(tree)
+        noted = [self._find(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        seen = all(at is not None for at, leaf in zip(noted, leaves, strict=True) if isinstance(leaf, Tensor))
+        return pytree.tree_unflatten(noted, shape), seen
+
+    def renumbered(self, kept: Sequence[int], new: Mapping[int, int]) -> tuple[Call, ...]:
+        """The calls, with the nodes' final ids; `kept` are the old ids of the nodes that stay, in order."""
+
+        def moved(at: Any) -> Any:
+            if not isinstance(at, At):
+                return at
+            source = new.get(at.source, at.source) if isinstance(at.source, int) else at.source
+            return At(source, at.pick, tuple(new.get(n, n) for n in at.after))
+
+        return tuple(
+            replace(
+                call,
+                start=bisect_left(kept, call.start),
+                stop=bisect_left(kept, call.stop),
+                args=pytree.tree_map(moved, call.args),
+                kwargs=pytree.tree_map(moved, dict(call.kwargs)),
+                outputs=pytree.tree_map(moved, call.outputs),
+            )
+            for call in self.calls
+        )
