@@ -16,6 +16,7 @@ MAKERS = {
     "sequential on fewer seats": lambda stages, microbatches: sequential(stages, microbatches, max(1, stages // 2)),
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "1f1b eager": lambda stages, microbatches: one_f_one_b(stages, microbatches, eager=True),
     "interleaved": lambda stages, microbatches: interleaved(max(1, stages // 2), 2, microbatches),
     "gems lean": lambda stages, microbatches: gems(stages, microbatches, 2, "lean"),
     "gems pipelined": lambda stages, microbatches: gems(stages, microbatches, 1, "pipelined"),

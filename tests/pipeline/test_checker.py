@@ -30,7 +30,7 @@ def test_every_schedule_with_any_edges_is_sound(program: Program) -> None:
         verdict.require()
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(tampered())
 def test_the_verdict_is_what_happens(program: Program) -> None:
     for strict in (False, True):

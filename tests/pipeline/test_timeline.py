@@ -195,7 +195,7 @@ def test_memory_begins_and_ends_with_what_is_fixed(program: Program, make: objec
         assert [moment for moment, _ in line] == sorted({moment for moment, _ in line})
 
 
-@given(st.integers(1, 8), st.integers(1, 12))
+@given(st.integers(1, 6), st.integers(1, 8))
 def test_memory_of_what_is_kept(stages: int, microbatches: int) -> None:
     kept = (100,) * stages
     assert played(sequential(stages, microbatches), kept=kept).peak == kept
@@ -244,6 +244,13 @@ def test_recompute_runs_the_forward_again_and_keeps_the_inputs() -> None:
     assert second.peak[1] == 3 * 7 + 100
     own = simulate(program, replace(again, inputs=(50, 20)))
     assert own.peak[1] == 3 * 20 + 100
+
+
+def test_eager_1f1b_hides_messages() -> None:
+    costs = Costs((1,) * 8, (2,) * 8, latency=0.2)
+    usual, eager = (simulate(chained(one_f_one_b(8, 32, way)), costs).makespan for way in (False, True))
+    assert usual == pytest.approx(130.6)
+    assert eager == pytest.approx(3 * (32 + 7) + 0.2 * 14)  # the messages of the way there and back, once
 
 
 def test_a_ragged_last_microbatch_takes_its_share() -> None:

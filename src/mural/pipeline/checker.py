@@ -171,6 +171,7 @@ class Seat:
         self.at = 0
         self.done: set[Action] = set()
         self.receives: list[tuple[Parcel, Channel, int]] = []
+        self.awaited: dict[Parcel, tuple[Parcel, Channel, int]] = {}
         self.sends: list[tuple[Parcel, Channel, int]] = []
 
     def advance(self) -> Outcome:
@@ -188,6 +189,7 @@ class Seat:
         if isinstance(step, Receive):
             channel = (step.peer, self.number)
             self.receives.append((step.parcel, channel, len(self.run.posted[channel])))
+            self.awaited.setdefault(step.parcel, self.receives[-1])
             self.run.posted[channel].append(step.parcel)
             return None
         if step.parcel.made_by not in self.done:
@@ -206,7 +208,7 @@ class Seat:
                 if parcel.made_by not in self.done:
                     return Outcome("unready", self.at, parcel)
                 continue
-            entry = next((entry for entry in self.receives if entry[0] == parcel), None)
+            entry = self.awaited.get(parcel)
             obstacle = Outcome("unready", self.at, parcel) if entry is None else self.wait(*entry)
             if obstacle is not None:
                 return obstacle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
@@ -55,26 +55,31 @@ def text(spans: Iterable[Span], unit: float | None = None) -> str:
 
 
 def svg(predicted: Sequence[Span], measured: Sequence[Span] = (), title: str = "", unit: str = "s") -> str:
-    """A self-contained chart: a row for each seat, predicted above measured (where given), on one axis of time.
+    """A self-contained chart: a row for each seat, predicted above measured (where given), on one axis of time."""
+    both = {"predicted": predicted, "measured": measured}
+    return chart({name: spans for name, spans in both.items() if spans}, title, unit)
 
-    Each bar says what it is when pointed at. `unit` is that of the times.
+
+def chart(panels: Mapping[str, Sequence[Span]], title: str = "", unit: str = "s") -> str:
+    """A self-contained SVG with a panel for each list of spans, all on one axis of time; `unit` is that of the times.
+
+    A panel has a row for each seat. Each bar says what it is when pointed at.
     """
-    panels = [(name, spans) for name, spans in (("predicted", predicted), ("measured", measured)) if spans]
-    end = max((span.end for _, spans in panels for span in spans), default=1.0) or 1.0
+    end = max((span.end for spans in panels.values() for span in spans), default=0.0) or 1.0
     scale = (WIDTH - LEFT - 12) / end
     body: list[str] = []
     y = 8
     if title:
         body.append(f'<text x="{LEFT}" y="{y + 12}" class="head">{escape(title)}</text>')
         y += 24
-    for name, spans in panels:
-        last = max(span.end for span in spans)
-        body += panel(f"{name}: {seconds(last)} {unit}" if len(panels) > 1 else "", spans, y, scale)
-        y += height_of(spans) + (20 if len(panels) > 1 else 0) + 10
+    for name, spans in panels.items():
+        last = max((span.end for span in spans), default=0.0)
+        body += panel(f"{name}: {seconds(last)} {unit}", spans, y, scale)
+        y += height_of(spans) + 30
     body += axis(end, scale, y)
     body.append(f'<text x="{LEFT - 8}" y="{y + 16}" class="seat">{escape(unit)}</text>')
-    kinds = sorted({(s.action.replica, s.action.kind) for _, spans in panels for s in spans}, key=list(COLOURS).index)
-    body += legend(kinds, y + 40)
+    found = {(s.action.replica % 2, s.action.kind) for spans in panels.values() for s in spans}
+    body += legend([kind for kind in COLOURS if kind in found], y + 40)
     style = (
         f"text{{font:11px system-ui,sans-serif;fill:{GREY}}} .head{{font-size:13px;font-weight:600}} "
         f".in{{fill:#fff;text-anchor:middle}} .seat{{text-anchor:end}} line{{stroke:{GREY};stroke-width:1}}"
@@ -92,17 +97,15 @@ def svg(predicted: Sequence[Span], measured: Sequence[Span] = (), title: str = "
 
 def height_of(spans: Sequence[Span]) -> int:
     """The height of the rows of a panel."""
-    return (1 + max(span.seat for span in spans)) * (ROW + GAP)
+    return (1 + max((span.seat for span in spans), default=-1)) * (ROW + GAP)
 
 
-def panel(name: str, spans: Sequence[Span], y: int, scale: float) -> list[str]:
-    """The bars of one chart, with the names of the seats, and its words above them where it has a name."""
-    parts: list[str] = []
-    if name:
-        parts.append(f'<text x="{LEFT}" y="{y + 12}" class="head">{escape(name)}</text>')
-        y += 20
-    for seat in range(1 + max(span.seat for span in spans)):
-        middle = y + seat * (ROW + GAP) + ROW / 2
+def panel(words: str, spans: Sequence[Span], y: int, scale: float) -> list[str]:
+    """The bars of one list of spans, below its words, with the names of the seats."""
+    parts = [f'<text x="{LEFT}" y="{y + 12}" class="head">{escape(words)}</text>']
+    y += 20
+    for top in range(y, y + height_of(spans), ROW + GAP):
+        middle, seat = top + ROW / 2, (top - y) // (ROW + GAP)
         parts.append(f'<text x="{LEFT - 8}" y="{middle + 4:g}" class="seat">seat {seat}</text>')
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{middle:g}" y2="{middle:g}" opacity="0.35"/>')
     return parts + [bar(span, y, scale) for span in spans]
@@ -142,14 +145,13 @@ def round_step(least: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
 
 
-def legend(kinds: Iterable[tuple[int, str]], y: int) -> list[str]:
+def legend(kinds: Sequence[tuple[int, str]], y: int) -> list[str]:
     """What the colours mean; replicas are named where there are two."""
-    kinds = list(kinds)
     parts: list[str] = []
     for number, (replica, kind) in enumerate(kinds):
         x = LEFT + 150 * number
         words = f"{kind}, replica {replica}" if len(kinds) > 2 else kind
-        parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" rx="2" fill="{COLOURS[replica % 2, kind]}"/>')
+        parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" rx="2" fill="{COLOURS[replica, kind]}"/>')
         parts.append(f'<text x="{x + 18}" y="{y}">{words}</text>')
     return parts
 
