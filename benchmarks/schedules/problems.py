@@ -101,5 +101,6 @@ def divisions(ranks: int, stages: int) -> list[Division]:
     """
     data = max(1, ranks // stages)
     found = [Division(1, 1), Division(data, 1), Division(data * stages, 1)]
-    found += [Division(d, stages, schedule) for d in (1, data) for schedule in ("1f1b", "gems")]
+    if stages > 1:
+        found += [Division(d, stages, schedule) for d in (1, data) for schedule in ("1f1b", "gems")]
     return list(dict.fromkeys(found))
