@@ -85,8 +85,8 @@ class Plan:
             raise PlanError(f"spatial = {self.spatial}: give 1 to 3 sizes of at least 1")
         if self.grids and (self.spatial or len(self.grids) != self.stage or any(n < 1 for g in self.grids for n in g)):
             raise PlanError(
-                f"grids = {self.grids} for {self.stage} stages, spatial = {self.spatial}: give each stage a grid of sizes "
-                f"of at least 1, and leave spatial empty"
+                f"grids = {self.grids} for {self.stage} stages, spatial = {self.spatial}: give each stage a grid of "
+                f"sizes of at least 1, and leave spatial empty"
             )
         if self.average < 0:
             raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")

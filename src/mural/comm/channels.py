@@ -36,15 +36,14 @@ class Awaited:
 class Channels:
     """The queues between this rank and all others of a run.
 
-    NCCL runs the messages of a pair in a group one after the other, so there each direction has a group of its own.
+    NCCL runs the messages of a pair in a group one after the other, so each direction has a group of its own.
     """
 
     def __init__(self, world: Transport):
         if world.group is None:
             raise PeerError("channels need several ranks")
         span = timedelta(seconds=world.timeout)
-        count = 2 if world.direct.backend == "nccl" else 1
-        groups: list[Any] = [dist.new_group(timeout=span) for _ in range(count)]
+        groups: list[Any] = [dist.new_group(timeout=span) for _ in ("to higher ranks", "to lower ranks")]
         self.transports = [Transport(group, world.timeout) for group in groups]
         for transport in self.transports:
             transport.paths = world.paths
@@ -65,7 +64,7 @@ class Channels:
 
     def transport(self, source: int, target: int) -> Transport:
         """What carries messages of that direction."""
-        return self.transports[0 if source < target else -1]
+        return self.transports[0 if source < target else 1]
 
     def send(self, peer: int, buffer: Tensor) -> None:
         """Begin to send a flat buffer, which has to stay as it is until `finish`."""

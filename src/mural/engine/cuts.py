@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from mural.errors import PlanError
 from mural.graph import Graph
+from mural.graph.cuts import resolve_cuts
+from mural.pipeline.partition import OBJECTIVES, partition
 from mural.plan import Plan
 
 
 def stage_starts(graph: Graph, plan: Plan) -> tuple[int, ...]:
     """The first node of each stage."""
-    stages = plan.stages
-    if stages == 1:
+    if plan.stages == 1:
         return (0,)
     if isinstance(plan.cuts, tuple):
-        return named_starts(graph, plan.cuts, stages)
-    n = len(graph)
-    if n < stages:
-        raise PlanError(f"{stages} stages, but the model makes {n} calls")
-    return tuple(i * n // stages for i in range(stages))
+        if len(plan.cuts) != plan.stages - 1:
+            raise PlanError(
+                f"{len(plan.cuts)} cuts {list(plan.cuts)} make {len(plan.cuts) + 1} stages, but the plan has "
+                f"{plan.stages}: name the block at which each stage but the first begins"
+            )
+        return (0, *resolve_cuts(graph, plan.cuts))
+    if plan.cuts not in OBJECTIVES:
+        names = ", ".join(map(repr, OBJECTIVES))
+        raise PlanError(f"cuts = {plan.cuts!r}: balance by {names}, or name the blocks at which stages begin")
+    return (0, *partition(graph, plan.stages, plan.cuts, microbatches=under_way(plan)).cuts)
 
 
-def named_starts(graph: Graph, names: tuple[str, ...], stages: int) -> tuple[int, ...]:
-    found = [0]
-    for name in names:
-        ids = [node.id for node in graph if node.site == name] or [c.start for c in graph.calls if c.label == name]
-        if not ids:
-            raise PlanError(f"no {name}")
-        found.append(ids[0])
-    return tuple(found)
+def under_way(plan: Plan) -> list[int]:
+    """How many micro-batches each stage holds at a time, at most."""
+    most = {
+        "sequential": [1] * plan.stages,
+        "gpipe": [plan.microbatches] * plan.stages,
+        "gems": [1 if plan.gems == "lean" else plan.stages] * plan.stages,
+    }.get(plan.schedule, [plan.stages - stage for stage in range(plan.stages)])
+    return [max(1, min(plan.microbatches, count)) for count in most]

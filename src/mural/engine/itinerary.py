@@ -155,7 +155,8 @@ def check_batchnorm(graph: Graph, scope: str) -> None:
         if node.op == "batch_norm" and scope != "micro" and in_training(node.args, dict(node.kwargs)):
             raise PlanError(
                 f"{node.site} normalises in training, and micro-batches would each be normalised alone, which is "
-                f'another result than that of the whole batch: set batchnorm = "micro" to have that, or microbatches = 1'
+                f'another result than that of the whole batch: set batchnorm = "micro" to have that, or '
+                f"microbatches = 1"
             )
 
 

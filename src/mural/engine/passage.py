@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,10 +116,8 @@ class Training(Passage):
         loss = self.loss(self.joined(), self.data.target(self.target, self.image))
         self.losses.append(loss.detach())
         lists = [carriers(self.results[m]) for m in order]
-        found: Sequence[Any] = torch.autograd.grad(
-            loss * self.weight, [c for part in lists for c in part], allow_unused=True
-        )
-        grads = iter(found)
+        every = [c for part in lists for c in part]
+        grads: Iterator[Any] = iter(torch.autograd.grad(loss * self.weight, every, allow_unused=True))
         for m, part in zip(order, lists, strict=True):
             self.seeds[m] = [torch.zeros_like(c) if g is None else g for c, g in ((c, next(grads)) for c in part)]
         self.results.clear()

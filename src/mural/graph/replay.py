@@ -191,8 +191,8 @@ class Replay:
         wanted, found = pytree.tree_leaves(call.outputs), pytree.tree_leaves(result)
         if len(wanted) != len(found):
             raise PlanError(
-                f"module {call.module!r} gave {len(found)} values, but {len(wanted)} when it was captured: its result may "
-                f"depend on shapes and training mode alone"
+                f"module {call.module!r} gave {len(found)} values, but {len(wanted)} when it was captured: its result "
+                f"may depend on shapes and training mode alone"
             )
         for at, value in zip(wanted, found, strict=True):
             if isinstance(at, At):

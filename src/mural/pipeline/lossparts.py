@@ -1,8 +1,8 @@
 """The loss of a batch that comes in micro-batches: exactly the loss of the whole batch, or an error.
 
 Where all results are there before the first backward begins (GPipe), the loss is computed from all of them at once,
-whatever it is. Where backward begins earlier (1F1B, GEMS, …) each micro-batch has a loss of its own, and the loss of the
-batch has to be a sum of these with weights that depend on the targets alone:
+whatever it is. Where backward begins earlier (1F1B, GEMS, …) each micro-batch has a loss of its own, and the loss of
+the batch has to be a sum of these with weights that depend on the targets alone:
 
     loss(all) = w₀ loss(0) + w₁ loss(1) + …        a mean over pixels: wᵢ is the part of the pixels; a sum: wᵢ is 1
 

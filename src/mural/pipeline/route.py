@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from torch import nn
@@ -37,7 +38,7 @@ class Route:
         bounds = [*starts, len(graph)]
         check_starts(graph, bounds)
         compiler = Compiler(graph)
-        stretches = tuple(compiler.stretch(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
+        stretches = tuple(compiler.stretch(a, b) for a, b in pairwise(bounds))
         check_writes(graph, bounds)
         return cls(graph, stretches, (*crossings(graph, stretches, bounds), *random_chain(graph, bounds)))
 
@@ -87,7 +88,7 @@ def named_tensors(model: nn.Module) -> list[tuple[str, object]]:
 
 def check_starts(graph: Graph, bounds: Sequence[int]) -> None:
     """Raise unless the stages begin in order and none is empty."""
-    if bounds[0] != 0 or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
         names = [graph.nodes[b].site for b in bounds[:-1] if b < len(graph)]
         raise PlanError(f"stages begin at {names}: each has to begin behind the one before, the first at the beginning")
 
@@ -104,9 +105,9 @@ def check_writes(graph: Graph, bounds: Sequence[int]) -> None:
                 written = source in graph.nodes[writer].writes
                 if written and stage(source) != stage(writer) != stage(node.id):
                     raise PlanError(
-                        f"{node.site} reads {graph.nodes[source].site}, which {graph.nodes[writer].site} wrote to in place, "
-                        f"but the three lie in stages {stage(node.id)}, {stage(source)} and {stage(writer)}: move a cut "
-                        f"so that two of them share a stage"
+                        f"{node.site} reads {graph.nodes[source].site}, which {graph.nodes[writer].site} wrote to in "
+                        f"place, but they lie in stages {stage(node.id)}, {stage(source)} and {stage(writer)}: move a "
+                        f"cut so that two of them share a stage"
                     )
 
 

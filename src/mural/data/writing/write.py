@@ -155,7 +155,7 @@ def covered(interval: Interval, unit: int, extent: int) -> Interval:
 
 def is_first(mesh: Mesh | None) -> bool:
     """Whether this rank does what one does for all."""
-    return mesh is None or mesh.rank == mesh.base
+    return mesh is None or mesh.rank == (mesh.ranks[0] if mesh.ranks else 0)
 
 
 def give_up(store: Store, output: Output, rims: Rims | None, first: bool) -> None:
