@@ -20,7 +20,7 @@ from mural.graph.rows import Net, rows
 from mural.graph.sites import At, Call
 
 Level = Literal["module", "block", "layer"]
-LEGIBLE = 45
+LEGIBLE = 28
 """How many boxes are looked at without searching: a page opens with no more, if it can."""
 
 
@@ -116,8 +116,8 @@ class Outline:
         opened: set[int] = set()
         front = [self.boxes[0]]
         seen = 0
-        while front and (not opened or seen + sum(len(block.children) - 1 for block in front) <= LEGIBLE):
-            seen += sum(len(block.children) - 1 for block in front)
+        while front and (not opened or seen + sum(len(block.children) for block in front) <= LEGIBLE):
+            seen += sum(len(block.children) for block in front)
             opened.update(block.id for block in front)
             front = [self.boxes[child] for block in front for child in block.children if self.boxes[child].children]
         return frozenset(opened)
@@ -236,7 +236,7 @@ class Growing:
         return self.add(
             parent,
             role="layer",
-            name=self.short(line[-1], parent) if line else node.op,
+            name=self.short(line[-1], parent) if line else node.op.removeprefix("__").removesuffix("__"),
             site=node.site,
             kind=line[-1].kind if line else "",
             shapes=node.output_shapes,

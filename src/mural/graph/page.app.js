@@ -22,6 +22,12 @@ class Model {
     return line;
   }
 
+  isInside(id, block) {
+    let at = id;
+    while (at > block) at = this.parent[at];
+    return at === block;
+  }
+
   hue(stage) {
     return this.stages[stage].hue;
   }
@@ -58,8 +64,12 @@ function comparable(text) {
 
 function short(number) {
   if (number < 1000) return String(number);
-  const unit = Math.min(5, Math.floor(Math.log10(number) / 3));
-  return `${(number / 1000 ** unit).toPrecision(3)} ${" kMGTP"[unit]}`;
+  const unit = Math.min(6, Math.floor(Math.log10(number) / 3 + 1e-4));
+  return `${(number / 1000 ** unit).toPrecision(3)} ${" kMGTPE"[unit]}`;
+}
+
+function inFlops(number) {
+  return number < 1000 ? `${number} FLOPs` : `${short(number)}FLOPs`;
 }
 
 class Page {
@@ -82,7 +92,7 @@ class Page {
 
   summary() {
     const { layers, parameters, flops } = this.model;
-    return `${layers[0]} layers · ${short(parameters[0])} parameters · ${short(flops[0])}FLOPs`;
+    return `${layers[0]} layers · ${short(parameters[0])} parameters · ${inFlops(flops[0])}`;
   }
 
   // Draw again after boxes were opened or closed; the box in question stays where it is on the screen.
@@ -106,9 +116,11 @@ class Page {
   }
 
   fit() {
-    this.zoom = Math.min(1.25, Math.max(0.7, this.paper.clientWidth / this.drawing.size.width));
+    const { width, height } = this.drawing.size;
+    const whole = Math.min(this.paper.clientWidth / width, this.paper.clientHeight / height);
+    this.zoom = Math.min(1.25, Math.max(0.9, whole));
     this.resize();
-    this.paper.scrollTo((this.drawing.size.width * this.zoom - this.paper.clientWidth) / 2, this.paper.scrollTop);
+    this.center(this.drawing.groups.has(this.selected) && this.selected ? this.selected : this.model.children[0][0]);
   }
 
   zoomBy(factor, x = this.paper.clientWidth / 2, y = this.paper.clientHeight / 2) {
@@ -153,7 +165,12 @@ class Page {
     const closed = this.model.around(id).filter((block) => !this.isOpen(block));
     if (closed.length) this.setOpen(closed.map((block) => [block, true]), 0);
     this.select(id, focus);
+    this.center(id);
+  }
+
+  center(id) {
     const box = this.topLeft(id);
+    if (!box) return;
     const paper = this.paper.getBoundingClientRect();
     const tall = Math.min(box.height, paper.height);
     this.paper.scrollBy(box.x + box.width / 2 - paper.x - paper.width / 2, box.y + tall / 2 - paper.y - paper.height / 2);
@@ -183,7 +200,8 @@ class Page {
 
   tell(asked) {
     const text = this.found.length ? `${this.at + 1} of ${this.found.length}` : "nothing found";
-    document.getElementById("count").textContent = asked ? text : "";
+    document.getElementById("count").textContent = text;
+    document.getElementById("search").classList.toggle("asked", Boolean(asked));
   }
 
   matchesInside() {
@@ -201,7 +219,7 @@ class Page {
       button.className = "stage";
       button.style.setProperty("--hue", this.model.hue(stage));
       button.setAttribute("aria-pressed", "false");
-      button.textContent = `${name}: ${stop - start} layers, ${short(parameters)} parameters, ${short(flops)}FLOPs`;
+      button.textContent = `${name}: ${stop - start} layers, ${short(parameters)} parameters, ${inFlops(flops)}`;
       button.addEventListener("click", () => this.chooseStage(this.stage === stage ? null : stage));
       legend.append(button);
     });

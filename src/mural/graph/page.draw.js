@@ -45,16 +45,17 @@ class Drawing {
     const group = element("g", { class: `box ${model.role[id]}`, "data-id": id, transform: `translate(${x} ${y})`, tabindex: -1, role: "treeitem" });
     group.setAttribute("aria-label", model.spoken(id));
     if (model.role[id] === "input" || model.role[id] === "output") group.classList.add("value");
+    if (opened) group.classList.add("opened");
     if (model.children[id].length) group.setAttribute("aria-expanded", opened);
     if (model.children[id].length && !opened) {
       group.append(element("rect", { class: "behind", x: 4, y: 4, width, height, rx: SPACE.round }));
     }
     group.append(element("rect", { class: "body", width, height, rx: model.role[id] === "layer" ? SPACE.round : 2 * SPACE.round }));
     this.colour(group, id, height);
-    group.append(...(opened ? this.head(id) : this.lines(id, width)));
     this.groups.set(id, group);
+    if (opened) for (const net of nets) group.append(this.net(id, net));
+    group.append(...(opened ? this.head(id) : this.lines(id, width)));
     if (opened) {
-      for (const net of nets) group.append(this.net(id, net));
       for (const child of model.children[id]) group.append(this.box(child, at.get(child).x, at.get(child).y));
     }
     return group;
@@ -72,7 +73,7 @@ class Drawing {
     let y = 0;
     for (const { stage, layers } of inside) {
       const part = ((height - 2 * SPACE.round) * layers) / total;
-      const strip = element("rect", { class: "strip", x: 0, y: SPACE.round + y, width: 5, height: part });
+      const strip = element("rect", { class: "strip", x: 3, y: SPACE.round + y, width: 4, height: part, rx: 1.5 });
       strip.style.setProperty("--hue", model.hue(stage));
       group.append(strip);
       y += part;
@@ -102,9 +103,15 @@ class Drawing {
 
   net(block, net) {
     const group = element("g", { class: "net", "data-origin": net.origin });
-    for (const { d, to } of net.paths) group.append(element("path", { d, class: to === undefined ? "" : "to" }));
-    if (net.targets.some((target) => this.model.crosses(net.origin, target))) group.classList.add("across");
-    this.nets.set(`${block}:${net.origin}`, { group, net });
+    const lines = net.paths.map(({ d, to, far, stem }) => {
+      const readers = to === undefined ? net.targets : [to];
+      const across = readers.some((target) => this.model.crosses(net.origin, target));
+      const path = element("path", { d, class: `${to === undefined ? "" : "to"} ${across ? "across" : ""}` });
+      group.append(path);
+      return { path, to, far, stem };
+    });
+    if (!this.nets.has(net.origin)) this.nets.set(net.origin, new Map());
+    this.nets.get(net.origin).set(block, { net, lines });
     return group;
   }
 
@@ -121,8 +128,8 @@ class Drawing {
       if (hidden.get(id) && !this.state.isOpen(id)) this.badge(group, id, hidden.get(id));
     }
     if (!this.groups.has(selected)) this.groups.get(0).setAttribute("tabindex", 0);
-    this.svg.querySelectorAll(".lit").forEach((net) => net.classList.remove("lit"));
-    if (selected !== null) for (const net of this.netsOf(selected)) net.classList.add("lit");
+    this.svg.querySelectorAll(".lit").forEach((path) => path.classList.remove("lit"));
+    if (selected) for (const path of this.linesOf(selected)) path.classList.add("lit");
   }
 
   badge(group, id, count) {
@@ -132,30 +139,28 @@ class Drawing {
     group.append(element("text", { class: "found", x: width - 6, y: 4 }, count));
   }
 
-  // The nets that lead to a box or away from it, also beyond the ports of the boxes around it.
-  netsOf(id) {
+  // The lines that lead to a box or away from it, also beyond the ports of the boxes around it.
+  linesOf(id) {
     const found = [];
-    for (const [side, has] of [["in", (net) => net.targets.includes(id)], ["out", (net) => net.source === id]]) {
-      const { parent } = this.model;
-      for (const { net } of this.netsIn(parent[id]).filter(({ net }) => has(net))) {
-        found.push(...this.onward(parent[id], net, side));
-      }
+    const around = this.model.parent[id];
+    for (const [origin, source, targets] of this.model.nets[around] ?? []) {
+      const drawn = this.nets.get(origin);
+      if (!drawn) continue;
+      if (source === id) for (const [block, { lines }] of drawn) if (!this.model.isInside(block, id)) found.push(...lines);
+      if (targets.includes(id)) found.push(...this.linesTo(id, drawn));
     }
-    return found;
+    return found.map(({ path }) => path);
   }
 
-  onward(block, net, side) {
+  // The lines of a value that lead to one reader, from where it was made.
+  linesTo(id, drawn) {
     const found = [];
-    for (let at = block, goes = true; at >= 0 && goes; at = this.model.parent[at]) {
-      const drawn = this.nets.get(`${at}:${net.origin}`);
-      if (!drawn) break;
-      found.push(drawn.group);
-      goes = side === "in" ? drawn.net.source < 0 : drawn.net.leaves;
+    for (let to = id, block = this.model.parent[id]; block >= 0; to = block, block = this.model.parent[block]) {
+      const { net, lines } = drawn.get(block);
+      const branch = lines.find((line) => line.to === to);
+      found.push(branch, ...lines.filter((line) => line.stem && branch.far));
+      if (net.source >= 0) break;
     }
     return found;
-  }
-
-  netsIn(block) {
-    return block < 0 ? [] : (this.model.nets[block] ?? []).map(([origin]) => this.nets.get(`${block}:${origin}`)).filter(Boolean);
   }
 }

@@ -156,7 +156,7 @@ class Panel {
     add("output", model.shape[id]);
     if (model.role[id] === "block" || model.role[id] === "layer") {
       add("parameters", model.parameters[id].toLocaleString("en"));
-      add("FLOPs", `${model.flops[id].toLocaleString("en")}${model.flops[id] >= 1e4 ? ` (${short(model.flops[id]).trim()})` : ""}`);
+      add("FLOPs", model.flops[id].toLocaleString("en"));
     }
     if (model.isBlock(id)) add("layers", model.layers[id].toLocaleString("en"));
     for (const [term, what] of model.facts[id] ?? []) add(term, what);
@@ -183,11 +183,8 @@ class Panel {
 
   // What a box reads and who reads it: the layers at the other ends of its edges.
   others(id) {
-    const { edges, parent } = this.page.model;
-    const inside = (box) => {
-      for (let at = box; at >= id; at = parent[at]) if (at === id) return true;
-      return false;
-    };
+    const { edges } = this.page.model;
+    const inside = (box) => this.page.model.isInside(box, id);
     const reads = new Set(edges.filter(([from, to]) => inside(to) && !inside(from)).map(([from]) => from));
     const readers = new Set(edges.filter(([from, to]) => inside(from) && !inside(to)).map(([, to]) => to));
     return [["Reads", reads], ["Read by", readers]].flatMap(([title, ids]) => {

@@ -9,7 +9,7 @@
 //     │  │ layer     │  │
 //     └──┴─────○─────┴──┘    ○ port: a value leaves
 
-const SPACE = { beside: 20, between: 24, steep: 0.07, tallest: 64, pad: 16, head: 30, lane: 9, port: 11, round: 6 };
+const SPACE = { beside: 20, between: 24, steep: 0.07, tallest: 64, pad: 16, head: 30, lane: 9, port: 11, round: 6, crossing: 40, arrow: 9, wide: 340 };
 const LINE = { height: 46, pad: 12, least: 96, most: 300 };
 
 const pen = document.createElement("canvas").getContext("2d");
@@ -51,7 +51,7 @@ function spread(widths, wished, weights, gap) {
   return pools.flatMap((pool) => Array(pool.count).fill(pool.mean)).map((mean, i) => mean + offsets[i]);
 }
 
-// The free x nearest to the wished one, given the intervals that are taken.
+// The free places nearest to the wished x, given the intervals that are taken: one, or one to each side.
 function nearestFree(taken, wished) {
   taken.sort((a, b) => a[0] - b[0]);
   const merged = [];
@@ -61,8 +61,7 @@ function nearestFree(taken, wished) {
     else merged.push([low, high]);
   }
   const inside = merged.find(([low, high]) => low < wished && wished < high);
-  if (!inside) return wished;
-  return wished - inside[0] < inside[1] - wished ? inside[0] : inside[1];
+  return inside ?? [wished];
 }
 
 class Layout {
@@ -156,17 +155,19 @@ class Inside {
         links.get(net.source).push({ to: target, shift: -shift, weight, up: false });
       }
     }
-    const sweeps = this.children.length > this.rows.length ? 8 : 2;
-    for (let sweep = 0; sweep <= sweeps; sweep += 1) {
+    const sweeps = this.children.length > this.rows.length ? 12 : 4;
+    for (let sweep = 0; sweep < sweeps; sweep += 1) {
       const rows = sweep % 2 ? [...this.rows].reverse() : this.rows;
-      for (const row of rows) this.settle(row, links, sweep < sweeps ? sweep % 2 === 0 : null);
+      for (const row of rows) this.settle(row, links, sweep < sweeps - 4 ? sweep % 2 === 0 : null);
     }
   }
 
   settle(row, links, up) {
     const wished = row.map((child) => {
       const seen = links.get(child).filter((link) => up === null || link.up === up);
-      const total = seen.reduce((sum, link) => sum + link.weight, 0);
+      // Wide boxes are drawn to the middle as well: else those with ports far aside would stand like stairs.
+      const middle = this.width(child) > SPACE.wide ? 0.6 : 0;
+      const total = middle + seen.reduce((sum, link) => sum + link.weight, 0);
       if (!total) return { x: this.center.get(child), weight: 0.1 };
       return { x: seen.reduce((sum, l) => sum + l.weight * (this.center.get(l.to) + l.shift), 0) / total, weight: total };
     });
@@ -190,9 +191,17 @@ class Inside {
         }
         for (const lane of lanes[row]) taken.push([lane - SPACE.lane, lane + SPACE.lane]);
       }
-      net.lane = nearestFree(taken, ends.reduce((a, b) => a + b, 0) / Math.max(1, ends.length));
+      const wished = ends.reduce((a, b) => a + b, 0) / Math.max(1, ends.length);
+      const cost = (x) => Math.abs(x - wished) + SPACE.crossing * this.crossings(net, x < wished, wished, long);
+      net.lane = nearestFree(taken, wished).reduce((a, b) => (cost(b) <= cost(a) ? b : a));
       for (let row = net.from + 1; row < net.last; row += 1) lanes[row].push(net.lane);
     }
+  }
+
+  // How many edges on the same side begin in the gap where this one ends, or end where it begins.
+  crossings(net, left, wished, long) {
+    const meets = (other) => other.last === net.from + 1 || other.from + 1 === net.last;
+    return long.filter((other) => other.lane !== null && other.lane < wished === left && meets(other)).length;
   }
 
   placePorts() {
@@ -287,12 +296,12 @@ class Inside {
     const down = (row) => `M${start} ${begin}V${floor(row)}`;
     const bend = (fromX, fromY, toX, toY) => {
       const middle = (fromY + toY) / 2;
-      return fromX === toX ? `V${toY}` : `C${fromX} ${middle + 8} ${toX} ${middle - 8} ${toX} ${toY}`;
+      return Math.abs(fromX - toX) < 0.5 ? `V${toY}` : `C${fromX} ${middle + 8} ${toX} ${middle - 8} ${toX} ${toY}`;
     };
     const made = [];
     if (net.lane !== null) {
       const lane = x(net.lane);
-      made.push({ d: `${down(net.from)}${bend(start, floor(net.from), lane, this.top[net.from + 1])}V${floor(net.last - 1)}` });
+      made.push({ d: `${down(net.from)}${bend(start, floor(net.from), lane, this.top[net.from + 1])}V${floor(net.last - 1)}`, stem: true });
     }
     const branch = (row, toX, toY, ceiling) => {
       const near = row === net.from + 1;
@@ -302,7 +311,8 @@ class Inside {
     };
     for (const target of net.targets) {
       const row = this.row(target);
-      made.push({ d: branch(row, x(net.ends.get(target)), at.get(target).y - 1, this.top[row]), to: target });
+      const end = x(net.ends.get(target));
+      made.push({ d: branch(row, end, at.get(target).y, this.top[row] - SPACE.arrow), to: target, far: row > net.from + 1 });
     }
     if (net.leaves) made.push({ d: branch(this.rows.length, x(net.ends.get("port")), this.bottom, this.bottom) });
     return made;
