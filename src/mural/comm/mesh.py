@@ -23,15 +23,15 @@ AXES = ("data", "stage", "domain", "channel", *SPATIAL)
 class Mesh:
     """Ranks arranged along the axes of `AXES`, in a run all of them; every axis exists, most of size 1.
 
-    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `base` is the first rank
-    of a mesh over some of a run's ranks; see `alone`.
+    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` are the run's
+    ranks that a mesh over some of them consists of, in that order; empty for all.
     """
 
     sizes: tuple[int, ...]
     rank: int
     spatial_dims: int
     transport: Transport = field(repr=False)
-    base: int = 0
+    ranks: tuple[int, ...] = ()
 
     def size(self, axis: str) -> int:
         """The number of ranks along an axis."""
@@ -50,9 +50,9 @@ class Mesh:
     def coordinates_of(self, rank: int) -> dict[str, int]:
         """Where a rank stands along each axis."""
         found: dict[str, int] = {}
-        rank -= self.base
+        index = self.ranks.index(rank) if self.ranks else rank
         for axis, size in reversed(list(zip(AXES, self.sizes, strict=True))):
-            rank, found[axis] = divmod(rank, size)
+            index, found[axis] = divmod(index, size)
         return found
 
     @property
@@ -62,10 +62,10 @@ class Mesh:
 
     def rank_at(self, **moved: int) -> int:
         """The rank at this rank's coordinates, with some of them replaced."""
-        at, rank = self.coordinates | moved, 0
+        at, index = self.coordinates | moved, 0
         for axis, size in zip(AXES, self.sizes, strict=True):
-            rank = rank * size + at[axis]
-        return self.base + rank
+            index = index * size + at[axis]
+        return self.ranks[index] if self.ranks else index
 
     def alone(self, data_only: bool = True) -> Mesh:
         """The mesh of the ranks that share this rank's images, or of this rank alone.
@@ -73,9 +73,7 @@ class Mesh:
         On it nothing travels between data ranks: each trains on images of its own.
         """
         kept = AXES.index("data") + 1 if data_only else len(AXES)
-        sizes = (1,) * kept + self.sizes[kept:]
-        fixed = self.rank if not data_only else self.base + self.coordinates["data"] * prod(self.sizes[kept:])
-        return replace(self, sizes=sizes, base=fixed)
+        return replace(self, sizes=(1,) * kept + self.sizes[kept:], ranks=self.peers(AXES[kept:]))
 
     def peers(self, axes: Iterable[str]) -> tuple[int, ...]:
         """The ranks that differ from this one along those axes alone, itself included, in one order for all."""

@@ -62,8 +62,9 @@ class Node:
     An in-place call is a node whose output is the next version of what it wrote. A call that wrote to an
     argument's memory through another tensor (a view of it, a buffer) stands in `after`: it comes first too.
     `kind` is that of the rule in the table of operations, None where there is no rule. `func(*args, **kwargs)` is the
-    call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps, and
-    `call` is the index of the innermost call of a module that it happened in.
+    call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps,
+    `call` is the index of the innermost call of a module that it happened in, and `returns` says which inputs are the
+    outputs of a call that writes and returns nothing.
     """
 
     id: int
@@ -81,6 +82,7 @@ class Node:
     writes: tuple[Source, ...] = ()
     saved: tuple[Saved, ...] = ()
     call: int = 0
+    returns: tuple[int, ...] = ()
     func: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     args: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)

@@ -84,7 +84,7 @@ class Recorder(TorchFunctionMode):
             raise
         written = [tensor for tensor, state in states if state_of(tensor) != state]
         written += statistics_written(func, args, kwargs)
-        self._note((func, args, kwargs), [tensor for tensor, _ in states], tensors_in(result) or written, written)
+        self._note((func, args, kwargs), [tensor for tensor, _ in states], tensors_in(result), written)
         return result
 
     def _note(
@@ -92,6 +92,8 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
         func, args, kwargs = called
+        returns = () if made else tuple(next(i for i, t in enumerate(read) if t is tensor) for tensor in written)
+        made = made or written
         name = name_of(func)
         kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
         if not made or kind == "gradient":
@@ -113,6 +115,7 @@ class Recorder(TorchFunctionMode):
             input_dtypes=tuple(tensor.dtype for tensor in read),
             writes=tuple(dict.fromkeys(source for t in written for source in self._origins.owners(t))),
             call=call,
+            returns=returns,
             func=func,
             args=with_refs(args, count := Counter(refs=0)),
             kwargs=with_refs(kwargs, count),

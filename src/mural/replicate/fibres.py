@@ -33,9 +33,9 @@ def named_axes(axes: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def fibres(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
-    """All ranks, in groups that differ along those axes alone; the same list on every rank."""
+    """All ranks of a mesh, in groups that differ along those axes alone; the same list on every rank."""
     found: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.world):
+    for rank in mesh.ranks or range(mesh.world):
         at = mesh.coordinates_of(rank)
         found.setdefault(tuple(at[axis] for axis in AXES if axis not in axes), []).append(rank)
     return [tuple(ranks) for ranks in found.values()]

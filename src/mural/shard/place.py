@@ -197,7 +197,7 @@ def cuts_from_boxes(
     places: Sequence[Box], mesh: Mesh, axes: Mapping[int, str]
 ) -> tuple[dict[int, Cuts], tuple[int, ...]]:
     """The cuts that all ranks' boxes amount to, and the global shape."""
-    boxes = dict(enumerate(places))
+    boxes = dict(zip(mesh.peers(mesh.coordinates), places, strict=True))
     shape = tuple(max(b[d].stop for b in places) for d in range(len(places[0])))
     cuts: dict[int, Cuts] = {}
     for dim, axis in axes.items():

@@ -1,0 +1,166 @@
+"""Work and depth: the forms that the costs of calls have, from which the table of `flops` is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from mural.graph.counts import Count, argument, made, read
+from mural.graph.nodes import Node
+
+Wants = tuple[Literal["weight", "input"] | None, ...]
+"""For each input of a call, which gradient it has: that of a parameter, that of another value, or none."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A number of operations, and how many of them wait for each other."""
+
+    work: int = 0
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a call costs: its result, the gradients of its parameters, and those of its other inputs."""
+
+    result: Work = Work()
+    weights: Work = Work()
+    inputs: Work = Work()
+
+    @property
+    def backward(self) -> Work:
+        """Both kinds of gradient: they do not wait for each other."""
+        return beside([self.weights, self.inputs])
+
+
+Formula = Callable[[Node, Wants], Costs]
+
+
+def beside(works: Iterable[Work]) -> Work:
+    """Work that is done side by side."""
+    all_of = list(works)
+    return Work(sum(w.work for w in all_of), max((w.depth for w in all_of), default=0))
+
+
+def levels(count: float) -> int:
+    """The depth of a tree that reduces this many numbers.
+
+    >>> [levels(n) for n in (0, 1, 2, 3, 9)]
+    [0, 0, 1, 2, 4]
+    """
+    return math.ceil(math.log2(count)) if count > 1 else 0
+
+
+def gradients(node: Node, wants: Wants, of: Callable[[int], Work], operands: Iterable[int] | None = None) -> Costs:
+    """The costs of the gradients alone, `of(i)` for the i-th input."""
+    asked = [i for i in (range(len(wants)) if operands is None else operands) if i < len(wants)]
+    return Costs(
+        weights=beside(of(i) for i in asked if wants[i] == "weight"),
+        inputs=beside(of(i) for i in asked if wants[i] == "input"),
+    )
+
+
+def with_result(result: Work, gradient: Costs) -> Costs:
+    """The costs of a result and of its gradients."""
+    return Costs(result, gradient.weights, gradient.inputs)
+
+
+# --- forms ------------------------------------------------------------------------------------------------
+
+
+def free(node: Node, wants: Wants) -> Costs:
+    """Data that is only moved."""
+    return Costs()
+
+
+def product(multiply_adds: Count, operands: tuple[int, ...] = (0, 1)) -> Formula:
+    """A sum of products. Each of the tensors involved is a sum over all that does not index itself."""
+
+    def costs(node: Node, wants: Wants) -> Costs:
+        count = multiply_adds(node)
+
+        def summed_into(size: int) -> Work:
+            return Work(2 * count, 1 + levels(count / size)) if count else Work()
+
+        gradient = gradients(node, wants, lambda i: summed_into(math.prod(node.input_shapes[i])), operands)
+        return with_result(summed_into(made(node)), gradient)
+
+    return costs
+
+
+def each(operations: int = 1, gradient: int = 1) -> Formula:
+    """A function of each element of the result by itself; a parameter's gradient is summed where it was repeated."""
+
+    def costs(node: Node, wants: Wants) -> Costs:
+        size = made(node)
+
+        def of(i: int) -> Work:
+            return Work(gradient * size, gradient + levels(size / max(1, math.prod(node.input_shapes[i]))))
+
+        return with_result(Work(operations * size, operations), gradients(node, wants, of))
+
+    return costs
+
+
+def over(operations: int = 1, gradient: int = 1, trees: int = 1) -> Formula:
+    """A reduction of the first input: `operations` per element read, `trees` of them waiting for each other."""
+
+    def costs(node: Node, wants: Wants) -> Costs:
+        size = read(node)
+        deep = trees * levels(size / max(1, made(node)))
+        gradient_of = gradients(node, wants, lambda i: Work(gradient * size, gradient), operands=(0,))
+        return with_result(Work(operations * size, operations - trees + deep), gradient_of)
+
+    return costs
+
+
+def along(operations: int, gradient: int, trees: int, index: int = 1, name: str = "dim") -> Formula:
+    """A reduction along a dim whose result has the extents of what was read, as softmax."""
+
+    def costs(node: Node, wants: Wants) -> Costs:
+        shape = node.input_shapes[0]
+        dim = argument(node, index, name, -1)
+        extent = shape[dim] if isinstance(dim, int) and shape else max(shape, default=1)
+        deep = levels(extent)
+        back = Work(gradient * read(node), gradient - 1 + deep)
+        result = Work(operations * read(node), operations - trees + trees * deep)
+        return with_result(result, gradients(node, wants, lambda i: back, operands=(0,)))
+
+    return costs
+
+
+def norm(reduced: Count, frozen: Callable[[Node], bool] = lambda node: False) -> Formula:
+    """Mean and variance (4 per element), normalization (2), scale and shift (2); `frozen` statistics are given."""
+
+    def costs(node: Node, wants: Wants) -> Costs:
+        size, deep = read(node), levels(reduced(node))
+        weights = Work(3 * size, 1 + deep) if "weight" in wants else Work()
+        if frozen(node):
+            inputs, result = Work(size, 1), Work(4 * size, 4)
+        else:
+            inputs, result = Work(7 * size, 6 + deep), Work(8 * size, 6 + 2 * deep)
+        return Costs(result, weights, inputs if wants[:1] == ("input",) else Work())
+
+    return costs
+
+
+def window(taps: Count, operations: int = 1, gradient: Count | None = None) -> Formula:
+    """A reduction over a window for each element of the result; its gradient goes back to each tap."""
+
+    def costs(node: Node, wants: Wants) -> Costs:
+        count, size = taps(node), made(node)
+        back = Work(size * (gradient or taps)(node) * operations, operations)
+        result = Work(operations * size * count, operations - 1 + levels(count))
+        return with_result(result, gradients(node, wants, lambda i: back, operands=(0,)))
+
+    return costs
+
+
+def sorting(node: Node, wants: Wants) -> Costs:
+    """Numbers put in order: n log n comparisons; a sorting network is log² n deep."""
+    shape = node.input_shapes[0] if node.input_shapes else ()
+    deep = levels(max(shape, default=1))
+    return Costs(Work(read(node) * max(1, deep), deep * (deep + 1) // 2))
