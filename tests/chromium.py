@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +17,13 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "chrome-headless-shell")
+LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3), os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Becomes the browser, once the pipe's ends have the numbers that it expects."""
 CACHED = ("chromium-*/chrome-linux*/chrome", "chromium_headless_shell-*/chrome*/*headless*shell")
 KEYS = {"Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
@@ -46,7 +54,7 @@ class Browser:
         flags += ["--hide-scrollbars", "--disable-background-networking", "--disable-component-update"]
         flags += [f"--window-size={width},{height}", f"--user-data-dir={self._profile.name}", "--remote-debugging-pipe"]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}', program, *flags, "about:blank"],
+            [sys.executable, "-c", LAUNCH, str(their_in), str(their_out), program, *flags, "about:blank"],
             pass_fds=(their_in, their_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -54,6 +62,13 @@ class Browser:
         os.close(their_in)
         os.close(their_out)
         self._number, self._rest, self._session = 0, b"", ""
+        try:
+            self._begin(width, height)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, width: int, height: int) -> None:
         pages = [target for target in self.ask("Target.getTargets")["targetInfos"] if target["type"] == "page"]
         tab = pages[0]["targetId"] if pages else self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
@@ -65,7 +80,11 @@ class Browser:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
+        self.close()
+
+    def close(self) -> None:
+        """End the browser, and leave nothing of it behind."""
+        with contextlib.suppress(OSError, RuntimeError):
             self.ask("Browser.close")
         try:
             self._process.wait(10)
@@ -147,10 +166,11 @@ class Browser:
         self.ask("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
-        """Click on the middle of the first element that a selector finds, 20 pixels below its upper edge at most."""
+        """Click on the middle of the first element that a selector finds, 12 pixels below its upper edge at most."""
         x, y = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'nearest'}});"
-            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + Math.min(b.height / 2, 12)]; })()"
+            f"(() => {{ const found = document.querySelector({json.dumps(selector)});"
+            "found.scrollIntoView({block: 'nearest'}); const box = found.getBoundingClientRect();"
+            "return [box.x + box.width / 2, box.y + Math.min(box.height / 2, 12)]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

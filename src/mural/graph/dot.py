@@ -26,9 +26,7 @@ def dot(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = No
     return "\n".join(lines) + "\n"
 
 
-def box_lines(
-    outline: Outline, box: Box, opened: frozenset[int], stages: Sequence[Stage], depth: int
-) -> Iterator[str]:
+def box_lines(outline: Outline, box: Box, opened: frozenset[int], stages: Sequence[Stage], depth: int) -> Iterator[str]:
     """The lines of a box and of what is seen inside it; the model itself has no cluster around it."""
     pad = "  " * depth
     if box.id not in opened:
@@ -62,13 +60,15 @@ def tooltip(outline: Outline, box: Box) -> str:
     if box.role in ("input", "output"):
         return f"{box.role} {box.site}"
     parameters = count_in_words(outline.parameters(box.start, box.stop))
-    return f"{box.site or box.name}: {parameters} parameters, {count_in_words(outline.flops(box.start, box.stop))} FLOPs"
+    return (
+        f"{box.site or box.name}: {parameters} parameters, {count_in_words(outline.flops(box.start, box.stop))} FLOPs"
+    )
 
 
 def colour(stage: Stage) -> str:
     """A stage's colour, light enough for black text.
 
-    >>> colour(Stage("stage 0", 210, 0, 1, 0, 0))
+    >>> colour(Stage("stage 0", 210, 0, 1, 1, 0, 0))
     '#d3e8fc'
     """
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(stage.hue / 360, 0.91, 0.87))

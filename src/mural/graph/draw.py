@@ -17,9 +17,7 @@ FORMATS: Mapping[str, Callable[..., str]] = {".html": page, ".htm": page, ".dot"
 """What writes a file, by its suffix."""
 
 
-def draw(
-    graph: Graph, path: str | Path | None = None, stages: Stages | None = None, level: Level | None = None
-) -> str:
+def draw(graph: Graph, path: str | Path | None = None, stages: Stages | None = None, level: Level | None = None) -> str:
     """The drawing of a graph, written to a file where one is given: .html, .dot or .txt; without one it is text.
 
     All show one box for each layer, none for weights, in forward order, inside the blocks of the model's author.

@@ -8,7 +8,9 @@ class Model {
     for (let id = 1; id < this.count; id += 1) this.children[this.parent[id]].push(id);
     // The boxes of a row stand in the order that was found for them.
     this.children.forEach((inside) => inside.sort((a, b) => this.row[a] - this.row[b] || this.place[a] - this.place[b]));
-    this.layers = this.start.map((start, id) => this.stop[id] - start);
+    // Values that leave a box take turns in running down its right and its left side, the same in all boxes they pass.
+    const leaving = Object.values(data.nets).flatMap((nets) => nets.filter(([, , , leaves]) => leaves).map(([origin]) => origin));
+    this.side = new Map([...new Set(leaving)].sort((a, b) => a - b).map((origin, i) => [origin, i % 2 ? -1 : 1]));
     this.words = this.name.map((_, id) => comparable(`${this.site[id]} ${this.name[id]} ${this.kind[id]} ${this.op[id]} ${this.shape[id]}`));
   }
 
@@ -36,17 +38,17 @@ class Model {
     return this.stages.findIndex(({ start, stop }) => start <= node && node < stop);
   }
 
-  // The stages that a box lies in, with how many of its layers are in each.
+  // The stages that a box lies in, with how many of its calls are in each.
   stagesOf(id) {
     const [low, high] = [this.start[id], this.stop[id]];
     return this.stages
-      .map(({ start, stop }, stage) => ({ stage, layers: Math.min(stop, high) - Math.max(start, low) }))
-      .filter(({ layers }) => layers > 0);
+      .map(({ start, stop }, stage) => ({ stage, calls: Math.min(stop, high) - Math.max(start, low) }))
+      .filter(({ calls }) => calls > 0);
   }
 
   // Whether an edge leads to a box that has no part in the stage of its origin.
   crosses(origin, target) {
-    if (this.role[origin] !== "layer" || !this.layers[target]) return false;
+    if (this.start[origin] === this.stop[origin] || this.start[target] === this.stop[target]) return false;
     const stage = this.stageAt(this.start[origin]);
     return stage >= 0 && !this.stagesOf(target).some((inside) => inside.stage === stage);
   }
@@ -147,9 +149,9 @@ class Page {
 
   openLevel(level) {
     const levels = ["module", "block", "layer"];
-    const deep = levels.indexOf(level);
+    const wanted = levels.slice(0, levels.indexOf(level) + 1);
     const blocks = this.model.name.map((_, id) => id).filter((id) => this.model.isBlock(id));
-    this.setOpen(blocks.map((id) => [id, levels.indexOf(this.model.level[id]) <= deep]), 0);
+    this.setOpen(blocks.map((id) => [id, wanted.includes(this.model.level[id])]), 0);
     this.fit();
   }
 
@@ -213,13 +215,13 @@ class Page {
   legend() {
     const legend = document.getElementById("legend");
     legend.hidden = !this.model.stages.length;
-    this.model.stages.forEach(({ name, start, stop, parameters, flops }, stage) => {
+    this.model.stages.forEach(({ name, layers, parameters, flops }, stage) => {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "stage";
       button.style.setProperty("--hue", this.model.hue(stage));
       button.setAttribute("aria-pressed", "false");
-      button.textContent = `${name}: ${stop - start} layers, ${short(parameters)} parameters, ${inFlops(flops)}`;
+      button.textContent = `${name}: ${layers} layers, ${short(parameters)} parameters, ${inFlops(flops)}`;
       button.addEventListener("click", () => this.chooseStage(this.stage === stage ? null : stage));
       legend.append(button);
     });

@@ -61,7 +61,7 @@ class Drawing {
     return group;
   }
 
-  // A box in one stage has its colour; one in several has a strip with a piece for each, as long as its share of layers.
+  // A box in one stage has its colour; one in several has a strip with a piece for each, as long as its share of calls.
   colour(group, id, height) {
     const { model } = this;
     const inside = model.stagesOf(id);
@@ -69,10 +69,10 @@ class Drawing {
       group.classList.add("staged");
       group.style.setProperty("--hue", model.hue(inside[0].stage));
     }
-    const total = inside.reduce((sum, { layers }) => sum + layers, 0);
+    const total = inside.reduce((sum, { calls }) => sum + calls, 0);
     let y = 0;
-    for (const { stage, layers } of inside) {
-      const part = ((height - 2 * SPACE.round) * layers) / total;
+    for (const { stage, calls } of inside) {
+      const part = ((height - 2 * SPACE.round) * calls) / total;
       const strip = element("rect", { class: "strip", x: 3, y: SPACE.round + y, width: 4, height: part, rx: 1.5 });
       strip.style.setProperty("--hue", model.hue(stage));
       group.append(strip);

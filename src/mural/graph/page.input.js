@@ -154,21 +154,21 @@ class Panel {
     add("kind", model.kind[id]);
     add("operation", model.op[id]);
     add("output", model.shape[id]);
-    if (model.role[id] === "block" || model.role[id] === "layer") {
+    if (model.start[id] < model.stop[id]) {
       add("parameters", model.parameters[id].toLocaleString("en"));
       add("FLOPs", model.flops[id].toLocaleString("en"));
     }
-    if (model.isBlock(id)) add("layers", model.layers[id].toLocaleString("en"));
+    if (model.isBlock(id)) add("layers", String(model.layers[id]));
     for (const [term, what] of model.facts[id] ?? []) add(term, what);
-    const stages = model.stagesOf(id).map(({ stage, layers }) => this.stage(stage, layers, model.isBlock(id)));
+    const stages = model.stagesOf(id).map(({ stage }) => this.stage(stage));
     if (stages.length) facts.push(["stage", this.make("dd", null, ...stages)]);
     const title = model.site[id] || model.name[id];
     const fold = model.isBlock(id) && id ? [this.button(this.page.isOpen(id) ? "Close" : "Open", () => this.page.toggleSelected())] : [];
     return [this.make("h2", title), ...fold, this.list(facts), ...this.others(id)];
   }
 
-  stage(stage, layers, block) {
-    const made = this.make("div", block ? `${this.page.model.stages[stage].name}: ${layers} layers` : this.page.model.stages[stage].name);
+  stage(stage) {
+    const made = this.make("div", this.page.model.stages[stage].name);
     made.className = "stage";
     made.style.setProperty("--hue", this.page.model.hue(stage));
     return made;

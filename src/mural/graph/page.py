@@ -17,7 +17,7 @@ from mural.graph.outline import Box, Level, Outline
 from mural.graph.stages import Stage
 from mural.graph.words import bytes_in_words, shapes_in_words
 
-SCRIPTS = ("page.layout.js", "page.draw.js", "page.app.js", "page.input.js")
+SCRIPTS = ("page.layout.js", "page.inside.js", "page.draw.js", "page.app.js", "page.input.js")
 
 
 def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None, title: str | None = None) -> str:
@@ -58,8 +58,8 @@ def columns(outline: Outline) -> dict[str, Any]:
     """The properties of all boxes, in the boxes' order."""
     places = {
         box: (row, place)
-        for block in outline.blocks()
-        for row, boxes in enumerate(outline.rows(block.id))
+        for around in outline.boxes
+        for row, boxes in enumerate(outline.rows(around.id))
         for place, box in enumerate(boxes)
     }
     boxes = outline.boxes
@@ -69,22 +69,28 @@ def columns(outline: Outline) -> dict[str, Any]:
         "name": [box.name for box in boxes],
         "site": [box.site for box in boxes],
         "kind": [box.kind for box in boxes],
-        "op": [outline.graph.nodes[box.start].op if box.role == "layer" else "" for box in boxes],
+        "op": [outline.graph.nodes[box.start].op if is_call(box) else "" for box in boxes],
         "shape": [shapes_in_words(box.shapes) for box in boxes],
         "start": [box.start for box in boxes],
         "stop": [box.stop for box in boxes],
         "row": [places.get(box.id, (0, 0))[0] for box in boxes],
         "place": [places.get(box.id, (0, 0))[1] for box in boxes],
-        "level": [outline.level(box) if box.children else "" for box in boxes],
+        "level": [box.level or "" for box in boxes],
+        "layers": [outline.layers(box.start, box.stop) for box in boxes],
         "parameters": [outline.parameters(box.start, box.stop) for box in boxes],
         "flops": [outline.flops(box.start, box.stop) for box in boxes],
         "facts": [facts(outline.graph, box) for box in boxes],
     }
 
 
+def is_call(box: Box) -> bool:
+    """Whether a box is one call of a function."""
+    return box.role in ("layer", "operation") and not box.children
+
+
 def facts(graph: Graph, box: Box) -> list[tuple[str, str]]:
     """What else is known of a layer, as lines of the panel."""
-    if box.role != "layer":
+    if not is_call(box):
         return []
     node = graph.nodes[box.start]
     known = {value.name: value for value in graph.parameters}

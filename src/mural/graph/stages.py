@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from mural.errors import PlanError
+from mural.graph.cuts import cut_names
 from mural.graph.nodes import Graph
 from mural.graph.outline import Outline
 from mural.plan import Plan
 
-Stages = Sequence[int | str] | Plan
-"""Where stages begin: ids of nodes, call-sites or calls of modules, in forward order; or a plan that names them."""
+Stages = int | Sequence[int | str] | Plan
+"""Where stages begin: ids of nodes, call-sites or calls of modules, in forward order; or a plan that names them; or how
+many there are, with as many layers each."""
 
 
 HUES = (210, 28, 140, 275, 345, 52, 180, 310, 100, 240, 10, 160)
@@ -26,18 +29,29 @@ class Stage:
     hue: int
     start: int
     stop: int
+    layers: int
     parameters: int
     flops: int
 
 
 def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
     """The stages of a drawing; none where none are given."""
-    if stages is None or (isinstance(stages, Plan) and stages.stage == 1):
+    if isinstance(stages, Plan):
+        stages = planned(stages)
+    if stages is None:
         return ()
-    starts = starts_of(outline.graph, named_cuts(stages) if isinstance(stages, Plan) else stages)
+    starts = equal_starts(outline, stages) if isinstance(stages, int) else starts_of(outline.graph, stages)
     ends = [*starts[1:], len(outline.graph)]
     return tuple(
-        Stage(f"stage {number}", hue(number), start, stop, outline.parameters(start, stop), outline.flops(start, stop))
+        Stage(
+            f"stage {number}",
+            hue(number),
+            start,
+            stop,
+            outline.layers(start, stop),
+            outline.parameters(start, stop),
+            outline.flops(start, stop),
+        )
         for number, (start, stop) in enumerate(zip(starts, ends, strict=True))
     )
 
@@ -52,28 +66,38 @@ def hue(number: int) -> int:
     return HUES[number] if number < len(HUES) else round(number * 137.5) % 360
 
 
-def named_cuts(plan: Plan) -> tuple[str, ...]:
-    """The names at which the stages of a plan begin."""
-    if isinstance(plan.cuts, str):
+def planned(plan: Plan) -> int | tuple[str, ...] | None:
+    """Where the stages of a plan begin: at the names it gives, or after as many layers each; None if it has one."""
+    if not isinstance(plan.cuts, str):
+        return plan.cuts
+    if plan.stage == 1:
+        return None
+    if plan.cuts != "layers":
         raise PlanError(
-            f'cuts = "{plan.cuts}" balances stages by a rule, which does not say where they begin: give the names of '
-            f"the blocks at which they do"
+            f'cuts = "{plan.cuts}" balances {plan.stage} stages by their cost, which a drawing does not know: give the '
+            f'names of the blocks at which they begin, or cuts = "layers"'
         )
-    return plan.cuts
+    return plan.stage
+
+
+def equal_starts(outline: Outline, count: int) -> list[int]:
+    """The node at which each stage begins, if all have as many layers, up to one."""
+    layers = [box.start for box in outline.boxes if box.role == "layer"]
+    if not 1 <= count <= len(layers):
+        raise PlanError(f"{count} stages of a model with {len(layers)} layers: give 1 to {len(layers)}")
+    return [0, *(layers[len(layers) * stage // count] for stage in range(1, count))]
 
 
 def starts_of(graph: Graph, stages: Sequence[int | str]) -> list[int]:
     """The node at which each stage begins. The first begins at node 0, whether that is given or not."""
-    named = {call.label: call.start for call in reversed(graph.calls) if call.label and call.start < call.stop}
-    named.update({node.site: node.id for node in graph.nodes})
+    named = cut_names(graph)
     starts = [0]
     for stage in stages:
         start = named.get(stage, -1) if isinstance(stage, str) else stage
         if not 0 <= start < len(graph):
-            raise PlanError(
-                f"a stage begins at {stage!r}, which is none of the {len(graph)} nodes of this graph nor the name of a "
-                f"call in it: give an id below {len(graph)}, a module's path or a call-site"
-            )
+            near = get_close_matches(stage, named, n=1) if isinstance(stage, str) else []
+            hint = f"did you mean {near[0]!r}?" if near else f"give an id below {len(graph)}, a module or a call-site"
+            raise PlanError(f"a stage begins at {stage!r}, which is no node or call of this graph: {hint}")
         if start < starts[-1]:
             raise PlanError(
                 f"a stage begins at {stage!r}, node {start}, but the one before it at node {starts[-1]}: give the "
