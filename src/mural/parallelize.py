@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from mural.comm import Mesh, init
-from mural.engine import Loss, Parallel, materialize, share_from_first
-from mural.errors import PlanError
+from mural.engine import Loss, Parallel, Pipelined, materialize, share_from_first
+from mural.engine.cuts import stage_starts
+from mural.engine.division import Division
+from mural.engine.guess import graph_for, likely_graph
+from mural.engine.parallel import unwrapped
+from mural.engine.recompute import recompute
+from mural.engine.seating import Seating, check_mesh
+from mural.pipeline.route import Route
 from mural.plan import Plan
 
 
@@ -20,12 +29,14 @@ def parallelize(
     mesh: Mesh | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
+    image: Sequence[int] | None = None,
 ) -> Parallel:
     """The model under a plan; it is taken over, not copied. Collective.
 
     The weights become those of rank 0. A model on the meta device is given memory and its initial values here.
     `seed` is that of dropout and its like: they draw the same numbers under every plan. `mesh` is the run's where
-    `mural.init` was called before; its grid has to be the plan's.
+    `mural.init` was called before; its grid has to be the plan's. Stages are balanced for an `image` (C, H, W); without
+    one, for a likely one.
 
     >>> pm = parallelize(nn.Conv2d(3, 2, 3, padding=1), Plan())
     >>> pm.step(torch.zeros(1, 3, 8, 8), torch.zeros(1, 8, 8).long()).shape
@@ -33,9 +44,20 @@ def parallelize(
     """
     plan = Plan() if plan is None else plan
     plan.check_runnable()
-    mesh = init(spatial=plan.spatial or None, data=plan.data) if mesh is None else mesh
-    if mesh.size("data") != plan.data or mesh.spatial != plan.spatial:
-        raise PlanError(f"the plan wants data = {plan.data}, spatial = {plan.spatial}, but the mesh is {mesh}")
+    mesh = mesh_of(plan) if mesh is None else mesh
+    check_mesh(plan, mesh)
     materialize(model, device)
     share_from_first(model, mesh)
-    return Parallel(model, plan, mesh, loss, seed)
+    recompute(model, plan.recompute)
+    if not plan.piped:
+        return Parallel(model, plan, mesh, loss, seed)
+    graph = likely_graph(unwrapped(model)) if image is None else graph_for(unwrapped(model), image)
+    route = Route.of(graph, stage_starts(graph, plan))
+    return Pipelined(model, plan, mesh, loss, seed, Division.of(unwrapped(model), route, Seating.of(plan, mesh)))
+
+
+def mesh_of(plan: Plan) -> Mesh:
+    """The mesh that a plan asks for, over the ranks that run."""
+    if plan.grids:
+        return init(data=plan.data, stage=sum(map(prod, plan.grids)))
+    return init(spatial=plan.spatial or None, data=plan.data, stage=plan.stage)

@@ -17,15 +17,12 @@ Schedule = Literal["sequential", "gpipe", "1f1b", "interleaved", "gems"]
 Offloaded = Literal["activations", "parameters", "optimizer"]
 
 LATER = {
-    "stage": "pipeline stages",
     "channel": "the channel axis",
     "domain": "the domain axis",
-    "microbatches": "micro-batches",
     "stream": "streaming",
-    "recompute": "recompute",
     "offload": "offload",
 }
-"""Fields that this version reads and keeps, but runs only at their default; what else a stage has is read with it."""
+"""Fields that this version reads and keeps, but runs only at their default."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +40,35 @@ class Plan:
     data: int = 1
     """Ranks among which the images of a batch are divided."""
     stage: int = 1
-    """Pipeline stages. Not run by this version, as `channel`, `domain`, `stream`, `recompute` and `offload` are not."""
+    """Parts of the model that follow each other, each on ranks of its own."""
     spatial: tuple[int, ...] = ()
-    """Ranks along each spatial dim of the image."""
+    """Ranks along each spatial dim of the image, for each stage."""
+    grids: tuple[tuple[int, ...], ...] = ()
+    """The grid of each stage, where they differ; then `spatial` stays empty."""
     channel: int = 1
-    """Ranks that share the channels of a layer."""
+    """Ranks that share the channels of a layer. Not run by this version, as `domain`, `stream`, `offload` are not."""
     domain: int = 1
     """Ranks among which the domains of a separation network are divided."""
     schedule: Schedule = "sequential"
     """The order in which stages work on micro-batches."""
     microbatches: int = 1
     """Parts of a batch that follow each other through the stages."""
+    chunks: int = 2
+    """Stages that each rank holds under "interleaved"."""
     replications: int = 1
-    """Pairs of model replicas, for GEMS."""
+    """How often the two replicas of GEMS take turns before gradients are added up."""
+    gems: Literal["lean", "pipelined", "interleaved"] = "interleaved"
+    """How closely the replicas of GEMS follow each other: "lean" keeps one micro-batch's activations at a time."""
     cuts: str | tuple[str, ...] = "memory"
     """Where stages begin: balanced by "layers", "time" or "memory", or the names of blocks."""
     stream: tuple[int, ...] | None = None
     """The tile of a streamed output."""
     recompute: str | tuple[str, ...] = ()
-    """Blocks whose activations are computed again in backward, or "all"."""
+    """Blocks whose activations are computed again in backward; "all" blocks, or "stages" as a whole."""
     offload: tuple[Offloaded, ...] = ()
     """What is kept in host memory between uses."""
     batchnorm: Literal["global", "rank", "micro"] = "global"
-    """Whose statistics BatchNorm uses: the whole batch's, or those of each rank's own piece."""
+    """Whose statistics BatchNorm uses: the whole batch's, each rank's own piece's, or each micro-batch's."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """"bfloat16" runs under autocast; "float32" leaves the model's types as they are."""
     average: int = 0
@@ -75,11 +78,16 @@ class Plan:
     def __post_init__(self) -> None:
         for name, kind in hints_of(Plan).items():
             object.__setattr__(self, name, convert(kind, self.tidied(name), name))
-        for name in ("data", "stage", "channel", "domain", "microbatches", "replications"):
+        for name in ("data", "stage", "channel", "domain", "microbatches", "replications", "chunks"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} = {getattr(self, name)}: sizes are whole numbers of at least 1")
         if len(self.spatial) > 3 or any(n < 1 for n in self.spatial):
             raise PlanError(f"spatial = {self.spatial}: give 1 to 3 sizes of at least 1")
+        if self.grids and (self.spatial or len(self.grids) != self.stage or any(n < 1 for g in self.grids for n in g)):
+            raise PlanError(
+                f"grids = {self.grids} for {self.stage} stages, spatial = {self.spatial}: give each stage a grid of sizes "
+                f"of at least 1, and leave spatial empty"
+            )
         if self.average < 0:
             raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")
 
@@ -91,7 +99,22 @@ class Plan:
     @property
     def devices(self) -> int:
         """How many ranks the plan needs."""
-        return self.data * self.stage * self.channel * self.domain * prod(self.spatial)
+        return self.data * self.channel * self.domain * sum(map(prod, self.seat_grids))
+
+    @property
+    def seat_grids(self) -> tuple[tuple[int, ...], ...]:
+        """The grid of each seat of the pipeline."""
+        return self.grids or (self.spatial,) * self.stage
+
+    @property
+    def stages(self) -> int:
+        """How many parts the model is cut into."""
+        return self.stage * self.chunks if self.schedule == "interleaved" else self.stage
+
+    @property
+    def piped(self) -> bool:
+        """Whether the model runs in parts: stages, micro-batches, or recomputed as a whole."""
+        return self.stages > 1 or self.microbatches > 1 or self.recompute == "stages"
 
     def check_runnable(self) -> None:
         """Raise for what this version cannot run yet."""
@@ -100,8 +123,10 @@ class Plan:
                 raise PlanError(
                     f"{name} = {getattr(self, name)!r}: {words} cannot be run by this version; leave it out"
                 )
-        if self.batchnorm == "micro":
-            raise PlanError('batchnorm = "micro" needs micro-batches, which this version cannot run: use "rank"')
+        if self.average and self.piped:
+            raise PlanError(
+                f"average = {self.average} with stages or micro-batches cannot be run by this version: set 0"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

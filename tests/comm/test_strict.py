@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from strict import StrictError
+from strict_stream import StrictError
 from torch import Tensor, nn
 
 import mural

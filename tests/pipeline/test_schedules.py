@@ -26,7 +26,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
             st.just(sequential(stages, microbatches)),
             st.integers(1, stages).map(lambda seats: sequential(stages, microbatches, seats)),
             st.just(gpipe(stages, microbatches)),
-            st.just(one_f_one_b(stages, microbatches)),
+            st.booleans().map(lambda eager: one_f_one_b(stages, microbatches, eager)),
             st.integers(1, 4).map(lambda chunks: interleaved(stages, chunks, microbatches)),
             st.builds(lambda n, order: gems(stages, microbatches, n, order), st.integers(1, 6), orders),
         )
@@ -95,6 +95,8 @@ def test_how_many_microbatches_a_seat_holds(stages: int, microbatches: int) -> N
     assert {most_held(row) for row in gpipe(stages, microbatches).seats} == {microbatches}
     for stage, row in enumerate(one_f_one_b(stages, microbatches).seats):
         assert most_held(row) == min(stages - stage, microbatches)
+    for stage, row in enumerate(one_f_one_b(stages, microbatches, eager=True).seats):
+        assert most_held(row) == min(2 * (stages - stage) - 1, microbatches)
     for row in gems(stages, microbatches, 2, "lean").seats:
         assert most_held(row) == 1
 
@@ -117,7 +119,8 @@ def test_how_many_microbatches_an_instance_of_gems_holds(stages: int, microbatch
 def test_times_of_one_direction(stages: int, microbatches: int) -> None:
     assert units(sequential(stages, microbatches)) == 3 * stages * microbatches
     assert units(gpipe(stages, microbatches)) == 3 * (stages + microbatches - 1)
-    assert units(one_f_one_b(stages, microbatches)) == 3 * (stages + microbatches - 1)
+    for eager in (False, True):
+        assert units(one_f_one_b(stages, microbatches, eager)) == 3 * (stages + microbatches - 1)
 
 
 @given(sizes, st.integers(1, 5), st.integers(0, 30))

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mural.errors import ConfigError
+from mural.data import Augment
+from mural.errors import ConfigError, DataError
 from mural.plan import Plan
-from mural.train.config import Config, DataConfig, OptimizerConfig, ScheduleConfig
+from mural.train.config import AugmentConfig, Config, DataConfig, OptimizerConfig, ScheduleConfig
 from mural.train.factory import make_loss, make_model, make_optimizer, named, rate
-from mural.train.flags import flags, value_of
+from mural.train.flags import documented, flags, value_of
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -51,6 +52,15 @@ def test_what_is_wrong_is_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.of(given)
     assert message in str(caught.value)
+
+
+def test_the_augmentations_of_a_run_are_off_unless_they_are_named() -> None:
+    assert Config.of({"augment": {"noise": 0.1}}).augment == AugmentConfig(flips=False, rotations=False, noise=0.1)
+    shown = {flag.name: flag for flag in flags()}
+    assert shown["augment.flips"].default is False
+    assert shown["augment.noise"].words == documented(Augment)["noise"]
+    with pytest.raises(DataError, match="noise=-1"):
+        Config.of({"augment": {"noise": -1}})
 
 
 def test_every_field_is_a_flag_with_words() -> None:

@@ -21,15 +21,16 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from mural.checkpoint.agree import Ranks, describe, told
 from mural.checkpoint.folder import Lock, clean, remove, step_path, steps_in
 from mural.checkpoint.pieces import Offer, Part, Piece, as_piece, divide, offer
 from mural.checkpoint.planners import PartSavePlanner, Staged
+from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.snapshot import Snapshot, open_snapshot
 from mural.checkpoint.staging import Staging
 from mural.checkpoint.storage import Writer
 from mural.checkpoint.values import check_plain
 from mural.comm import Mesh
+from mural.comm.agree import by_rank, describe
 from mural.errors import CheckpointError
 
 
@@ -158,7 +159,7 @@ class Checkpoints:
             if first:
                 shutil.rmtree(writer.saving, ignore_errors=True)
             texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
-            self.failure = CheckpointError(f"step {writer.step} was not saved: {told(texts, self.ranks.world)}")
+            self.failure = CheckpointError(f"step {writer.step} was not saved: {by_rank(texts, self.ranks.world)}")
         except CheckpointError as error:
             self.failure = error
         except Exception as error:

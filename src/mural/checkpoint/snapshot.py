@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from mural.checkpoint.agree import Ranks, describe, told
 from mural.checkpoint.files import damages, read_block, read_manifest
 from mural.checkpoint.folder import step_path, steps_in
 from mural.checkpoint.manifest import Entry, Manifest
 from mural.checkpoint.pieces import Piece, as_piece, within
 from mural.checkpoint.planners import PieceLoadPlanner
+from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.storage import Reader
+from mural.comm.agree import by_rank, describe
 from mural.errors import CheckpointError
 from mural.geometry import overlap, volume, whole
 
@@ -79,7 +80,7 @@ class Snapshot:
         except CheckpointException as failure:
             texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
             raise CheckpointError(
-                f"{self.place} became unreadable while it was loaded: {told(texts, self.ranks.world)}. Some tensors "
+                f"{self.place} became unreadable while it was loaded: {by_rank(texts, self.ranks.world)}. Some tensors "
                 f"were overwritten already: start again"
             ) from failure
 

@@ -31,11 +31,13 @@ class Pending(Protocol):
 class Alarm:
     """Notes of ranks that raised, and the thread that watches for them while this rank waits."""
 
-    def __init__(self, group: dist.ProcessGroup):
+    def __init__(self, group: dist.ProcessGroup, name: str = ""):
         self.group, self.rank = group, dist.get_rank()
         self.store = dist.distributed_c10d._get_default_store()
-        self.key = f"mural/alarm/{group.group_name}"
+        self.key = f"mural/alarm/{group.group_name}{name}"
         self.heard = ""
+        self.since = 0
+        """Notes with smaller numbers are over."""
         self.own: set[int] = set()
         self.notes: list[tuple[int, str]] = []
         self.rescued = 0
@@ -93,7 +95,7 @@ class Alarm:
         if waiting is None or self.heard:
             return
         for serial, text in self.notes:
-            if serial not in self.own and serial < waiting.serial:
+            if serial not in self.own and self.since <= serial < waiting.serial:
                 self.heard = text
                 self._ask(waiting)
                 return

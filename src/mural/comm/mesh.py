@@ -142,24 +142,27 @@ def init(
     >>> init(image=(64, 64)).spatial
     (1, 1)
     """
-    later = {"stage": stage, "channel": channel, "domain": domain}
-    for name, size in later.items():
+    for name, size in {"channel": channel, "domain": domain}.items():
         if size != 1:
-            raise PlanError(f"{name}={size}: this version runs the data and spatial axes; leave {name} at 1")
+            raise PlanError(f"{name}={size}: this version runs the data, stage and spatial axes; leave {name} at 1")
     grid = () if spatial is None else (spatial,) if isinstance(spatial, int) else tuple(spatial)
-    if not all(type(n) is int and n >= 1 for n in (data, *grid, *(image or ()))):
-        raise PlanError(f"spatial={spatial}, data={data}, image={image}: sizes are whole numbers of at least 1")
+    if not all(type(n) is int and n >= 1 for n in (data, stage, *grid, *(image or ()))):
+        raise PlanError(
+            f"spatial={spatial}, data={data}, stage={stage}, image={image}: sizes are whole numbers of at least 1"
+        )
     world, rank, transport = join(backend, timeout)
     if spatial is None and image is not None:
-        if world % data:
-            raise PlanError(f"data={data} does not divide {world} ranks: choose a divisor of {world}")
-        grid = choose_grid(image, world // data)
+        if world % (data * stage):
+            raise PlanError(f"data={data} × stage={stage} does not divide {world} ranks: choose divisors of {world}")
+        grid = choose_grid(image, world // (data * stage))
     if len(grid) > len(SPATIAL):
         raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
-    if data * prod(grid) != world:
+    needed = data * stage * prod(grid)
+    if needed != world:
+        stages = f" × stage={stage}" if stage > 1 else ""
         raise PlanError(
-            f"spatial={grid} × data={data} needs {data * prod(grid)} ranks, but {world} run: "
-            f"start {data * prod(grid)} ranks, or let init(image=…) choose the grid"
+            f"spatial={grid} × data={data}{stages} needs {needed} ranks, but {world} run: "
+            f"start {needed} ranks, or let init(image=…) choose the grid"
         )
     sizes = (data, stage, domain, channel, *grid, *(1,) * (len(SPATIAL) - len(grid)))
     mesh = Mesh(sizes, rank, len(grid), transport)

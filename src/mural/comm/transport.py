@@ -107,6 +107,16 @@ class Transport:
         self.unsent: list[tuple[Transfer, int, Outgoing]] = []
         self.alarm = Alarm(group) if group is not None else None
 
+    def fork(self, name: str) -> Transport:
+        """The same messages, for some of the ranks: they count their transfers by themselves.
+
+        Ranks that share two forks use them in one order, since messages have no tags.
+        """
+        other = Transport.__new__(Transport)
+        vars(other).update(vars(self), serial=0, unsent=[], memory=None)
+        other.alarm = Alarm(self.group, f"/{name}") if self.group is not None else None
+        return other
+
     def describe(self) -> str:
         """How messages travel, in words."""
         if self.group is None:

@@ -2,5 +2,6 @@
 
 from mural.engine.materialize import materialize
 from mural.engine.parallel import Loss, Parallel, share_from_first
+from mural.engine.pipelined import Pipelined
 
-__all__ = ["Loss", "Parallel", "materialize", "share_from_first"]
+__all__ = ["Loss", "Parallel", "Pipelined", "materialize", "share_from_first"]

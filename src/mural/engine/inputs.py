@@ -133,7 +133,8 @@ class Inputs:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
+        held = (t.device for t in (*self.model.parameters(), *self.model.buffers()) if not t.is_meta)
+        return next(held, torch.device("cpu"))
 
 
 def all_readable(part: Any) -> bool:

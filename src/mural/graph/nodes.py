@@ -63,8 +63,8 @@ class Node:
     argument's memory through another tensor (a view of it, a buffer) stands in `after`: it comes first too.
     `kind` is that of the rule in the table of operations, None where there is no rule. `func(*args, **kwargs)` is the
     call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps,
-    `call` is the index of the innermost call of a module that it happened in, and `returns` says which inputs are the
-    outputs of a call that writes and returns nothing.
+    `call` is the index of the innermost call of a module that it happened in, `gradients` says for each output whether
+    it requires a gradient, and `returns` which inputs are the outputs of a call that writes and returns nothing.
     """
 
     id: int
@@ -79,6 +79,7 @@ class Node:
     output_shapes: tuple[Shape, ...]
     dtypes: tuple[torch.dtype, ...]
     input_dtypes: tuple[torch.dtype, ...] = ()
+    gradients: tuple[bool, ...] = ()
     writes: tuple[Source, ...] = ()
     saved: tuple[Saved, ...] = ()
     call: int = 0

@@ -113,6 +113,7 @@ class Recorder(TorchFunctionMode):
             output_shapes=tuple(tuple(tensor.shape) for tensor in made),
             dtypes=tuple(tensor.dtype for tensor in made),
             input_dtypes=tuple(tensor.dtype for tensor in read),
+            gradients=tuple(tensor.requires_grad for tensor in made),
             writes=tuple(dict.fromkeys(source for t in written for source in self._origins.owners(t))),
             call=call,
             returns=returns,

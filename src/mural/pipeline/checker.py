@@ -73,10 +73,11 @@ class Verdict:
         """One sentence on how a seat ends."""
         outcome, row = self.outcomes[seat], self.program.seats[seat]
         where = f"before its {described(row[outcome.at])}" if outcome.at < len(row) else "at the end of its list"
-        if outcome.end == "stuck":
-            peer = outcome.peer
-            state = "" if peer is None else f", which is {self.outcomes[peer].end} at step {self.outcomes[peer].at}"
-            return f"seat {seat} waits {where} for {outcome.parcel} with seat {peer}{state}"
+        if outcome.end == "stuck" and outcome.parcel and outcome.peer is not None:
+            peer = self.outcomes[outcome.peer]
+            mine = self.program.schedule.seat_of[outcome.parcel.replica, outcome.parcel.source] == seat
+            what = f"seat {outcome.peer} to receive" if mine else f"seat {outcome.peer} to send"
+            return f"seat {seat} waits {where} for {what} {outcome.parcel}; that seat is {peer.end} at step {peer.at}"
         if outcome.end == "wrong":
             return f"seat {seat} {where} expects {outcome.parcel} from seat {outcome.peer} and gets {outcome.got}"
         if outcome.end == "unready":
@@ -170,6 +171,7 @@ class Seat:
         self.at = 0
         self.done: set[Action] = set()
         self.receives: list[tuple[Parcel, Channel, int]] = []
+        self.awaited: dict[Parcel, tuple[Parcel, Channel, int]] = {}
         self.sends: list[tuple[Parcel, Channel, int]] = []
 
     def advance(self) -> Outcome:
@@ -187,6 +189,7 @@ class Seat:
         if isinstance(step, Receive):
             channel = (step.peer, self.number)
             self.receives.append((step.parcel, channel, len(self.run.posted[channel])))
+            self.awaited.setdefault(step.parcel, self.receives[-1])
             self.run.posted[channel].append(step.parcel)
             return None
         if step.parcel.made_by not in self.done:
@@ -205,7 +208,7 @@ class Seat:
                 if parcel.made_by not in self.done:
                     return Outcome("unready", self.at, parcel)
                 continue
-            entry = next((entry for entry in self.receives if entry[0] == parcel), None)
+            entry = self.awaited.get(parcel)
             obstacle = Outcome("unready", self.at, parcel) if entry is None else self.wait(*entry)
             if obstacle is not None:
                 return obstacle

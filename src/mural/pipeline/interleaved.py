@@ -13,8 +13,8 @@ micro-batches this is the order of Megatron-LM, which demands that P divides the
 not: a group smaller than P leaves holes, since its first micro-batch is not back yet when the seat is done with its
 last, but a larger one leaves none. So M micro-batches become M // P groups of near-equal size, none smaller than P,
 and the time is Megatron's for every M >= P: with forward 1 and backward 2, 3 V M + 3 (P - 1) units. (A short last
-group costs up to a third more: 8 seats of 4 chunks and 9 micro-batches take 129 units, with groups of 8 and 1 they
-take 172 at best.)
+group costs up to a third more: 8 seats of 4 chunks and 9 micro-batches take 129 units; with groups of 8 and 1, the
+best of three greedy orders took 172.)
 """
 
 from __future__ import annotations

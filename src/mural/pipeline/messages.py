@@ -150,23 +150,29 @@ def posting(parcels: Sequence[Parcel], places: Mapping[Action, int], prefetch: i
 
 def made_by(action: Action, edges: Iterable[Edge]) -> list[Parcel]:
     """What an action makes for other stages, those first that need it first."""
-    found = (p for edge in edges for p in parcels_of(edge, action.kind, action.microbatch, action.replica))
-    return sorted((p for p in found if p.source == action.stage), key=lambda p: abs(p.source - p.target))
+    return sorted(crossing(action, edges, outward=True), key=lambda parcel: abs(parcel.source - parcel.target))
 
 
 def needed_by(action: Action, edges: Iterable[Edge]) -> list[Parcel]:
     """What an action needs from other stages, in the order in which a runner waits for it: that of the edges."""
-    found = (p for edge in edges for p in parcels_of(edge, action.kind, action.microbatch, action.replica))
-    return [p for p in found if p.target == action.stage]
+    return list(crossing(action, edges, outward=False))
 
 
-def parcels_of(edge: Edge, work: Work, microbatch: int, replica: int) -> Iterator[Parcel]:
-    """What crosses for one micro-batch: the value to each consumer, or the gradient from each."""
-    for consumer in edge.consumers:
-        if work == "forward":
-            yield Parcel(edge, work, edge.producer, consumer, microbatch, replica)
-        elif edge.gradient:
-            yield Parcel(edge, work, consumer, edge.producer, microbatch, replica)
+def crossing(action: Action, edges: Iterable[Edge], outward: bool) -> Iterator[Parcel]:
+    """What comes out of an action or into it: values go from producers to consumers, gradients back from each."""
+    work, stage = action.kind, action.stage
+    from_producer = (work == "forward") == outward
+    for edge in edges:
+        if work == "backward" and not edge.gradient:
+            continue
+        others: tuple[int, ...] = ()
+        if from_producer and edge.producer == stage:
+            others = edge.consumers
+        elif not from_producer and stage in edge.consumers:
+            others = (edge.producer,)
+        for other in others:
+            source, target = (stage, other) if outward else (other, stage)
+            yield Parcel(edge, work, source, target, action.microbatch, action.replica)
 
 
 def check_edges(edges: Sequence[Edge], stages: int) -> None:

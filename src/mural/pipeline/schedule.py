@@ -128,7 +128,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
     return in_line(rows, stages, microbatches)
 
 
-def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+def one_f_one_b(stages: int, microbatches: int, eager: bool = False) -> Schedule:
     """One forward, one backward in turn, once the pipeline is full: 1F1B.
 
     Stage s runs S - 1 - s forwards ahead, then alternates: it holds the activations of S - s micro-batches at most,
@@ -137,9 +137,13 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
         012....aa3bb.cc.dd      stage 0 holds 3
         .01..aa2bb3cc.dd..      stage 1 holds 2
         ..0aa1bb2cc3dd....      stage 2 holds 1
+
+    In this order every message is waited for: each micro-batch's way to the last stage and back has no slack. `eager`
+    runs twice as many forwards ahead, which hides messages behind computing, and holds 2 (S - s) - 1 at most.
     """
     positive(stages=stages, microbatches=microbatches)
-    rows = [merged(*both(stage, range(microbatches)), ahead=stages - 1 - stage) for stage in range(stages)]
+    factor = 2 if eager else 1
+    rows = [merged(*both(stage, range(microbatches)), factor * (stages - 1 - stage)) for stage in range(stages)]
     return in_line(rows, stages, microbatches)
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from mural.comm import SPATIAL
 from mural.shard.layout import Layout
-from mural.shard.tensor import ShardedTensor, merged, mirror_gradient
+from mural.shard.merge import merged
+from mural.shard.stray import mirror_gradient
+from mural.shard.tensor import ShardedTensor
 
 
 def replicated_axes(layout: Layout) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
 from mural.shard.regroup import folded_shape, regrouped
+from mural.shard.relayout import moves_data, relayout
+from mural.shard.stray import mirror_gradient
 from mural.shard.table import RESHAPING, name_of, register_folded, writes
-from mural.shard.tensor import ShardedTensor, mirror_gradient, moves_data, relayout, unfolded
+from mural.shard.tensor import ShardedTensor, unfolded
 
 
 def settled(value: Any) -> Any:

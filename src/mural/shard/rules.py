@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mural.geometry import Box, Interval, Reads, Window
 from mural.shard.layout import Layout, Want
-from mural.shard.tensor import ShardedTensor, pull
+from mural.shard.relayout import pull
+from mural.shard.tensor import ShardedTensor
 
 
 @dataclass(frozen=True)

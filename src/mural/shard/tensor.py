@@ -6,7 +6,6 @@ communication is a node between them. What comes past that level raises.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.comm import Mesh, fetch, stack
+from mural.comm import Mesh, fetch
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Box
 from mural.shard.compiler import hide_from_compiler
-from mural.shard.layout import Layout, Want, route
+from mural.shard.layout import Layout, route
 from mural.shard.margin import Margin, forget
 from mural.shard.regroup import Folds, folded_shape
+from mural.shard.stray import REFUSING, mirror_gradient
 from mural.shard.table import FOLDED, RESHAPING, TABLE, name_of
 
 
@@ -146,7 +146,9 @@ class ShardedTensor(Tensor):
 
     def full(self) -> Tensor:
         """The whole tensor on every rank, as a plain tensor; differentiable, collective."""
-        whole = relayout(unfolded(self), self.placement.gathered(range(self.placement.ndim)), "full").local
+        whole, target = self.local, self.placement.gathered(range(self.placement.ndim))
+        if target.cuts != self.placement.cuts:
+            whole = fetch(whole, route(self.placement, target.wants()), self.mesh.transport, "full")
         return whole.reshape(tuple(self.shape)) if self.folds else whole
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -191,32 +193,6 @@ class ShardedTensor(Tensor):
             f"a full backward hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
             f"use non-reentrant checkpoint and plain operations, or add a rule to src/mural/shard/ops/"
         )
-
-
-def refuse_gradient(grad: Tensor) -> None:
-    """Raise for a gradient that reached a wrapper."""
-    raise UnsupportedOp(
-        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
-        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
-    )
-
-
-REFUSING: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict({0: refuse_gradient})
-"""The hooks of every wrapper that requires a gradient, as torch keeps them; one dict serves all."""
-
-
-def mirror_gradient(wrapper: ShardedTensor, wanted: bool = True) -> None:
-    """Let the wrapper require a gradient as its piece does, and refuse any that reaches the wrapper itself.
-
-    Gradients belong to the pieces. One that comes to the wrapper was made past this class, by a custom
-    autograd.Function, and would be lost.
-    """
-    with torch._C.DisableTorchFunctionSubclass():
-        if wanted and not wrapper.requires_grad:
-            wrapper.requires_grad_(True)
-            wrapper._backward_hooks = REFUSING
-        elif not wanted:
-            wrapper.requires_grad_(False)
 
 
 def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -311,37 +287,3 @@ def replicated(value: Tensor, like: Layout) -> Tensor:
 def unfolded(tensor: ShardedTensor) -> ShardedTensor:
     """The tensor with one dim for each dim of its placement."""
     return ShardedTensor(tensor.local, tensor.placement, tensor.aliased) if tensor.folds else tensor
-
-
-def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:
-    """The piece of a tensor that this rank wants, from wherever it lies."""
-    return fetch(tensor.local, route(tensor.placement, wants), tensor.mesh.transport, name)
-
-
-def relayout(tensor: ShardedTensor, target: Layout, name: str) -> ShardedTensor:
-    """The same tensor in another layout; the very same one where nothing has to move."""
-    if target.cuts == tensor.placement.cuts and target.axes == tensor.placement.axes:
-        return tensor
-    return ShardedTensor(pull(tensor, target.wants(), name), target)
-
-
-def moves_data(tensor: ShardedTensor, target: Layout) -> bool:
-    """Whether a change of layout has to communicate."""
-    return not route(tensor.placement, target.wants()).inside
-
-
-def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTensor:
-    """The same tensor with some dims whole on every rank."""
-    if all(tensor.placement.cuts[d] is None for d in dims):
-        return tensor
-    return relayout(tensor, tensor.placement.gathered(dims), name)
-
-
-def merged(value: Tensor, mesh: Mesh, axes: Sequence[str], name: str) -> Tensor:
-    """The sum of the tensors of all ranks along those axes, added in one order; the same bits on each."""
-    return stacked(value, mesh, axes, name).sum(0) if axes else value
-
-
-def stacked(value: Tensor, mesh: Mesh, axes: Sequence[str], name: str) -> Tensor:
-    """The tensors of all ranks along those axes in a new leading dim."""
-    return stack(value, mesh.peers(axes), mesh.rank, mesh.transport, name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mural.data import Augment
 from mural.errors import ConfigError
 from mural.plan import Plan
 from mural.typed import build, dump, read_toml
@@ -95,25 +96,11 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
-    """[augment]: random changes of training images with values in [0, 1], the same whatever the plan; 0 is none."""
+class AugmentConfig(Augment):
+    """[augment]: random changes of training images with values in [0, 1], the same whatever the plan; else none."""
 
     flips: bool = False
-    """Flips along each spatial dim, each with probability one half."""
     rotations: bool = False
-    """Rotations by multiples of 90°."""
-    brightness: float = 0.0
-    """The largest value that is added or subtracted."""
-    contrast: float = 0.0
-    """Values are scaled around 0.5 by a factor between 1 - c and 1 + c."""
-    gamma: float = 0.0
-    """Values are raised to a power between exp(-g) and exp(g)."""
-    channel_scale: float = 0.0
-    """As contrast, for each channel by itself."""
-    channel_shift: float = 0.0
-    """As brightness, for each channel by itself."""
-    noise: float = 0.0
-    """The largest deviation of normal noise that is added."""
 
 
 @dataclass(frozen=True)

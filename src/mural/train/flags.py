@@ -55,11 +55,11 @@ def flags(kind: type[Any] = Config, table: str = "") -> Iterator[Flag]:
 
 @lru_cache
 def documented(kind: type[Any]) -> dict[str, str]:
-    """The sentence under each field of a dataclass, which is where its meaning is written down once."""
+    """The sentence under each field of a dataclass or of those it extends: where its meaning is written down once."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     if not isinstance(body, ast.ClassDef):
         raise TypeError(f"{kind} is no class")
-    found: dict[str, str] = {}
+    found = {name: text for base in kind.__bases__ if is_dataclass(base) for name, text in documented(base).items()}
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())

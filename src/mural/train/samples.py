@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mural.comm import Mesh
-from mural.data import Augment, Dataset, Loader, Sample
+from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
 from mural.data.samples import opened, sample_at
 from mural.errors import ConfigError, DataError
@@ -107,7 +106,7 @@ def loader(
         batch=batch,
         shuffle=data.shuffle and training,
         seed=config.seed,
-        augment=Augment(**asdict(config.augment)) if training else None,
+        augment=config.augment if training else None,
         prefetch=data.prefetch,
         workers=data.workers,
         align=align,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mural.shard import ShardedTensor
-from mural.shard.tensor import merged
+from mural.shard.merge import merged
 
 
 class Scores:

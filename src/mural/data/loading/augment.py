@@ -25,28 +25,32 @@ SERIAL = 2**14
 
 @dataclass(frozen=True)
 class Augment:
-    """What may happen to a training sample; a number is the largest strength, 0 leaves the image as it is.
-
-    On values in [0, 1]: `gamma` raises to a power between exp(-gamma) and exp(gamma); `contrast` scales around 0.5 by
-    1 ± contrast, `brightness` adds up to ± brightness; `channel_scale` and `channel_shift` do so for each channel by
-    itself; `noise` adds normal noise with a deviation of up to that. `dims` are the spatial dims that are flipped and
-    turned, counted from 0; the last two by default. Quarter turns of an image whose sides differ would swap them:
-    there, only half turns are drawn, unless `swap` allows it (then take batch=1).
+    """What may happen to a training sample with values in [0, 1]; a number is the largest strength, 0 is none.
 
     >>> Augment(noise=0.02).draw(seed=0, epoch=0, index=3, channels=3, extents=(64, 64)).gamma
     1.0
     """
 
     flips: bool = True
+    """Flips along each of `dims`, each with probability one half."""
     rotations: bool = True
+    """Rotations by multiples of 90°; of images whose sides differ, by 180° alone."""
     brightness: float = 0.0
+    """The largest value that is added or subtracted."""
     contrast: float = 0.0
+    """Values are scaled around 0.5 by a factor between 1 - c and 1 + c."""
     gamma: float = 0.0
+    """Values are raised to a power between exp(-g) and exp(g)."""
     channel_scale: float = 0.0
+    """As contrast, for each channel by itself."""
     channel_shift: float = 0.0
+    """As brightness, for each channel by itself."""
     noise: float = 0.0
+    """The largest deviation of normal noise that is added."""
     dims: tuple[int, ...] | None = None
+    """The spatial dims that are flipped and rotated, counted from 0; else the last two."""
     swap: bool = False
+    """Whether rotations may swap sides that differ; then take batch = 1."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

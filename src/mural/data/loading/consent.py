@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from mural.comm import Mesh
-from mural.data.loading.agree import greatest, said
+from mural.comm.agree import greatest, said
 from mural.data.loading.reading import Form
 from mural.data.loading.steps import Step
 from mural.data.samples import BadSample, Samples, name_at
@@ -44,7 +44,7 @@ def consent(step: Step, samples: Samples, mesh: Mesh) -> Outcome:
     bad: list[BadSample] = []
     if failing:
         mine = [step.failures[p].reason if speakers[p] == mesh.rank else "" for p in failing]
-        for place, text in zip(failing, said(mine, mesh, "data errors"), strict=True):
+        for place, text in zip(failing, said(mesh, mine, "data errors"), strict=True):
             index = step.batched.indices[place]
             bad.append(BadSample(index, names[place], f"rank {speakers[place]} could not read {text}"))
     good = {place: form for place, form in enumerate(forms) if form is not None}
@@ -66,7 +66,7 @@ def exchanged(step: Step, mesh: Mesh) -> tuple[list[int], list[int], list[Form |
         if place in step.pieces:
             code = torch.tensor(step.pieces[place].form.code)
             table[place, 2:] = torch.cat([code, -code])
-    table = greatest(table, mesh, "data")
+    table = greatest(mesh, table, "data")
     codes, negated = table[:, 2 : 2 + FORM], -table[:, 2 + FORM :]
     forms: list[Form | None] = []
     for state, code, other in zip(table[:, 0].tolist(), codes, negated, strict=True):
@@ -85,7 +85,7 @@ def check_same(samples: Samples, mesh: Mesh, settings: Sequence[int]) -> None:
         return
     names = "\n".join(name_at(samples, index) for index in range(len(samples)))
     mine = torch.tensor([len(samples), zlib.crc32(names.encode()), zlib.crc32(repr(tuple(settings)).encode())])
-    found = greatest(torch.cat([mine, -mine]), mesh, "data")
+    found = greatest(mesh, torch.cat([mine, -mine]), "data")
     if not torch.equal(found[:3], -found[3:]):
         raise DataError(
             f"the ranks have different datasets or settings (rank {mesh.rank}: {len(samples)} samples; the most are "
@@ -100,7 +100,7 @@ def names_of(step: Step, samples: Samples, mesh: Mesh) -> tuple[str, ...]:
     if all(named):
         return tuple(named)
     mine = [step.pieces[place].name if place in step.pieces else "" for place in range(len(named))]
-    found = said(mine, mesh, "names") if mesh.world > 1 else mine
+    found = said(mesh, mine, "names")
     return tuple(name or f"sample {index}" for name, index in zip(found, step.batched.indices, strict=True))
 
 

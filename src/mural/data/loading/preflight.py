@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from mural.comm import Mesh
+from mural.comm.agree import greatest, said
 from mural.data.formats.dtypes import TORCH
-from mural.data.loading.agree import greatest, said
 from mural.data.loading.pixels import Pixels
 from mural.data.loading.reading import sources_of
 from mural.data.open import open as open_image
@@ -77,8 +77,8 @@ def inspect(samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels) -> 
     texts |= unlike(headers, mesh)
     flags = torch.zeros(count, dtype=torch.uint8)
     flags[list(texts)] = 1
-    bad: list[int] = greatest(flags, mesh, "preflight").nonzero().flatten().tolist()
-    reasons = said([texts.get(i, "") for i in bad], mesh, "preflight") if bad else []
+    bad: list[int] = greatest(mesh, flags, "preflight").nonzero().flatten().tolist()
+    reasons = said(mesh, [texts.get(i, "") for i in bad], "preflight") if bad else []
     names = [name_at(samples, i) or reason.split(":")[0] for i, reason in zip(bad, reasons, strict=True)]
     problems = [BadSample(*fields) for fields in zip(bad, names, reasons, strict=True)]
     good = [h for i, h in headers.items() if i not in texts]
@@ -110,10 +110,10 @@ def header(samples: Samples, index: int, level: int, pixels: Pixels) -> Header |
 
 def unlike(headers: dict[int, Header], mesh: Mesh | None) -> dict[int, str]:
     """Of this rank's samples, those whose channels, type or dims differ from the dataset's first good one."""
-    first = -int(greatest(torch.tensor([-min(headers, default=2**40)]), mesh, "preflight").item())
+    first = -int(greatest(mesh, torch.tensor([-min(headers, default=2**40)]), "preflight").item())
     code = headers[first].code if first in headers else [-1, -1, -1]
-    model = greatest(torch.tensor(code), mesh, "preflight").tolist()
-    (name,) = said([headers[first].name if first in headers else ""], mesh, "preflight")
+    model = greatest(mesh, torch.tensor(code), "preflight").tolist()
+    (name,) = said(mesh, [headers[first].name if first in headers else ""], "preflight")
     found: dict[int, str] = {}
     for index, h in headers.items():
         if h.code != model:
@@ -131,7 +131,7 @@ def facts_of(count: int, good: Sequence[Header], mesh: Mesh | None) -> Facts:
     for h in good:
         extents = torch.tensor((*h.extents, 0, 0)[:3])
         codes = torch.maximum(codes, torch.cat([torch.tensor(h.code), extents, -extents]))
-    channels, dtype, ndim, *extents = greatest(codes, mesh, "preflight").tolist()
+    channels, dtype, ndim, *extents = greatest(mesh, codes, "preflight").tolist()
     if channels < 0:
         return Facts(count, 0, torch.uint8, (), ())
     return Facts(count, channels, DTYPES[dtype], tuple(-n for n in extents[3 : 3 + ndim]), tuple(extents[:ndim]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from math import prod
 from pathlib import Path
@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mural.comm import AXES, Mesh
+from mural.comm.agree import gather, together
+from mural.comm.transport import Transfer
 from mural.data.formats.blocks import Index, grid, tile_at, within
 from mural.data.formats.dtypes import Array
 from mural.data.source import pairs
 from mural.data.writing.output import unwritable
 from mural.data.writing.rims import Rim, Rims
 from mural.data.writing.stores import Store
-from mural.data.writing.together import Team
 from mural.errors import DataError
 from mural.geometry import Box, Interval, overlap, volume, whole
 
@@ -27,22 +29,19 @@ Parts = dict[Index, dict[int, list[Box]]]
 """For each unit that is not complete, the boxes that each rank has of it."""
 
 
-def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written: set[Index], team: Team) -> None:
+def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written: set[Index], mesh: Mesh | None) -> None:
     """Bring the parts of every unit together at the lowest rank that has one, and write them there."""
-    tables = team.tables(f"parts of {name}", catalogue(shape, store.unit, rims, written))
+    tables = gather(mesh, catalogue(shape, store.unit, rims, written), f"parts of {name}")
     parts, whole_units = listed(tables, shape, store.unit)
-    team.agree(f"parts of {name}", lambda: check(name, parts, whole_units))
+    check(name, parts, whole_units)
     for batch in batches(parts, prod(store.unit) * rims.dtype.itemsize):
-        found = exchange(name, batch, parts, shape, store.unit, rims, team)
-
-        def put(found: dict[Index, Rim] = found) -> None:
+        found = exchange(name, batch, parts, shape, store.unit, rims, mesh)
+        with together(mesh, f"writing the last parts of {name}", DataError):
             for rim in found.values():
                 try:
                     store.put(rim.box, rim.pixels)
                 except (OSError, ValueError) as error:
                     raise unwritable(Path(name), error, f"box {pairs(rim.box)}", pairs(rim.box)) from error
-
-        team.agree(f"last parts of {name}", put)
 
 
 def unit_box(index: Index, unit: tuple[int, ...], shape: tuple[int, ...]) -> Box:
@@ -63,13 +62,13 @@ def catalogue(shape: tuple[int, ...], unit: tuple[int, ...], rims: Rims, written
 
 
 def listed(
-    tables: list[torch.Tensor], shape: tuple[int, ...], unit: tuple[int, ...]
+    tables: Mapping[int, torch.Tensor], shape: tuple[int, ...], unit: tuple[int, ...]
 ) -> tuple[Parts, dict[Index, list[int]]]:
     """The parts of units by rank, and the ranks that wrote whole ones."""
     counts = grid(shape, unit)
     parts: Parts = defaultdict(lambda: defaultdict(list))
     wholes: dict[Index, list[int]] = defaultdict(list)
-    for rank, table in enumerate(tables):
+    for rank, table in tables.items():
         for number, is_whole, *ends in table.tolist():
             index = tuple(int(i) for i in np.unravel_index(number, counts))
             if is_whole:
@@ -110,31 +109,48 @@ def batches(parts: Parts, size: int) -> Iterator[list[Index]]:
 
 
 def exchange(
-    name: str, batch: list[Index], parts: Parts, shape: tuple[int, ...], unit: tuple[int, ...], rims: Rims, team: Team
+    name: str,
+    batch: list[Index],
+    parts: Parts,
+    shape: tuple[int, ...],
+    unit: tuple[int, ...],
+    rims: Rims,
+    mesh: Mesh | None,
 ) -> dict[Index, Rim]:
     """The units of the batch that this rank writes, complete with the others' parts."""
-    mine = {index: rims.take(index, unit_box(index, unit, shape)) for index in batch if team.rank in parts[index]}
+    own = mesh.rank if mesh is not None else 0
+    mine = {index: rims.take(index, unit_box(index, unit, shape)) for index in batch if own in parts[index]}
     owners = {index: min(parts[index]) for index in batch}
-    sends: dict[int, list[Array]] = {peer: [] for peer in team.peers}
-    sizes = dict.fromkeys(team.peers, 0)
+    peers = [rank for rank in mesh.peers(AXES) if rank != own] if mesh is not None else []
+    sends: dict[int, list[Array]] = {peer: [] for peer in peers}
+    sizes = dict.fromkeys(peers, 0)
     width = rims.dtype.itemsize
     for index, owner in owners.items():
         for rank, boxes in parts[index].items():
-            if rank == team.rank and owner != rank:
+            if rank == own and owner != rank:
                 sends[owner] += [mine[index].pixels[within(mine[index].box, box)].reshape(-1) for box in boxes]
-            elif owner == team.rank and owner != rank:
+            elif owner == own and owner != rank:
                 sizes[rank] += sum(volume(box) for box in boxes) * width
     flat = {peer: as_bytes(arrays) for peer, arrays in sends.items()}
-    arrived = team.swap(f"parts of {name}", flat, sizes)
-    for rank in team.peers:
-        buffer, offset = arrived[rank].numpy().view(np.uint8), 0
+    arrived = swap(name, flat, sizes, mesh)
+    for rank, received in arrived.items():
+        buffer, offset = received.numpy().view(np.uint8), 0
         for index, owner in owners.items():
-            for box in parts[index].get(rank, []) if owner == team.rank else []:
+            for box in parts[index].get(rank, []) if owner == own else []:
                 count = volume(box) * width
                 pixels = buffer[offset : offset + count].view(rims.dtype).reshape([i.size for i in box])
                 mine[index].paste(box, pixels)
                 offset += count
-    return {index: rim for index, rim in mine.items() if owners[index] == team.rank}
+    return {index: rim for index, rim in mine.items() if owners[index] == own}
+
+
+def swap(
+    name: str, sends: Mapping[int, torch.Tensor], sizes: Mapping[int, int], mesh: Mesh | None
+) -> dict[int, torch.Tensor]:
+    """The bytes that the peers send, so many from each."""
+    if mesh is None or not sends:
+        return {}
+    return Transfer(mesh.transport, f"parts of {name}", sends, sizes, next(iter(sends.values()))).wait()
 
 
 def as_bytes(arrays: list[Array]) -> torch.Tensor:

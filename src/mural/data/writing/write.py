@@ -23,15 +23,14 @@ import numpy as np
 import torch
 
 from mural.comm import Mesh
+from mural.comm.agree import gather, together
 from mural.data.formats.blocks import Index, tile_at, touched, within
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
-from mural.data.formats.stored import nothing
 from mural.data.source import Box, checked_box, pairs
 from mural.data.writing.gather import settle
 from mural.data.writing.output import Output, kind_of, unwritable
 from mural.data.writing.rims import Rims
 from mural.data.writing.stores import Store, TiffStore, ZarrStore
-from mural.data.writing.together import Team
 from mural.data.writing.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
@@ -45,15 +44,16 @@ class Writer:
     """
 
     def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype, store: Store, output: Output, team: Team
+        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype, store: Store, output: Output, mesh: Mesh | None
     ):
         self.name, self.path, self.shape, self.dtype = str(path), path, shape, dtype
-        self._store, self._output, self._team = store, output, team
-        self._rims = Rims(numpy_dtype(dtype), path.parent, f".{path.name}.{output.token}.rims-{team.rank}.")
+        self._store, self._output, self._mesh = store, output, mesh
+        rank = mesh.rank if mesh is not None else 0
+        self._rims = Rims(numpy_dtype(dtype), path.parent, f".{path.name}.{output.token}.rims-{rank}.")
         self._written: set[Index] = set()
         self._closed = False
         # Whoever forgets `close`, or is interrupted, leaves nothing behind.
-        self._forgotten = weakref.finalize(self, give_up, store, output, self._rims, team.rank)
+        self._forgotten = weakref.finalize(self, give_up, store, output, self._rims, is_first(mesh))
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -112,19 +112,23 @@ class Writer:
             return
         self._closed = True
         try:
-            settle(self.name, self.shape, self._store, self._rims, self._written, self._team)
-            self._team.agree(f"closing {self.path.name}", self._store.close)
-            self._team.agree(f"naming {self.path.name}", self._finish)
+            settle(self.name, self.shape, self._store, self._rims, self._written, self._mesh)
+            with together(self._mesh, f"closing {self.path.name}", DataError):
+                self._store.close()
+            with together(self._mesh, f"naming {self.path.name}", DataError):
+                if is_first(self._mesh):
+                    self._store.seal()
+                    self._output.finish()
         except BaseException as error:
-            self._team.raised(error)
+            self._tell(error)
             raise
         finally:
             self._forgotten()
 
-    def _finish(self) -> None:
-        if self._team.rank == 0:
-            self._store.seal()
-            self._output.finish()
+    def _tell(self, error: BaseException) -> None:
+        """Let the peers not wait for this rank; where all raised, nobody waits."""
+        if self._mesh is not None:
+            self._mesh.transport.raised(error)
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +138,7 @@ class Writer:
             self.close()
             return
         self._closed = True
-        self._team.raised(error)
+        self._tell(error)
         self._forgotten()
 
 
@@ -149,12 +153,17 @@ def covered(interval: Interval, unit: int, extent: int) -> Interval:
     return Interval(start, max(start, stop))
 
 
-def give_up(store: Store, output: Output, rims: Rims | None, rank: int) -> None:
+def is_first(mesh: Mesh | None) -> bool:
+    """Whether this rank does what one does for all."""
+    return mesh is None or mesh.rank == mesh.base
+
+
+def give_up(store: Store, output: Output, rims: Rims | None, first: bool) -> None:
     """Let go of everything; the first rank removes what was written, unless it has its name."""
     store.close()
     if rims is not None:
         rims.close()
-    if rank == 0:
+    if first:
         output.abandon()
 
 
@@ -177,19 +186,18 @@ def create(
     """
     where = Path(path).expanduser()
     kind, extents, kept = kind_of(where), check_shape(str(path), shape), check_dtype(str(path), dtype)
-    team = Team(mesh)
-    tokens = team.tables(f"creating {where.name}", torch.tensor([[secrets.randbits(31)]]))
-    output = Output(where, overwrite, f"{int(tokens[0]):08x}")
+    first, *_ = gather(mesh, secrets.randbits(31), f"creating {where.name}").values()
+    output = Output(where, overwrite, f"{first:08x}")
     store: Store
     if kind == "zarr":
         store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard)
     else:
         store = TiffStore(str(where), output.partial, extents, kept, chunks)
-    begin(where, store, output, team)
-    return Writer(where, extents, TORCH[kept.name], store, output, team)
+    begin(where, store, output, mesh)
+    return Writer(where, extents, TORCH[kept.name], store, output, mesh)
 
 
-def begin(path: Path, store: Store, output: Output, team: Team) -> None:
+def begin(path: Path, store: Store, output: Output, mesh: Mesh | None) -> None:
     """Let the first rank make the image, and all open it."""
 
     def make() -> None:
@@ -202,8 +210,11 @@ def begin(path: Path, store: Store, output: Output, team: Team) -> None:
             raise unwritable(path, error) from error
 
     try:
-        team.agree(f"creating {path.name}", make if team.rank == 0 else nothing)
-        team.agree(f"opening {path.name}", store.open)
+        with together(mesh, f"creating {path.name}", DataError):
+            if is_first(mesh):
+                make()
+        with together(mesh, f"opening {path.name}", DataError):
+            store.open()
     except BaseException:
-        give_up(store, output, None, team.rank)
+        give_up(store, output, None, is_first(mesh))
         raise

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
+from mural.shard.merge import merged, stacked
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.extremes import same_value
 from mural.shard.ops.pool import MAX, sum_pool
 from mural.shard.rules import Place, Windowed, in_plain_type, windowed
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, merged, stacked
+from mural.shard.tensor import ShardedTensor
 
 
 def adaptive_taps(window: Window, out: Interval) -> tuple[int, Tensor]:

@@ -14,8 +14,9 @@ from mural.errors import LayoutError
 from mural.geometry import Interval
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
+from mural.shard.relayout import gather
 from mural.shard.table import register
-from mural.shard.tensor import ShardedTensor, gather
+from mural.shard.tensor import ShardedTensor
 
 
 @register("creation", "affine_grid", "affine_grid_generator")

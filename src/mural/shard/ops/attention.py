@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
+from mural.shard.merge import merged, stacked
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.folded import common_factors, opened
 from mural.shard.ops.product import Label, Labelled, Placed, layout_for, local_part, merge_dims, pieces_of, placed
 from mural.shard.ops.random import merged_positions
 from mural.shard.table import register, register_folded
-from mural.shard.tensor import ShardedTensor, merged, stacked
+from mural.shard.tensor import ShardedTensor
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 HEADS = (

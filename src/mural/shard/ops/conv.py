@@ -16,10 +16,11 @@ from mural.geometry import Window
 from mural.shard.fuse import through
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
+from mural.shard.relayout import gather
 from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed
 from mural.shard.strips import ConvArguments, strip_conv, strips
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather
+from mural.shard.tensor import ShardedTensor
 
 CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")

@@ -11,10 +11,11 @@ from torch import Tensor
 from mural.comm import Mesh, mark
 from mural.comm.exchange import first_order
 from mural.errors import UnsupportedOp
+from mural.shard.merge import merged, stacked
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.reduce import reduced
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, merged, stacked
+from mural.shard.tensor import ShardedTensor
 
 
 class _Share(torch.autograd.Function):

@@ -14,8 +14,9 @@ from mural.errors import LayoutError, UnsupportedOp
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.pointwise import check_writable, piece_of, written
+from mural.shard.relayout import gather, moves_data
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather, moves_data
+from mural.shard.tensor import ShardedTensor
 
 
 def sliced(x: ShardedTensor, dim: int, start: int, stop: int, step: int = 1) -> ShardedTensor:

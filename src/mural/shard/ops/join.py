@@ -16,8 +16,9 @@ from mural.shard.layout import Layout, Want
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.indexing import sliced, unsqueezed
 from mural.shard.ops.pointwise import common_layout, piece_of
+from mural.shard.relayout import pull
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, pull
+from mural.shard.tensor import ShardedTensor
 
 
 @register("view", "repeat", "tile")

@@ -12,7 +12,8 @@ from torch import Tensor
 from mural.comm import Mesh, mark, stack
 from mural.comm.exchange import first_order
 from mural.shard.ops.arguments import bound
-from mural.shard.ops.norm import merge_moments, result_dtype
+from mural.shard.ops.norm import result_dtype
+from mural.shard.ops.norm_rows import merge_moments
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import broadcast
 from mural.shard.layout import Layout
+from mural.shard.merge import merged
 from mural.shard.ops.pointwise import common_layout, piece_of
+from mural.shard.relayout import pull
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, merged, pull
+from mural.shard.tensor import ShardedTensor
 
 POINTWISE = {
     "mse_loss": ("input", "target", "size_average", "reduce", "reduction", "weight"),

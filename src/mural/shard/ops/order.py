@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
+from mural.shard.merge import stacked
 from mural.shard.ops.along import along
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.extremes import extreme_of
 from mural.shard.ops.reduce import reduced
+from mural.shard.relayout import gather
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather, stacked
+from mural.shard.tensor import ShardedTensor
 
 LIMIT = 2**22
 """The most values that a rank gathers to order them."""

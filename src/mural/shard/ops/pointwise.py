@@ -13,8 +13,10 @@ from mural.geometry import Interval, broadcast
 from mural.shard.fuse import NOTHING, Operands, enabled, same_place, wide_piece, with_spans
 from mural.shard.layout import Layout, Want
 from mural.shard.margin import Margin, Spans
+from mural.shard.relayout import pull
+from mural.shard.stray import mirror_gradient
 from mural.shard.table import functions, name_of, register
-from mural.shard.tensor import ShardedTensor, mirror_gradient, pull, sharded_in
+from mural.shard.tensor import ShardedTensor, sharded_in
 
 UNARY = """
 abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh bitwise_not ceil

@@ -15,14 +15,16 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Window
 from mural.shard.layout import Layout
+from mural.shard.merge import stacked
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
 from mural.shard.ops.extremes import lowest
 from mural.shard.ops.pool import MAX, max_pool_rule
 from mural.shard.ops.reach import empty_piece
+from mural.shard.relayout import pull
 from mural.shard.rules import Place, Windowed, in_plain_type, output_layout, pad_border, wants_of, windowed
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, pull, stacked
+from mural.shard.tensor import ShardedTensor
 
 Pair = tuple[Tensor, Tensor]
 """Values, and their positions."""

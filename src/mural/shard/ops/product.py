@@ -17,10 +17,12 @@ from torch import Tensor
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Cuts
 from mural.shard.layout import Layout
+from mural.shard.merge import merged
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.folded import common_factors, opened
+from mural.shard.relayout import relayout
 from mural.shard.table import name_of, register, register_folded
-from mural.shard.tensor import ShardedTensor, merged, relayout
+from mural.shard.tensor import ShardedTensor
 
 Label = Any
 Labelled = tuple[Tensor, Sequence[Label]]

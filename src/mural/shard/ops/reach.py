@@ -9,7 +9,9 @@ from mural.comm import fetch
 from mural.comm.exchange import Route
 from mural.geometry import Box, Interval, moves
 from mural.shard.layout import Layout
-from mural.shard.tensor import ShardedTensor, pull, stacked
+from mural.shard.merge import stacked
+from mural.shard.relayout import pull
+from mural.shard.tensor import ShardedTensor
 
 
 def fetched(x: ShardedTensor, mine: Box, name: str) -> Tensor:

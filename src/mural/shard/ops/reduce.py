@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.shard.merge import merged
 from mural.shard.ops.arguments import bound, dims_of
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, merged
+from mural.shard.tensor import ShardedTensor
 
 
 def reduced(x: ShardedTensor, local: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.shard.merge import stacked
 from mural.shard.ops.along import along
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.reduce import reduced, wide
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, stacked
+from mural.shard.tensor import ShardedTensor
 
 
 def parts_before(x: ShardedTensor, dim: int) -> list[int]:

@@ -12,9 +12,10 @@ from mural.errors import UnsupportedOp
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.indexing import seen_from, unsqueezed
 from mural.shard.ops.pointwise import common_layout, piece_of
+from mural.shard.relayout import gather, moves_data
 from mural.shard.reshape import reshaped
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, gather, moves_data
+from mural.shard.tensor import ShardedTensor
 
 
 @register("view", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")

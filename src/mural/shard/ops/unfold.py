@@ -12,10 +12,11 @@ from mural.errors import UnsupportedOp
 from mural.geometry import Window
 from mural.shard.ops.arguments import bound, dim_of
 from mural.shard.ops.conv import crop_or_pad, each
+from mural.shard.relayout import pull
 from mural.shard.reshape import reshaped
 from mural.shard.rules import Place, Windowed, is_identity, pad_border, wants_of, windowed
 from mural.shard.table import name_of, register, register_folded
-from mural.shard.tensor import ShardedTensor, pull
+from mural.shard.tensor import ShardedTensor
 
 
 def unfold_rule(extents: Sequence[int], kernel: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Windowed:

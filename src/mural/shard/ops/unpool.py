@@ -12,13 +12,15 @@ from torch import Tensor
 
 from mural.geometry import Interval
 from mural.shard.layout import Layout, Want
+from mural.shard.merge import stacked
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.conv import each
 from mural.shard.ops.pointwise import piece_of
 from mural.shard.ops.pool_indices import ravelled, unravelled
 from mural.shard.ops.reach import empty_piece
+from mural.shard.relayout import pull
 from mural.shard.table import name_of, register
-from mural.shard.tensor import ShardedTensor, pull, stacked
+from mural.shard.tensor import ShardedTensor
 
 
 @register("windowed", "max_unpool1d", "max_unpool2d", "max_unpool3d")

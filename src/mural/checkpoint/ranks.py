@@ -1,8 +1,8 @@
-"""Agreement: what is tried on every rank succeeds on all of them, or raises the same error on all of them."""
+"""The ranks that share a checkpoint: what they try succeeds on all of them, or raises the same error on all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 
 from mural.comm import Mesh
-from mural.errors import CheckpointError, MuralError, PeerError
+from mural.comm.agree import share_failure
+from mural.errors import CheckpointError, PeerError
 
 T = TypeVar("T")
 
@@ -54,7 +55,12 @@ class Ranks:
 
     def agree(self, attempt: Callable[[], T]) -> T:
         """What `attempt` returned on this rank; where it raised on any rank, a `CheckpointError` on all."""
-        result, failure = attempted(attempt)
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            result = attempt()
+        except Exception as error:
+            failure = error
         self.raise_any(failure)
         return cast(T, result)
 
@@ -64,42 +70,6 @@ class Ranks:
 
     def raise_any(self, failure: Exception | None) -> None:
         """Raise on all ranks what any of them met."""
-        try:
-            texts = {rank: text for rank, text in enumerate(self.gather(describe(failure))) if text}
-        except PeerError:
-            if failure is not None:
-                raise failure from None  # this rank knows more than that a peer is gone
-            raise
-        if texts:
-            raise CheckpointError(told(texts, self.world)) from failure
-
-
-def attempted(attempt: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What a call returned, or what it raised."""
-    try:
-        return attempt(), None
-    except Exception as error:
-        return None, error
-
-
-def describe(error: BaseException | None) -> str:
-    """An error in words: mural's own messages as they are, others with their type."""
-    if error is None:
-        return ""
-    return str(error) if isinstance(error, MuralError) else f"{type(error).__name__}: {error}"
-
-
-def told(texts: Mapping[int, str], world: int) -> str:
-    """What failed on which ranks, in one text; a failure common to all needs no rank.
-
-    >>> told({1: "the disk is full"}, 2)
-    'on rank 1: the disk is full'
-    """
-    by_text: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        by_text.setdefault(text, []).append(rank)
-    parts: list[str] = []
-    for text, ranks in by_text.items():
-        where = f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: "
-        parts.append(text if len(ranks) == world else where + text)
-    return "; ".join(parts)
+        met = share_failure(failure, lambda mine: dict(enumerate(self.gather(mine))))
+        if met is not None:
+            raise CheckpointError(met.text) from failure

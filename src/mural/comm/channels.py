@@ -1,0 +1,158 @@
+"""Channels: messages between any two ranks, each sent and received when its own time has come.
+
+Unlike a `Transfer`, in which all ranks of a mesh take part, a message here concerns its two ranks alone. Each direction
+between two ranks is a queue without tags: its n-th message sent is its n-th received.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from mural.comm.transport import Transport
+from mural.comm.ways import Incoming, Outgoing, Turn
+from mural.errors import PeerError
+
+
+@dataclass
+class Awaited:
+    """A message that is on its way here; as a wait it is what the alarm looks at."""
+
+    name: str
+    peer: int
+    message: Incoming
+    turn: Turn
+    works: list[Any]
+    serial: int
+    incoming: dict[int, Tensor]
+    outgoing: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+
+class Channels:
+    """The queues between this rank and all others of a run.
+
+    NCCL runs the messages of a pair in a group one after the other, so there each direction has a group of its own.
+    """
+
+    def __init__(self, world: Transport):
+        if world.group is None:
+            raise PeerError("channels need several ranks")
+        span = timedelta(seconds=world.timeout)
+        count = 2 if world.direct.backend == "nccl" else 1
+        groups: list[Any] = [dist.new_group(timeout=span) for _ in range(count)]
+        self.transports = [Transport(group, world.timeout) for group in groups]
+        for transport in self.transports:
+            transport.paths = world.paths
+            transport.records = world.records
+        self.rank = dist.get_rank()
+        self.sent: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
+        self.leaving: list[tuple[int, Outgoing, list[Any]]] = []
+        self.unsent: list[tuple[int, Outgoing, list[Any]]] = []
+        self.epoch = 0
+
+    def begin(self) -> None:
+        """Begin a step of all ranks: an error that a rank raises in it ends the others' waits in it."""
+        self.epoch += 1
+        for transport in self.transports:
+            if transport.alarm is not None:
+                transport.alarm.since = self.epoch
+
+    def transport(self, source: int, target: int) -> Transport:
+        """What carries messages of that direction."""
+        return self.transports[0 if source < target else -1]
+
+    def send(self, peer: int, buffer: Tensor) -> None:
+        """Begin to send a flat buffer, which has to stay as it is until `finish`."""
+        transport = self.transport(self.rank, peer)
+        self._flush()
+        self.sent[peer] += 1
+        paths = transport.paths.get(buffer.device.type)
+        home = paths.home(buffer) if paths is not None else buffer
+        turn = Turn(self.sent[peer], paths.lanes.now() if paths is not None else None)
+        message = transport.way(peer, home, home.numel()).send(home, turn)
+        item = (peer, message, list[Any]())
+        for record in transport.records:
+            record.messages += 1
+            record.bytes += buffer.numel() * buffer.element_size()
+        if message.prompt:
+            self._start(item)
+        else:
+            self.unsent.append(item)
+
+    def post(self, name: str, peer: int, count: int, like: Tensor) -> Awaited:
+        """Begin to receive that many values, of the type and on the device of a tensor."""
+        transport = self.transport(peer, self.rank)
+        self._flush()
+        self.received[peer] += 1
+        message = transport.way(peer, like, count).receive(count, like)
+        paths = transport.paths.get(like.device.type)
+        turn = Turn(self.received[peer], paths.lanes.now() if paths is not None else None)
+        works = transport.begin([dist.P2POp(dist.irecv, message.wire, peer, transport.group)])
+        return Awaited(name, peer, message, turn, [w for _, w in works], self.epoch + 1, {peer: message.wire})
+
+    def wait(self, awaited: Awaited) -> Tensor:
+        """The values of a message, once they are here."""
+        self._flush()
+        transport = self.transport(awaited.peer, self.rank)
+        alarm = transport.alarm
+        if alarm is None:
+            raise PeerError("channels need several ranks")
+        with alarm.watching(awaited), transport.blocked():
+            while awaited.works:
+                try:
+                    awaited.works[0].wait()
+                except RuntimeError as error:
+                    reason = alarm.heard or str(error).split("\n")[0]
+                    raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {reason}") from error
+                if alarm.heard:
+                    raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {alarm.heard}")
+                awaited.works.pop(0)
+        return awaited.message.arrived(awaited.turn)
+
+    def collect(self) -> None:
+        """Let go of messages that have left."""
+        self._flush()
+        kept: list[tuple[int, Outgoing, list[Any]]] = []
+        for item in self.leaving:
+            if all(work.is_completed() for work in item[2]):
+                item[1].sent()
+            else:
+                kept.append(item)
+        self.leaving = kept
+
+    def finish(self) -> None:
+        """Wait until all messages have left."""
+        self._flush()
+        for peer, message, works in self.leaving:
+            for work in works:
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    raise PeerError(f"sending to rank {peer}: {str(error).splitlines()[0]}") from error
+            message.sent()
+        self.leaving = []
+
+    def raised(self, error: BaseException) -> None:
+        """Tell the others that this rank raised in this step."""
+        for transport in self.transports:
+            if transport.alarm is not None and not isinstance(error, PeerError):
+                transport.alarm.ring(self.epoch, error)
+
+    def _flush(self) -> None:
+        """Send what was left until its copy in host memory is complete."""
+        while self.unsent:
+            item = self.unsent.pop(0)
+            item[1].ready()
+            self._start(item)
+
+    def _start(self, item: tuple[int, Outgoing, list[Any]]) -> None:
+        peer, message, works = item
+        transport = self.transport(self.rank, peer)
+        works += [w for _, w in transport.begin([dist.P2POp(dist.isend, message.wire, peer, transport.group)])]
+        self.leaving.append(item)

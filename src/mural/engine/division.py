@@ -1,0 +1,148 @@
+"""The division of a model into stages: where they begin, what each rank holds of the model, and who else holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mural.comm import Mesh
+from mural.engine.seating import Seating
+from mural.errors import PlanError
+from mural.graph import Graph
+from mural.pipeline.route import Route, named_tensors
+
+
+@dataclass(frozen=True)
+class Division:
+    """A model divided: the call-sites at which stages begin, and for each parameter and buffer its stages and ranks."""
+
+    seating: Seating
+    sites: tuple[str, ...]
+    stages: Mapping[str, frozenset[int]]
+    holders: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: nn.Module, route: Route, seating: Seating) -> Division:
+        """The division that a route makes of a model."""
+        stages = route.held(model)
+        sites = tuple(route.graph.nodes[start].site for start in route.starts)
+        return cls(seating, sites, stages, {name: seating.holders(found) for name, found in stages.items()})
+
+    def holds(self, name: str) -> bool:
+        """Whether this rank holds a parameter or buffer."""
+        return self.seating.mesh.rank in self.holders[name]
+
+    def route(self, graph: Graph) -> Route:
+        """The route of another capture of the model (other shapes, evaluation) through the same stages."""
+        known = {node.site: node.id for node in graph}
+        starts = [0]
+        for stage, site in enumerate(self.sites[1:], 1):
+            starts.append(known[site] if site in known else self.first_of(stage, graph))
+        route = Route.of(graph, starts)
+        for node in graph:
+            for name in node.inputs:
+                stage = route.stage_of(node.id)
+                if name in self.stages and stage not in self.stages[str(name)]:
+                    raise PlanError(
+                        f"for an input of shape {graph.inputs[0].shape}, {node.site} of stage {stage} reads {name}, "
+                        f"which stage {sorted(self.stages[str(name)])} holds: give parallelize(…, image=…) the shape of the "
+                        f"images, or name the cuts"
+                    )
+        return route
+
+    def first_of(self, stage: int, graph: Graph) -> int:
+        """The first call that reads a parameter which only this stage or later ones hold."""
+        for node in graph:
+            found = [self.stages[str(name)] for name in node.inputs if name in self.stages]
+            if any(min(stages) >= stage for stages in found):
+                return node.id
+        raise PlanError(
+            f"stage {stage} begins at {self.sites[stage]}, which an input of shape {graph.inputs[0].shape} does not "
+            f"reach: name other cuts"
+        )
+
+
+def release(model: nn.Module, division: Division) -> None:
+    """Let go of the parameters and buffers that other ranks hold; names and shapes stay."""
+    first = {id(t): name for name, t in reversed(named_tensors(model))}
+    swapped: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is None or division.holds(first[id(tensor)]):
+                    continue
+                if id(tensor) not in swapped:
+                    empty = torch.empty_like(tensor, device="meta")
+                    trains = tensor.requires_grad
+                    swapped[id(tensor)] = nn.Parameter(empty, trains) if isinstance(tensor, nn.Parameter) else empty
+                held[key] = swapped[id(tensor)]  # type: ignore[assignment]
+
+
+class Holders:
+    """The ranks that hold the same parameters, and a process group for each set of several ranks. Collective."""
+
+    def __init__(self, division: Division, world: Mesh):
+        self.world = world
+        self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        span = timedelta(seconds=world.transport.timeout)
+        for ranks in sorted(set(division.holders.values())):
+            group: Any = None
+            if len(ranks) == world.world:
+                group = world.transport.group
+            elif len(ranks) > 1:
+                group = dist.new_group(list(ranks), timeout=span)
+            self.groups[ranks] = group
+
+    def add_up(self, parameters: Sequence[tuple[tuple[int, ...], Tensor]], replicas: int) -> None:
+        """Make every gradient the sum over stages of the means over each stage's ranks."""
+        for ranks, group in self.groups.items():
+            mine = [p for holders, p in parameters if holders == ranks and p.requires_grad]
+            wanted = self._wanted(mine, group) if len(ranks) > 1 else mine
+            grads = [p.grad for p in wanted if p.grad is not None]
+            for bucket in buckets(grads):
+                flat = torch.cat([g.reshape(-1) for g in bucket]).div_(replicas)
+                if len(ranks) > 1:
+                    dist.all_reduce(flat, group=group)
+                for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                    g.copy_(part.view_as(g))
+
+    def average(self, tensors: Sequence[Tensor], ranks: tuple[int, ...]) -> None:
+        """Make each floating point tensor its mean over some ranks that hold it."""
+        for tensor in tensors if len(ranks) > 1 else ():
+            if tensor.is_floating_point():
+                mean = tensor.detach() / len(ranks)
+                dist.all_reduce(mean, group=self.groups[ranks])
+                tensor.copy_(mean)
+
+    def _wanted(self, parameters: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+        """The parameters that have a gradient on some rank; on the others it becomes zeros."""
+        if not parameters:
+            return []
+        flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+        wanted = [p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag]
+        for p in wanted:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return wanted
+
+
+def buckets(grads: Sequence[Tensor], limit: int = 32 * 2**20) -> list[list[Tensor]]:
+    """Gradients of one type and device in groups of limited size, in order."""
+    found: list[list[Tensor]] = []
+    size = 0
+    for grad in grads:
+        width = grad.numel() * grad.element_size()
+        same = found and (found[-1][0].dtype, found[-1][0].device) == (grad.dtype, grad.device)
+        if not same or size + width > limit:
+            found.append([])
+            size = 0
+        found[-1].append(grad)
+        size += width
+    return found

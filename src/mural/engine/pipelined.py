@@ -1,0 +1,296 @@
+"""A model under a plan that cuts it into stages: the calls of `Parallel`, with each rank holding its stages alone."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mural.comm import Mesh
+from mural.comm.agree import together
+from mural.comm.channels import Channels
+from mural.engine.division import Division, Holders, release
+from mural.engine.elsewhere import staged
+from mural.engine.inputs import Image, Inputs, shape_of
+from mural.engine.itinerary import Itineraries, Trip
+from mural.engine.microbatches import rows_of
+from mural.engine.parallel import Loss, Parallel, unwrapped
+from mural.engine.passage import Passage, Training
+from mural.engine.statistics import Statistics
+from mural.errors import PeerError
+from mural.pipeline.instance import Stage
+from mural.pipeline.runner import Runner
+from mural.plan import Plan
+from mural.shard import batchnorm_scope
+from mural.shard.rows import Rows
+
+
+class Pipelined(Parallel):
+    """A model in stages: steps, inference, and the model's own names for what this rank holds.
+
+    Each parameter lives on the ranks of the stages that use it. A step runs this rank's list of actions; then gradients
+    are averaged over the ranks of each stage, and added up where stages or replicas share a parameter.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
+        self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
+        self.plain = unwrapped(model)
+        self.division, self.seating = division, division.seating
+        self.mesh = self.seating.mesh
+        self.inputs = Inputs(self.plain, self.mesh, self.mesh)
+        self.holders = Holders(division, mesh)
+        release(self.plain, division)
+        channels = Channels(mesh.transport) if len(self.seating.meshes) > 1 else None
+        self.channels = channels
+        self.runner = Runner(channels, self.device)
+        self.itineraries = Itineraries(self.plain, division)
+        self.calls = self.updates = 0
+        self.unreduced = self.reduced = False
+        self.broken = ""
+
+    def step(self, image: Image, target: Any, *, reduce: bool = True, weight: float = 1.0) -> Tensor:
+        """The loss of the whole batch, on every rank, after forward and backward. Collective.
+
+        Gradients are added to `.grad`. `reduce=False` leaves the sums over ranks to a later step, which then sends
+        once for all; `weight` is the part of this batch in what is accumulated.
+        """
+        rows = rows_of(shape_of(image)[0], self.plan.microbatches)
+        trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
+        whole = self.plan.schedule == "gpipe" or len(rows) == 1
+        passage = Passage(self.inputs, image, rows, stages)
+        job = Training(passage, target, self._scoped_loss, weight, whole)
+        graph = self.itineraries.route(image, rows[0].count).graph
+        statistics = Statistics(self.plain, self.division, graph, trip.program.schedule)
+        for (replica, stage, _), found in stages.items():
+            found.aside = statistics.aside(replica, stage)
+        self.calls += 1
+        self._reopen()
+        self._run(job, trip)
+        with torch.no_grad():
+            statistics.merge(self.holders)
+            if self.plan.batchnorm == "rank" and self.plain.training:
+                self.holders.average([b for _, b in self.named_buffers()], self.seating.ranks(self.seating.own))
+        self.unreduced = True
+        if reduce:
+            self.reduce_gradients()
+        return self._shared(job.total())
+
+    def __call__(self, image: Image) -> Any:
+        """The model's result without gradients: a sharded tensor on the last stage's ranks. Collective.
+
+        On the other ranks it has a shape and no piece; `full()` is collective over all ranks.
+        """
+        return staged(self._infer(image).joined, self.seating, self.world_mesh, self.device)
+
+    def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
+        """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective.
+
+        Result and target are None on ranks that do not hold the last stage.
+        """
+        passage = self._infer(image)
+        if not passage.results:
+            return None, None, self._shared(None)
+        output, goal = passage.joined(), self.inputs.target(target, image)
+        with torch.no_grad():
+            return output, goal, self._shared(self._scoped_loss(output, goal).double())
+
+    def _infer(self, image: Image) -> Passage:
+        """All micro-batches forward, without gradients; batch norms that look at the batch see it whole."""
+        rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
+        with torch.no_grad():
+            trip = self.itineraries.trip(image, rows, training=False)
+            passage = Passage(self.inputs, image, rows, self._stages(image, rows))
+            self._run(passage, trip)
+        return passage
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def _stages(self, image: Image, rows: Sequence[Rows]) -> Mapping[tuple[int, int, int], Stage]:
+        return self.itineraries.stages(image, rows, self._scope, self.device)
+
+    def _run(self, job: Passage, trip: Trip) -> None:
+        """Carry out this rank's actions; an error on any rank ends the step on all."""
+        if self.broken:
+            raise PeerError(f"an earlier step failed ({self.broken}): make the model parallel anew")
+        if self.channels is not None:
+            self.channels.begin()
+        try:
+            self.runner.run(trip.program, trip.seats, job, trip.known, trip.learning, self.draw())
+        except BaseException as error:
+            self.broken = f"{type(error).__name__}: {error}".splitlines()[0]
+            if self.channels is not None:
+                self.channels.raised(error)
+            self.runner.forget()
+            raise
+        trip.known.complete = True
+
+    @contextmanager
+    def _scope(self) -> Generator[None]:
+        """What holds while a stage computes: precision, and whose statistics BatchNorm takes."""
+        with ExitStack() as stack:
+            if self.plan.precision == "bfloat16":
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            stack.enter_context(batchnorm_scope("rank" if self.plan.batchnorm == "rank" else "global"))
+            yield
+
+    def _scoped_loss(self, output: Any, target: Any) -> Tensor:
+        with self._scope():
+            loss = self.loss(output, target)
+        self.check_loss(loss)
+        return loss
+
+    def _shared(self, loss: Tensor | None) -> Tensor:
+        """The sum of the losses that the last stages computed, on every rank."""
+        first = loss is not None and self.mesh.rank == self.seating.ranks(self.seating.own)[0]
+        value = loss.double().cpu().view(1) if loss is not None and first else torch.zeros(1, dtype=torch.float64)
+        if self.world_mesh.world > 1:
+            value = self.world_mesh.transport.outbound(value)
+            dist.all_reduce(value, group=self.world_mesh.transport.group)
+        kinds = (p.dtype for p in self.plain.parameters() if p.is_floating_point())
+        return value[0].to(self.device, next(kinds, torch.float32))
+
+    # -- gradients and updates ----------------------------------------------------------------------------------------
+
+    def _held(self) -> list[tuple[tuple[int, ...], Tensor]]:
+        return [(self.division.holders[name], p) for name, p in self.named_parameters()]
+
+    def _reopen(self) -> None:
+        """Spread gradients that were added up over their holders again, so that the next sum counts them once."""
+        if self.reduced:
+            for ranks, p in self._held():
+                if p.grad is not None and len(ranks) != self.mesh.replicas:
+                    p.grad.mul_(self.mesh.replicas / len(ranks))
+            self.reduced = False
+
+    def reduce_gradients(self) -> None:
+        """Bring together what the stages' ranks have. Collective; calling it again changes nothing."""
+        if self.unreduced:
+            self.holders.add_up(self._held(), self.mesh.replicas)
+            self.unreduced, self.reduced = False, True
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """The norm of the whole gradient, which is scaled down where it is larger than `max_norm`. Collective."""
+        self.reduce_gradients()
+        rank = self.world_mesh.rank
+        own = [p.grad for ranks, p in self._held() if p.grad is not None and ranks[0] == rank]
+        mine = nn.utils.get_total_norm(own, norm_type).double().cpu() if own else torch.zeros((), dtype=torch.float64)
+        power = norm_type != float("inf")
+        total = (mine**norm_type if power else mine).view(1)
+        if self.world_mesh.world > 1:
+            total = self.world_mesh.transport.outbound(total)
+            op = dist.ReduceOp.SUM if power else dist.ReduceOp.MAX
+            dist.all_reduce(total, op=op, group=self.world_mesh.transport.group)
+        norm = total[0] ** (1 / norm_type) if power else total[0]
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for _, p in self._held():
+            if p.grad is not None:
+                p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
+        return norm.to(self.device)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self.unreduced = self.reduced = False
+        super().zero_grad(set_to_none)
+
+    # -- the model's own names ----------------------------------------------------------------------------------------
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank holds."""
+        return (p for _, p in self.named_parameters())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this rank holds, under the names of the unsplit model."""
+        return ((name, p) for name, p in self.plain.named_parameters() if self.division.holds(name))
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that this rank holds, under the names of the unsplit model."""
+        return ((name, b) for name, b in self.plain.named_buffers() if self.division.holds(name))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        held = (t.device for t in (*self.plain.parameters(), *self.plain.buffers()) if not t.is_meta)
+        return next(held, torch.device("cpu"))
+
+    def state_dict(self, rank0: bool = False) -> dict[str, Any]:
+        """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
+        first = self._first_names()
+        found: dict[str, Any] = {}
+        known: dict[str, Tensor] = {}
+        wanted = not rank0 or self.world_mesh.rank == 0
+        for key, value in self.plain.state_dict(keep_vars=True).items():
+            if not isinstance(value, Tensor) or id(value) not in first:
+                found[key] = value
+                continue
+            name = first[id(value)]
+            if name not in known:
+                known[name] = self._whole(value, self.division.holders[name][0])
+            if wanted:
+                found[key] = known[name] if not any(known[name] is v for v in found.values()) else known[name].clone()
+            else:
+                known[name] = known[name][:0] if known[name].ndim else known[name]
+        return found if wanted else {}
+
+    def _first_names(self) -> dict[int, str]:
+        named = [
+            *self.plain.named_parameters(remove_duplicate=False),
+            *self.plain.named_buffers(remove_duplicate=False),
+        ]
+        return {id(t): name for name, t in reversed(named)}
+
+    def _whole(self, tensor: Tensor, owner: int) -> Tensor:
+        """A tensor that one rank has, on every rank's CPU."""
+        mine = self.world_mesh.rank == owner
+        value = tensor.detach().to("cpu", copy=True) if mine else torch.empty(tensor.shape, dtype=tensor.dtype)
+        if self.world_mesh.world > 1:
+            sent = self.world_mesh.transport.outbound(value)
+            dist.broadcast(sent, src=owner, group=self.world_mesh.transport.group)
+            value = sent.cpu()
+        return value
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> None:
+        """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
+        first = self._first_names()
+        own = {k: v for k, v in self.plain.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+        giver = self.world_mesh.rank == 0 or not rank0
+        with together(self.world_mesh, "load_state_dict"):
+            if giver:
+                check_state(state, own, strict)
+        for key, tensor in own.items():
+            given = state[key] if giver and key in state else None
+            if rank0:
+                given = self._whole(tensor if given is None else given, 0) if self._known(state, key) else None
+            if given is not None and self.division.holds(first[id(tensor)]):
+                with torch.no_grad():
+                    tensor.copy_(given)
+
+    def _known(self, state: Mapping[str, Any], key: str) -> bool:
+        """Whether rank 0 gives a value for a key."""
+        flag = torch.tensor([float(key in state)])
+        if self.world_mesh.world > 1:
+            flag = self.world_mesh.transport.outbound(flag)
+            dist.broadcast(flag, src=0, group=self.world_mesh.transport.group)
+        return bool(flag[0] > 0)
+
+
+def check_state(state: Mapping[str, Any], own: Mapping[str, Tensor], strict: bool) -> None:
+    """Raise unless a state fits the model, as torch does."""
+    missing = [key for key in own if key not in state]
+    unexpected = [key for key in state if key not in own]
+    faults: list[str] = []
+    if strict and missing:
+        faults.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
+    if strict and unexpected:
+        faults.append(f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}.")
+    for key, tensor in own.items():
+        given = state.get(key)
+        if isinstance(given, Tensor) and given.shape != tensor.shape:
+            faults.append(
+                f"size mismatch for {key}: {tuple(given.shape)} was given, the model has {tuple(tensor.shape)}."
+            )
+    if faults:
+        raise RuntimeError("Error(s) in loading state_dict:\n\t" + "\n\t".join(faults))

@@ -1,0 +1,58 @@
+"""Recompute: blocks whose activations are not kept, but computed again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from mural.errors import PlanError
+from mural.pipeline.instance import held_buffers
+
+
+def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
+    """Let some blocks of a model be computed again in backward: named ones, or all. Buffers move once."""
+    if blocks == "stages" or not blocks:
+        return
+    for module in chosen(model, blocks):
+        forget_activations(module)
+
+
+def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Module]:
+    """The blocks that a plan names; of all, those of several layers that hold no block of several layers."""
+    modules = dict(model.named_modules())
+    if isinstance(blocks, tuple):
+        for name in blocks:
+            if name not in modules or not name:
+                raise PlanError(
+                    f"recompute names {name!r}, which is no module of the model: choose from {[*modules][1:9]}…"
+                )
+            yield modules[name]
+    elif blocks == "all":
+        for path, module in modules.items():
+            inner = list(module.children())
+            if path and len(inner) > 1 and not any(len(list(child.children())) > 1 for child in inner):
+                yield module
+    else:
+        raise PlanError(f'recompute = {blocks!r}: give names of blocks, "all" or "stages"')
+
+
+def forget_activations(module: nn.Module) -> None:
+    """Let a module's forward keep its inputs alone, wherever gradients are wanted."""
+    plain = module.forward
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return nullcontext(), held_buffers(module.modules())
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not torch.is_grad_enabled() or any(tensor.is_meta for tensor in tensors):
+            return plain(*args, **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    module.forward = forward

@@ -1,0 +1,92 @@
+"""Where the stages of a plan sit: seats, their ranks and meshes, and which ranks hold a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from mural.comm import SPATIAL, Mesh
+from mural.errors import PlanError
+from mural.pipeline.gems import gems
+from mural.pipeline.interleaved import interleaved
+from mural.pipeline.schedule import Schedule, gpipe, one_f_one_b, sequential
+from mural.plan import Plan
+
+
+@dataclass(frozen=True)
+class Seating:
+    """The seats of a plan on the ranks of a run: `meshes[i]` is that of seat i, as this rank sees it."""
+
+    plan: Plan
+    meshes: tuple[Mesh, ...]
+    own: int
+
+    @classmethod
+    def of(cls, plan: Plan, world: Mesh) -> Seating:
+        """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do."""
+        sizes = [prod(grid) for grid in plan.seat_grids]
+        total, own = sum(sizes), -1
+        meshes: list[Mesh] = []
+        for seat, grid in enumerate(plan.seat_grids):
+            first = sum(sizes[:seat])
+            ranks = tuple(d * total + first + i for d in range(plan.data) for i in range(sizes[seat]))
+            mine = world.rank in ranks
+            if mine:
+                own = seat
+            if len(plan.seat_grids) == 1:
+                meshes.append(world)
+                continue
+            sizes_of = (plan.data, 1, 1, 1, *grid, *(1,) * (len(SPATIAL) - len(grid)))
+            transport = world.transport.fork(f"seat {seat}") if mine else world.transport
+            meshes.append(Mesh(sizes_of, world.rank if mine else ranks[0], len(grid), transport, ranks))
+        return cls(plan, tuple(meshes), own)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of this rank's seat."""
+        return self.meshes[self.own]
+
+    def schedule(self, microbatches: int) -> Schedule:
+        """The plan's schedule for that many micro-batches."""
+        plan = self.plan
+        make = {
+            "sequential": lambda: sequential(plan.stage, microbatches),
+            "gpipe": lambda: gpipe(plan.stage, microbatches),
+            "1f1b": lambda: one_f_one_b(plan.stage, microbatches),
+            "interleaved": lambda: interleaved(plan.stage, plan.chunks, microbatches),
+            "gems": lambda: gems(plan.stage, microbatches, plan.replications, plan.gems),
+        }
+        return make[plan.schedule]()
+
+    def holders(self, stages: Iterable[int]) -> tuple[int, ...]:
+        """The ranks that hold what those stages hold, in all replicas."""
+        wanted = set(stages)
+        seats = {seat for (_, stage), seat in self.schedule(1).seat_of.items() if stage in wanted}
+        ranks = {rank for seat in seats for rank in self.ranks(seat)}
+        return tuple(sorted(ranks))
+
+    def ranks(self, seat: int) -> tuple[int, ...]:
+        """The ranks of a seat."""
+        mesh = self.meshes[seat]
+        return mesh.ranks or tuple(range(mesh.world))
+
+    def last_ranks(self) -> tuple[int, ...]:
+        """The ranks that have the model's result, in all replicas."""
+        last = self.plan.stages - 1
+        return self.holders([last])
+
+    def stages_here(self) -> frozenset[int]:
+        """The stages that this rank holds, of whatever replica."""
+        return frozenset(stage for (_, stage), seat in self.schedule(1).seat_of.items() if seat == self.own)
+
+
+def check_mesh(plan: Plan, mesh: Mesh) -> None:
+    """Raise unless a mesh is the one that the plan asks for."""
+    stages = sum(map(prod, plan.grids)) if plan.grids else plan.stage
+    spatial = () if plan.grids else plan.spatial
+    if (mesh.size("data"), mesh.size("stage"), mesh.spatial) != (plan.data, stages, spatial):
+        raise PlanError(
+            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}, but the mesh is {mesh}: "
+            f"make it by mural.init with these, or leave it out"
+        )

@@ -1,0 +1,180 @@
+"""A stage at work: forward and backward of its stretch of the model, micro-batch by micro-batch.
+
+What a stage takes from others are leaves of its own autograd graph, so its backward ends there, and their gradients
+are what goes back. What it gives is kept as the place in the graph alone: the tensor itself is free once it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from mural.comm import Mesh
+from mural.graph.replay import Key, Replay
+from mural.shard import ShardedTensor
+from mural.shard.gradients import raw_gradient, require_gradient, true_gradient
+from mural.shard.layout import Layout
+from mural.shard.rows import Rows, rows_of_batch
+
+Scope = Callable[[], Any]
+
+
+@dataclass
+class Kept:
+    """What a stage keeps of a micro-batch between forward and backward."""
+
+    rows: Rows | None
+    leaves: dict[Key, Tensor]
+    roots: dict[Key, tuple[Any, Layout | None]] = field(default_factory=dict[Key, tuple[Any, Layout | None]])
+    state: Tensor | None = None
+    """The random state at its beginning, where the forward is run again."""
+    result: Any = None
+
+
+class Stage:
+    """One stage of one replica on this rank's seat.
+
+    `scope` holds while the stage computes: precision, whose statistics batch norm takes. With `recompute`, forward
+    keeps what the stage takes, and backward runs forward again.
+    """
+
+    def __init__(self, replay: Replay, mesh: Mesh, scope: Scope, device: torch.device, recompute: bool = False):
+        self.replay, self.mesh, self.scope, self.device, self.recompute = replay, mesh, scope, device, recompute
+        self.kept: dict[int, Kept] = {}
+        self.aside: list[tuple[Tensor, Tensor]] = []
+        """Buffers, and those that this replica uses in their place."""
+
+    def forward(self, microbatch: int, given: Mapping[Key, Tensor], rows: Rows | None, wanted: set[Key]) -> Any:
+        """What the stage gives to others by key, and its result if it is the last; `wanted` are leaves with gradients.
+
+        The random state of the caller is the one that the stage's numbers are drawn from.
+        """
+        leaves = {key: leaf(value) if key in wanted else value for key, value in given.items()}
+        kept = Kept(rows, leaves)
+        keeps = torch.is_grad_enabled()
+        with ExitStack() as stack:
+            if keeps and self.recompute:
+                kept.state = torch.get_rng_state()
+                stack.enter_context(torch.no_grad())
+            values, result = self._run(leaves, rows)
+        if keeps:
+            self.kept[microbatch] = kept
+            if self.recompute:
+                kept.result = None
+            else:
+                self._root(kept, values, result)
+        return values, result
+
+    def _run(self, leaves: Mapping[Key, Tensor], rows: Rows | None) -> tuple[dict[Key, Tensor], Any]:
+        with self.scope(), rows_of_batch(rows), swapped(self.aside):
+            values = self.replay(leaves, self.device)
+        stretch = self.replay.stretch
+        last = stretch.stop == len(self.replay.graph)
+        result = self.replay.result(values) if last else None
+        return {key: values[key] for key in stretch.gives}, result
+
+    def _root(self, kept: Kept, values: Mapping[Key, Tensor], result: Any) -> None:
+        kept.result = result
+        for key, value in values.items():
+            carrier = value.local if isinstance(value, ShardedTensor) else value
+            if carrier.requires_grad:
+                place = value.placement if isinstance(value, ShardedTensor) else None
+                kept.roots[key] = (get_gradient_edge(carrier), place)
+
+    def again(self, microbatch: int) -> Any:
+        """The result of the last stage with its history; where forward has to be run again, this does it."""
+        kept = self.kept[microbatch]
+        if kept.state is not None:
+            with torch.random.fork_rng([]), held_buffers(self._modules()):
+                torch.set_rng_state(kept.state)
+                values, result = self._run(kept.leaves, kept.rows)
+            kept.state = None
+            self._root(kept, values, result)
+        return kept.result
+
+    def backward(
+        self, microbatch: int, grads: Mapping[Key, Tensor], ends: Iterable[tuple[Tensor, Tensor | None]]
+    ) -> dict[Key, Tensor]:
+        """The true gradients of what the stage took, from those of what it gave; `ends` are more tensors to start from.
+
+        Gradients of parameters are added to `.grad` as backward does.
+        """
+        self.again(microbatch)
+        kept = self.kept.pop(microbatch)
+        roots: list[Any] = []
+        seeds: list[Tensor | None] = []
+        for key, (edge, place) in kept.roots.items():
+            if key in grads:
+                roots.append(edge)
+                seeds.append(raw_gradient(grads[key], place) if place is not None else grads[key])
+        for tensor, seed in ends:
+            roots.append(tensor)
+            seeds.append(seed)
+        if roots:
+            with self.scope(), rows_of_batch(kept.rows):
+                torch.autograd.backward(roots, seeds)
+        return {key: self._gradient(value) for key, value in kept.leaves.items() if needs(value)}
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        """The true gradient of a leaf; zeros where backward did not reach it."""
+        if isinstance(value, ShardedTensor):
+            return value.local.grad if value.local.grad is not None else torch.zeros_like(value.local)
+        raw = value.grad if value.grad is not None else torch.zeros_like(value)
+        shape = tuple(value.shape)
+        none = (None,) * len(shape)
+        return true_gradient(raw, Layout(self.mesh, shape, none, none, ()))
+
+    def _modules(self) -> Iterable[nn.Module]:
+        return self.replay.modules.values()
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        self.kept.clear()
+
+
+def needs(value: Tensor) -> bool:
+    """Whether a leaf wants a gradient."""
+    return value.local.requires_grad if isinstance(value, ShardedTensor) else value.requires_grad
+
+
+def leaf(value: Tensor) -> Tensor:
+    """The tensor as the beginning of a history of its own; its gradient arrives with the true scale."""
+    if isinstance(value, ShardedTensor):
+        return require_gradient(ShardedTensor(value.local.detach(), value.placement, "", value.folds))
+    return value.detach().requires_grad_()
+
+
+@contextmanager
+def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Generator[None]:
+    """The values of some buffers exchanged with those of others."""
+    pairs = list(pairs)
+
+    def swap() -> None:
+        for one, other in pairs:
+            kept = one.clone()
+            one.data.copy_(other)  # not seen by autograd, as torch's own norms move them
+            other.data.copy_(kept)
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()
+
+
+@contextmanager
+def held_buffers(modules: Iterable[nn.Module]) -> Generator[None]:
+    """Give all buffers their values back: what is computed again counts once."""
+    buffers = [b for m in modules for b in m._buffers.values() if b is not None and not b.is_meta]
+    before = [b.detach().clone() for b in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.data.copy_(value)  # not seen by autograd, as torch's own norms move them

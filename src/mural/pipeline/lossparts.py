@@ -1,0 +1,125 @@
+"""The loss of a batch that comes in micro-batches: exactly the loss of the whole batch, or an error.
+
+Where all results are there before the first backward begins (GPipe), the loss is computed from all of them at once,
+whatever it is. Where backward begins earlier (1F1B, GEMS, …) each micro-batch has a loss of its own, and the loss of the
+batch has to be a sum of these with weights that depend on the targets alone:
+
+    loss(all) = w₀ loss(0) + w₁ loss(1) + …        a mean over pixels: wᵢ is the part of the pixels; a sum: wᵢ is 1
+
+The weights are found before the first backward of each step, from the gradients that the loss has for random results
+with the targets of that step: what the whole has in a micro-batch's part is wᵢ times what that micro-batch has alone.
+Where no weights fit (Dice over the batch, contrastive losses) that is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mural.comm import Mesh, stack
+from mural.errors import PlanError
+from mural.shard import ShardedTensor
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def loss_weights(loss: Loss, results: Sequence[Any], targets: Sequence[Any], whole: Any, mesh: Mesh) -> list[float]:
+    """The weight of each micro-batch's loss in that of the batch, for random results like these. Collective."""
+    trials = [pytree.tree_map_only(Tensor, random_leaf, result) for result in results]
+    joined = loss(joined_results(trials), whole)
+    every = gradients(joined, trials)
+    weights: list[float] = []
+    total = 0.0
+    for trial, target, share in zip(trials, targets, every, strict=True):
+        alone = loss(trial, target)
+        (own,) = gradients(alone, [trial])
+        weight = fitted(share, own, mesh)
+        weights.append(weight)
+        total += weight * float(alone.detach()) if weight else 0.0
+    value = float(joined.detach())
+    if abs(total - value) > tolerance(trials) * max(abs(value), 1e-6):
+        raise undivided(f"it is {value:.6g}, its parts add up to {total:.6g}")
+    return weights
+
+
+def fitted(share: Sequence[Tensor], own: Sequence[Tensor], mesh: Mesh) -> float:
+    """The number times which a micro-batch's own gradient is its part of the batch's; 0 where it has no part."""
+    pairs = [(s.double(), o.double()) for s, o in zip(share, own, strict=True)]
+    sums = [sum(((a * b).sum() for a, b in products), torch.zeros(())) for products in (
+        [(s, o) for s, o in pairs], [(o, o) for _, o in pairs], [(s, s) for s, _ in pairs],
+    )]  # fmt: skip
+    mine = torch.stack([value.detach().double().cpu() for value in sums])
+    both, alone, whole = stack(mine, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "loss").sum(0).tolist()
+    if whole == 0.0:
+        return 0.0
+    weight = both / alone if alone else float("nan")
+    apart = max(0.0, whole - 2 * weight * both + weight**2 * alone) if weight == weight else float("inf")
+    if not apart <= tolerance(share) ** 2 * whole:
+        raise undivided(f"gradients differ by {100 * (apart / whole) ** 0.5:.3g}%")
+    return weight
+
+
+def tolerance(tree: Any) -> float:
+    """How far apart two gradients of the same loss may be for rounding."""
+    kinds = [leaf.dtype for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return max((float(torch.finfo(kind).eps) for kind in kinds if kind.is_floating_point), default=1e-7) ** 0.5 * 4
+
+
+def undivided(why: str) -> PlanError:
+    """The error for a loss that is no weighted sum over micro-batches."""
+    return PlanError(
+        f"the loss of the batch is no weighted sum of the losses of its micro-batches: {why}. This schedule begins "
+        f'backward before all results are there; use schedule = "gpipe", or microbatches = 1'
+    )
+
+
+def random_leaf(value: Tensor) -> Tensor:
+    """Random values in the place of a result, as the beginning of a history."""
+    if not value.is_floating_point():
+        return value
+    if not isinstance(value, ShardedTensor):
+        return torch.randn_like(value).requires_grad_()
+    drawn: Any = torch.randn_like(value)
+    return ShardedTensor(drawn.local.detach().requires_grad_(), value.placement, "", value.folds)
+
+
+def carriers(tree: Any) -> list[Tensor]:
+    """The plain tensors under the results that a gradient can go to."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf.local if isinstance(leaf, ShardedTensor) else leaf for leaf in leaves]
+
+
+def gradients(loss: Tensor, trees: Sequence[Any]) -> list[list[Tensor]]:
+    """The gradients of a loss inside backward, for each of several results."""
+    lists = [carriers(tree) for tree in trees]
+    found: Iterator[Any] = iter(torch.autograd.grad(loss, [c for part in lists for c in part], allow_unused=True))
+    grads = [[next(found) for _ in part] for part in lists]
+    return [
+        [torch.zeros_like(c) if g is None else g for c, g in zip(part, found, strict=True)]
+        for part, found in zip(lists, grads, strict=True)
+    ]
+
+
+def joined_results(results: Sequence[Any]) -> Any:
+    """The results of micro-batches as one: tensors with images are put one after the other, others are the first's."""
+    if len(results) == 1:
+        return results[0]
+    leaves = [pytree.tree_leaves(result) for result in results]
+    shape = pytree.tree_structure(results[0])
+    return pytree.tree_unflatten([joined(list(parts)) for parts in zip(*leaves, strict=True)], shape)
+
+
+def joined(parts: list[Any]) -> Any:
+    """One leaf of the results of all micro-batches."""
+    if not isinstance(parts[0], Tensor):
+        return parts[0]
+    if not parts[0].ndim:
+        raise PlanError(
+            "the model returns a single number, which has no images: with several micro-batches it would have one for "
+            "each; return one for every image, or use microbatches = 1"
+        )
+    return torch.cat(parts)

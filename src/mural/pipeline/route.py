@@ -1,0 +1,136 @@
+"""The route of a model through stages: its stretches, the tensors that cross between them, and who holds what."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from mural.errors import PlanError
+from mural.graph import Graph, Node
+from mural.graph.replay import Compiler, Key, Stretch
+from mural.pipeline.messages import Edge
+
+RANDOM = "random state"
+"""What a stage hands on so that the next one draws the numbers that would come next; the pick is the stage's number."""
+RANDOM_CALLS = frozenset([
+    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial",
+    "scaled_dot_product_attention", "multi_head_attention_forward", "fractional_max_pool2d", "fractional_max_pool3d",
+])  # fmt: skip
+"""The calls that may draw random numbers besides those whose kind says so."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A graph cut into stages: stage s has the nodes of its stretch."""
+
+    graph: Graph
+    stretches: tuple[Stretch, ...]
+    edges: tuple[Edge, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, starts: Sequence[int]) -> Route:
+        """The route whose stages begin at those nodes; the first is 0."""
+        bounds = [*starts, len(graph)]
+        check_starts(graph, bounds)
+        compiler = Compiler(graph)
+        stretches = tuple(compiler.stretch(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
+        check_writes(graph, bounds)
+        return cls(graph, stretches, (*crossings(graph, stretches, bounds), *random_chain(graph, bounds)))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first node of each stage."""
+        return tuple(stretch.start for stretch in self.stretches)
+
+    def stage_of(self, node: int) -> int:
+        """The stage that a node belongs to."""
+        return bisect_right(self.starts, node) - 1
+
+    def held(self, model: nn.Module) -> dict[str, frozenset[int]]:
+        """For each parameter and buffer of the model, by its first name, the stages that hold it.
+
+        A stage holds what its nodes read and what lies in modules that it calls as a whole. What nobody reads stays
+        with the calls around it: the stage of the innermost called module whose path begins its name.
+        """
+        first = {id(t): name for name, t in reversed(list(named_tensors(model)))}
+        stages: dict[str, set[int]] = {name: set() for name in first.values()}
+        alias = {name: first[id(t)] for name, t in named_tensors(model)}
+        for node in self.graph:
+            for source in node.inputs:
+                if source in alias:
+                    stages[alias[source]].add(self.stage_of(node.id))
+        for before, node in self.graph.effects:
+            for source in node.inputs:
+                if source in alias:
+                    stages[alias[source]].add(self.stage_of(min(before, len(self.graph) - 1)))
+        for name, found in stages.items():
+            if not found:
+                found.add(self.stage_around(name))
+        return {name: frozenset(found) for name, found in stages.items()}
+
+    def stage_around(self, name: str) -> int:
+        """The stage of the innermost called module around a name."""
+        around = [c for c in self.graph.calls if c.module == "" or name.startswith(f"{c.module}.")]
+        innermost = max(around, key=lambda call: len(call.module))
+        return self.stage_of(min(innermost.start, len(self.graph) - 1))
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, object]]:
+    """All parameters and buffers of a model under all their names."""
+    named: list[tuple[str, object]] = list(model.named_parameters(remove_duplicate=False))
+    return [*named, *model.named_buffers(remove_duplicate=False)]
+
+
+def check_starts(graph: Graph, bounds: Sequence[int]) -> None:
+    """Raise unless the stages begin in order and none is empty."""
+    if bounds[0] != 0 or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+        names = [graph.nodes[b].site for b in bounds[:-1] if b < len(graph)]
+        raise PlanError(f"stages begin at {names}: each has to begin behind the one before, the first at the beginning")
+
+
+def check_writes(graph: Graph, bounds: Sequence[int]) -> None:
+    """Raise where a stage would read what another one wrote in place, in the memory of a third."""
+
+    def stage(node: int) -> int:
+        return bisect_right(bounds, node) - 1
+
+    for node in graph:
+        for source in (source for source in node.inputs if isinstance(source, int)):
+            for writer in node.after:
+                written = source in graph.nodes[writer].writes
+                if written and stage(source) != stage(writer) != stage(node.id):
+                    raise PlanError(
+                        f"{node.site} reads {graph.nodes[source].site}, which {graph.nodes[writer].site} wrote to in place, "
+                        f"but the three lie in stages {stage(node.id)}, {stage(source)} and {stage(writer)}: move a cut "
+                        f"so that two of them share a stage"
+                    )
+
+
+def crossings(graph: Graph, stretches: Sequence[Stretch], bounds: Sequence[int]) -> Iterable[Edge]:
+    """The tensors that cross between stages, straight from their maker to every user."""
+    users: dict[Key, list[int]] = {}
+    for stage, stretch in enumerate(stretches):
+        for key in stretch.takes:
+            if isinstance(key[0], int):
+                users.setdefault(key, []).append(stage)
+    for (source, pick), stages in users.items():
+        node = graph.nodes[int(source)]
+        size = prod(node.output_shapes[pick]) * node.dtypes[pick].itemsize
+        yield Edge((source, pick), bisect_right(bounds, node.id) - 1, tuple(stages), node.gradients[pick], size)
+
+
+def draws(node: Node) -> bool:
+    """Whether a call may draw random numbers."""
+    return node.kind == "random" or node.op.rstrip("_") in RANDOM_CALLS
+
+
+def random_chain(graph: Graph, bounds: Sequence[int]) -> Iterable[Edge]:
+    """The random state from stage to stage, as far as a later one draws numbers."""
+    last = max((node.id for node in graph if draws(node)), default=-1)
+    for stage, start in enumerate(bounds[1:-1]):
+        if start <= last:
+            yield Edge((RANDOM, stage), stage, (stage + 1,), gradient=False)

@@ -1,0 +1,264 @@
+"""The runner: carries out a seat's list of actions, with messages beside the computation.
+
+receive   make buffers and post what the other seat's ranks will send
+forward   wait for what the stage takes, run it, keep what backward needs
+send      begin to send what an action made
+backward  wait for the gradients of what the stage gave, run backward, keep the gradients of what it took
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mural.comm import Mesh
+from mural.comm.channels import Awaited, Channels
+from mural.errors import PlanError
+from mural.geometry import Box, volume
+from mural.graph.replay import Key
+from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
+from mural.pipeline.instance import Stage
+from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
+from mural.pipeline.route import RANDOM
+from mural.pipeline.schedule import Action
+from mural.shard import ShardedTensor
+from mural.shard.layout import Layout
+from mural.shard.rows import Rows
+
+Ends = list[tuple[Tensor, Tensor | None]]
+"""Tensors that a backward begins with, and their gradients inside backward."""
+
+
+class Job(Protocol):
+    """What one step is about: its inputs, and what happens behind the last stage."""
+
+    def rows(self, microbatch: int) -> Rows:
+        """The images of a micro-batch."""
+        ...
+
+    def stage(self, replica: int, stage: int, microbatch: int) -> Stage:
+        """The stage that works on a micro-batch."""
+        ...
+
+    def inputs(self, stage: int, microbatch: int) -> Mapping[Key, Tensor]:
+        """What a stage takes of the model's inputs."""
+        ...
+
+    def arrived(self, microbatch: int, result: Any) -> None:
+        """Take the model's result for a micro-batch."""
+        ...
+
+    def ends(self, microbatch: int, result: Any) -> Ends:
+        """Where the backward of a micro-batch begins."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The meshes of all seats, as this rank sees them; `own` is the number of its own, and `aligns` what the cuts of an
+    image are multiples of on each.
+    """
+
+    meshes: tuple[Mesh, ...]
+    own: int
+    aligns: tuple[int, ...]
+
+    def ranks(self, seat: int) -> tuple[int, ...]:
+        """The ranks of a seat."""
+        mesh = self.meshes[seat]
+        return mesh.ranks or tuple(range(mesh.world))
+
+
+@dataclass
+class Known:
+    """What was learned of the tensors that cross between stages: their forms, by value and images in a micro-batch."""
+
+    forms: dict[tuple[Key, int], Form] = field(default_factory=dict[tuple[Key, int], Form])
+    told: set[tuple[Key, int, int]] = field(default_factory=set[tuple[Key, int, int]])
+    heard: set[tuple[Key, int, int]] = field(default_factory=set[tuple[Key, int, int]])
+    complete: bool = False
+
+
+@dataclass
+class Arrival:
+    """A tensor on its way to this rank: messages, and their places in the piece."""
+
+    form: Form
+    layout: Layout
+    posts: list[tuple[Awaited, tuple[Box, ...]]]
+
+
+class Runner:
+    """Runs programs on one rank.
+
+    A program is run for the first time with `learning`: each value is preceded by its form, and no receive is posted
+    ahead, as nobody knows its size yet.
+    """
+
+    def __init__(self, channels: Channels | None, device: torch.device):
+        self.channels, self.device = channels, device
+        self.arrivals: dict[Parcel, Arrival] = {}
+        self.handed: dict[Parcel, Tensor] = {}
+        self.spans: list[tuple[Action, float, float]] = []
+        """When each action of the last run began and ended."""
+
+    def run(self, program: Program, seats: Seats, job: Job, known: Known, learning: bool, seed: int) -> None:
+        """Carry out this seat's list."""
+        self.program, self.seats, self.job, self.known = program, seats, job, known
+        self.learning, self.seed, self.rank = learning, seed, seats.meshes[seats.own].rank
+        self.spans = []
+        for step in program.seats[seats.own]:
+            if isinstance(step, Receive):
+                self._receive(step.parcel)
+            elif isinstance(step, Send):
+                self._send(step.parcel)
+            else:
+                began = perf_counter()
+                (self._forward if step.kind == "forward" else self._backward)(step)
+                self.spans.append((step, began, perf_counter()))
+        if self.channels is not None:
+            self.channels.finish()
+
+    def forget(self) -> None:
+        """Let go of what a step that raised left."""
+        self.arrivals.clear()
+        self.handed.clear()
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        given: dict[Key, Tensor] = dict(self.job.inputs(action.stage, action.microbatch))
+        wanted: set[Key] = set()
+        state: Tensor | None = None
+        for parcel in needed_by(action, self.program.edges):
+            value = self._arrived(parcel)
+            if parcel.edge.value[0] == RANDOM:
+                state = value
+                continue
+            given[parcel.edge.value] = value
+            if parcel.edge.gradient and torch.is_grad_enabled():
+                wanted.add(parcel.edge.value)
+        stage = self.job.stage(action.replica, action.stage, action.microbatch)
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda):
+            torch.manual_seed(self.seed)
+            if state is not None:
+                set_random_state(state, self.device)
+            made, result = stage.forward(action.microbatch, given, self.job.rows(action.microbatch), wanted)
+            made[RANDOM, action.stage] = random_state(self.device)
+        if action.stage == self.program.schedule.stages - 1:
+            self.job.arrived(action.microbatch, result)
+        self._hand(action, made)
+
+    def _backward(self, action: Action) -> None:
+        grads: dict[Key, Tensor] = {}
+        for parcel in needed_by(action, self.program.edges):
+            grad = self._arrived(parcel)
+            grad = grad.local if isinstance(grad, ShardedTensor) else grad
+            key = parcel.edge.value
+            grads[key] = grads[key] + grad if key in grads else grad
+        stage = self.job.stage(action.replica, action.stage, action.microbatch)
+        ends: Ends = []
+        if action.stage == self.program.schedule.stages - 1:
+            ends = self.job.ends(action.microbatch, stage.again(action.microbatch))
+        self._hand(action, stage.backward(action.microbatch, grads, ends))
+
+    def _hand(self, action: Action, made: Mapping[Key, Tensor]) -> None:
+        """Keep what an action made for the stages that need it."""
+        for parcel in made_by(action, self.program.edges):
+            self.handed[parcel] = made[parcel.edge.value]
+            if parcel.work == "forward":
+                count = self.job.rows(parcel.microbatch).count
+                self.known.forms[parcel.edge.value, count] = Form.of(made[parcel.edge.value])
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _seat(self, parcel: Parcel, stage: int) -> int:
+        return self.program.schedule.seat_of[parcel.replica, stage]
+
+    def _layouts(self, parcel: Parcel, form: Form) -> tuple[Layout, Layout]:
+        """How the tensor lies on the seat that makes it, and on the one that needs it."""
+        producer = self._seat(parcel, parcel.edge.producer)
+        consumer = self._seat(parcel, parcel.target if parcel.work == "forward" else parcel.source)
+        made, used = (form.layout(self.seats.meshes[s], self.seats.aligns[s]) for s in (producer, consumer))
+        return (made, used) if parcel.work == "forward" else (used, made)
+
+    def _receive(self, parcel: Parcel) -> None:
+        channels = self._channels()
+        count = self.job.rows(parcel.microbatch).count
+        key, source = (parcel.edge.value, count), self._seat(parcel, parcel.source)
+        if parcel.work == "forward" and (*key, source) not in self.known.heard:
+            self.known.heard.add((*key, source))
+            teller, _ = self._counterparts(source, self.seats.own)
+            header = channels.post(f"the form of {parcel}", teller, HEADER_BYTES, torch.empty(0, dtype=torch.uint8))
+            self.known.forms[key] = Form.unpacked(channels.wait(header))
+        form = self.known.forms[key]
+        have, need = self._layouts(parcel, form)
+        like = torch.empty(0, dtype=form.type, device="cpu" if parcel.edge.value[0] == RANDOM else self.device)
+        plan = delivery(self.rank, have, need)
+        posts = [(channels.post(str(parcel), p, sum(map(volume, boxes)), like), boxes) for p, boxes in plan.receives]
+        self.arrivals[parcel] = Arrival(form, need, posts)
+
+    def _send(self, parcel: Parcel) -> None:
+        channels = self._channels()
+        tensor = self.handed.pop(parcel)
+        key, target = (parcel.edge.value, self.job.rows(parcel.microbatch).count), self._seat(parcel, parcel.target)
+        if parcel.work == "forward" and (*key, target) not in self.known.told:
+            self.known.told.add((*key, target))
+            for listener in self._counterparts(self.seats.own, target)[1]:
+                channels.send(listener, self.known.forms[key].packed())
+        have, need = self._layouts(parcel, self.known.forms[key])
+        local = (tensor.local if isinstance(tensor, ShardedTensor) else tensor).detach()
+        for peer, boxes in delivery(self.rank, have, need).sends:
+            parts = [local[inside(have.box, part)].reshape(-1) for part in boxes]
+            channels.send(peer, parts[0].contiguous() if len(parts) == 1 else torch.cat(parts))
+        channels.collect()
+
+    def _arrived(self, parcel: Parcel) -> Tensor:
+        """What another stage made, as this seat holds it."""
+        if parcel in self.handed:
+            return self.handed.pop(parcel)
+        if parcel not in self.arrivals:
+            raise PlanError(f"{parcel} is needed, but was neither made on this seat nor received before")
+        arrival, channels = self.arrivals.pop(parcel), self._channels()
+        layout, form = arrival.layout, arrival.form
+        if len(arrival.posts) == 1 and arrival.posts[0][1] == (layout.box,):
+            return form.tensor(channels.wait(arrival.posts[0][0]).view(layout.local_shape), layout)
+        piece = torch.empty(layout.local_shape, dtype=form.type, device=self.device)
+        for awaited, boxes in arrival.posts:
+            buffer, offset = channels.wait(awaited), 0
+            for part in boxes:
+                target = piece[inside(layout.box, part)]
+                target.copy_(buffer[offset : offset + target.numel()].view(target.shape))
+                offset += target.numel()
+        return form.tensor(piece, layout)
+
+    def _counterparts(self, source: int, target: int) -> tuple[int, list[int]]:
+        """Which rank of one seat tells this rank of the other about forms, and whom this rank of the one tells."""
+        givers, takers = self.seats.ranks(source), self.seats.ranks(target)
+        told = {taker: givers[i % len(givers)] for i, taker in enumerate(takers)}
+        return told.get(self.rank, -1), [taker for taker, giver in told.items() if giver == self.rank]
+
+    def _channels(self) -> Channels:
+        if self.channels is None:
+            raise PlanError("a program with messages needs several ranks")
+        return self.channels
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of torch's default generators, for the CPU and the device."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """Set torch's default generators."""
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)

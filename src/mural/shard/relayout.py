@@ -1,0 +1,35 @@
+"""Relayout: a sharded tensor in another layout, or what a rank wants of it, by the messages that this takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mural.comm import fetch
+from mural.shard.layout import Layout, Want, route
+from mural.shard.tensor import ShardedTensor
+
+
+def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:
+    """The piece of a tensor that this rank wants, from wherever it lies."""
+    return fetch(tensor.local, route(tensor.placement, wants), tensor.mesh.transport, name)
+
+
+def relayout(tensor: ShardedTensor, target: Layout, name: str) -> ShardedTensor:
+    """The same tensor in another layout; the very same one where nothing has to move."""
+    if target.cuts == tensor.placement.cuts and target.axes == tensor.placement.axes:
+        return tensor
+    return ShardedTensor(pull(tensor, target.wants(), name), target)
+
+
+def moves_data(tensor: ShardedTensor, target: Layout) -> bool:
+    """Whether a change of layout has to communicate."""
+    return not route(tensor.placement, target.wants()).inside
+
+
+def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTensor:
+    """The same tensor with some dims whole on every rank."""
+    if all(tensor.placement.cuts[d] is None for d in dims):
+        return tensor
+    return relayout(tensor, tensor.placement.gathered(dims), name)

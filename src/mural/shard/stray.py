@@ -1,0 +1,37 @@
+"""Stray gradients: one that reaches a sharded tensor itself is refused.
+
+Gradients belong to the pieces. One that comes to the wrapper around a piece was made past the rules of sharded
+tensors, by a custom autograd.Function, and would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mural.errors import UnsupportedOp
+
+
+def refuse_gradient(grad: Tensor) -> None:
+    """Raise for a gradient that reached a wrapper."""
+    raise UnsupportedOp(
+        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
+        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
+    )
+
+
+REFUSING: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict({0: refuse_gradient})
+"""The hooks of every wrapper that requires a gradient, as torch keeps them; one dict serves all."""
+
+
+def mirror_gradient(wrapper: Tensor, wanted: bool = True) -> None:
+    """Let the wrapper require a gradient as its piece does, and refuse any that reaches the wrapper itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if wanted and not wrapper.requires_grad:
+            wrapper.requires_grad_(True)
+            wrapper._backward_hooks = REFUSING
+        elif not wanted:
+            wrapper.requires_grad_(False)

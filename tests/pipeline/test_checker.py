@@ -1,0 +1,169 @@
+"""The checker: its verdict is what happens, between threads and between processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from channels import Happened, Stuck, execute, on_threads
+from hypothesis import HealthCheck, assume, given, settings
+from programs import MAKERS, programs, tampered
+
+from mural.errors import PlanError
+from mural.pipeline.checker import check
+from mural.pipeline.messages import Edge, Parcel, Program, Receive, Send, with_messages
+from mural.pipeline.schedule import Action, gpipe, one_f_one_b, sequential
+from ranks import restart, run_on
+
+CHAIN = (Edge(("x", 0), 0, (1,)), Edge(("y", 0), 1, (2,)), Edge(("skip", 0), 0, (2,)))
+
+
+@given(programs(stages=9, microbatches=12))
+def test_every_schedule_with_any_edges_is_sound(program: Program) -> None:
+    for strict in (False, True):
+        verdict = check(program, strict)
+        assert verdict.ok, str(verdict)
+        verdict.require()
+
+
+@settings(max_examples=120)
+@given(tampered())
+def test_the_verdict_is_what_happens(program: Program) -> None:
+    for strict in (False, True):
+        verdict = check(program, strict)
+        ends, unreceived = on_threads(program, strict)
+        assert [(outcome.end, outcome.at) for outcome in verdict.outcomes] == ends
+        left: dict[tuple[int, int], list[Parcel]] = {}
+        for channel, parcel in verdict.unreceived:
+            left.setdefault(channel, []).append(parcel)
+        assert left == unreceived
+        assert verdict.ok == (all(end == "done" for end, _ in ends) and not unreceived and not verdict.miscounted)
+        assert str(verdict)
+
+
+# ------------------------------------------------------------------------------------------- what the verdict says
+
+
+def tampered_with(program: Program, seat: int, *row: Any) -> Program:
+    return replace(program, seats=(*program.seats[:seat], row, *program.seats[seat + 1 :]))
+
+
+def test_a_deadlock_names_its_cycle() -> None:
+    program = with_messages(one_f_one_b(2, 2), [Edge(("x", 0), 0, (1,))], prefetch=0)
+    first, send, *rest = program.seats[0]
+    back = next(step for step in rest if isinstance(step, Receive))
+    # The first send moves behind the backward that waits for the other seat's answer to it.
+    place = rest.index(back) + 2
+    verdict = check(tampered_with(program, 0, first, *rest[:place], send, *rest[place:]))
+    assert [outcome.end for outcome in verdict.outcomes] == ["stuck", "wrong"]
+    swapped = tampered_with(program, 0, first, back, Action("backward", 0, 0), send)
+    verdict = check(swapped)
+    assert verdict.cycle() == (0, 1, 0)
+    assert "a cycle: seat 0 waits for seat 1 waits for seat 0" in str(verdict)
+    with pytest.raises(PlanError, match="would not run to its end"):
+        verdict.require()
+
+
+def test_a_swapped_pair_of_receives_is_found_and_both_messages_are_named() -> None:
+    program = with_messages(gpipe(2, 2), [Edge(("x", 0), 0, (1,))])
+    row = list(program.seats[1])
+    first, second = [i for i, step in enumerate(row) if isinstance(step, Receive)][:2]
+    row[first], row[second] = row[second], row[first]
+    verdict = check(tampered_with(program, 1, *row))
+    assert verdict.outcomes[1].end == "wrong"
+    told = "expects value x of micro-batch 0 (stage 0 to 1) from seat 0 and gets value x of micro-batch 1"
+    assert told in str(verdict)
+
+
+def test_a_message_that_nobody_receives_is_found() -> None:
+    program = with_messages(sequential(2, 1), [Edge(("x", 0), 0, (1,), gradient=False)])
+    extra = program.seats[0][-2]
+    assert isinstance(extra, Send)
+    doubled = tampered_with(program, 0, *program.seats[0], extra)
+    assert [outcome.end for outcome in check(doubled, strict=False).outcomes] == ["done", "done"]
+    assert [outcome.end for outcome in check(doubled, strict=True).outcomes] == ["stuck", "done"]
+    for strict in (False, True):
+        assert not check(doubled, strict).ok
+        assert "which never receives it" in str(check(doubled, strict))
+
+
+def test_a_message_that_is_never_sent_is_found() -> None:
+    program = with_messages(one_f_one_b(3, 2), CHAIN)
+    row = [step for step in program.seats[0] if not (isinstance(step, Send) and step.parcel.edge == CHAIN[2])]
+    verdict = check(tampered_with(program, 0, *row))
+    assert "seat 2 waits before its forward of stage 2, micro-batch 0 for seat 0 to send value skip" in str(verdict)
+
+
+def test_an_action_that_is_left_out_or_doubled_is_found() -> None:
+    program = with_messages(gpipe(2, 1), [])
+    for row in ((Action("forward", 0, 0),), (*program.seats[0], Action("backward", 0, 0))):
+        verdict = check(tampered_with(program, 0, *row))
+        assert not verdict.ok
+        assert "backward of stage 0, micro-batch 0 is not in the list of its seat exactly once" in str(verdict)
+
+
+# ------------------------------------------------------------------------------------------------------- on processes
+
+PATIENCE = 2.0
+
+
+class GroupMail:
+    """A seat's end of two process groups: one for messages to higher seats, one for messages to lower ones."""
+
+    def __init__(self, up: Any, down: Any, codes: list[Parcel]) -> None:
+        self.up, self.down, self.codes, self.seat = up, down, codes, dist.get_rank()
+
+    def send(self, parcel: Parcel, peer: int) -> Any:
+        group = self.up if peer > self.seat else self.down
+        return group.send([torch.tensor([self.codes.index(parcel)])], peer, 0), None
+
+    def post(self, peer: int) -> Any:
+        buffer = torch.full((1,), -1)
+        group = self.up if peer < self.seat else self.down
+        return group.recv([buffer], peer, 0), buffer
+
+    def received(self, ticket: Any) -> Parcel:
+        self.delivered(ticket)
+        return self.codes[int(ticket[1])]
+
+    def delivered(self, ticket: Any) -> None:
+        if not ticket[0].over.wait(PATIENCE):
+            raise Stuck
+        ticket[0].wait(timedelta(seconds=PATIENCE))
+
+
+def on_this_rank(program: Program) -> Happened:
+    """How this rank's seat ends, on groups of its own: a program that got stuck leaves its group in use."""
+    dist.barrier()
+    codes = list(dict.fromkeys(s.parcel for row in program.seats for s in row if isinstance(s, Send | Receive)))
+    mail = GroupMail(dist.new_group(), dist.new_group(), codes)
+    dist.barrier()
+    return execute(program, dist.get_rank(), mail, strict=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(tampered(stages=3, microbatches=3))
+def test_the_verdict_is_what_happens_on_a_strict_transport(program: Program) -> None:
+    messages = [(seat, s) for seat, row in enumerate(program.seats) for s in row if isinstance(s, Send | Receive)]
+    assume(len(program.seats) == 3 and messages and all(seat != s.peer for seat, s in messages))
+    ends = run_on(3, on_this_rank, program, backend="strict")
+    assert ends == [(outcome.end, outcome.at) for outcome in check(program, strict=True).outcomes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(MAKERS) - {"interleaved", "sequential on fewer seats"}))
+def test_every_schedule_runs_on_a_strict_transport(name: str) -> None:
+    program = with_messages(MAKERS[name](3, 5), CHAIN)
+    assert {end for end, _ in run_on(3, on_this_rank, program, backend="strict")} == {"done"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fresh_ranks() -> Any:
+    """Ranks with programs that got stuck still wait for messages: others need new ones."""
+    yield
+    restart(3, backend="strict")
