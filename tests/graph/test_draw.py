@@ -360,8 +360,10 @@ def test_command_prints_a_table_or_writes_a_file(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "input" not in done.output
     assert "UNet" in (tmp_path / "unet.html").read_text("utf-8")
-    (tmp_path / "plan.toml").write_text('stage = 2\ncuts = ["up"]\n')
+    (tmp_path / "plan.toml").write_text('stage = 2\ncuts = ["up.0"]\n')
     assert "0-1" in command(*unet, "--plan", str(tmp_path / "plan.toml")).output
+    (tmp_path / "plan.toml").write_text('stage = 3\ncuts = "memory"\n')
+    assert "0-2" in command(*unet, "--plan", str(tmp_path / "plan.toml")).output
 
 
 def test_command_reads_the_model_of_a_run(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from mural.cli.app import app
 from mural.cli.data import extents
+from mural.engine.cuts import stage_starts
 from mural.errors import ConfigError
 from mural.graph import capture
 from mural.graph.blocks import Level
@@ -50,7 +51,7 @@ def graph(
         raise typer.BadParameter("--stages and --plan both say where stages begin: give one of them")
     shapes = [extents(text, "--shape") for text in shape or ["1,3,1024,1024"]]
     captured = capture(built(config_of(model, arguments)), [each for each in shapes if each])
-    wanted: Stages | None = stages if plan is None else Plan.load(plan)
+    wanted: Stages | None = stages if plan is None else stage_starts(captured, Plan.load(plan))
     drawn = draw(captured, output, stages=wanted, level=level)
     typer.echo(drawn if output is None else f"{output}: {captured!r}", nl=output is not None)
 

@@ -104,6 +104,15 @@ class Page {
     this.resize();
     const after = this.topLeft(anchor);
     if (before && after) this.paper.scrollBy(after.x - before.x, after.y - before.y);
+    if (anchor) this.reveal(anchor);
+  }
+
+  // Scroll sideways as little as brings a box into view, or its left edge if it is wider than the paper.
+  reveal(id) {
+    const box = this.topLeft(id);
+    const paper = this.paper.getBoundingClientRect();
+    const over = Math.max(0, box.right + SPACE.pad - paper.right);
+    this.paper.scrollBy(Math.min(box.left - SPACE.pad - paper.left, over), 0);
   }
 
   topLeft(id) {

@@ -70,14 +70,14 @@ def planned(plan: Plan) -> int | tuple[str, ...] | None:
     """Where the stages of a plan begin: at the names it gives, or after as many layers each; None if it has one."""
     if not isinstance(plan.cuts, str):
         return plan.cuts
-    if plan.stage == 1:
+    if plan.stages == 1:
         return None
     if plan.cuts != "layers":
         raise PlanError(
-            f'cuts = "{plan.cuts}" balances {plan.stage} stages by their cost, which a drawing does not know: give the '
+            f'cuts = "{plan.cuts}" balances {plan.stages} stages by their cost, which a drawing does not know: give the '
             f'names of the blocks at which they begin, or cuts = "layers"'
         )
-    return plan.stage
+    return plan.stages
 
 
 def equal_starts(outline: Outline, count: int) -> list[int]:
