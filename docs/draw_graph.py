@@ -37,7 +37,7 @@ def main() -> None:
     """Write all screenshots."""
     program = chromium()
     if program is None:
-        raise SystemExit("no Chromium: install one, or let $CHROMIUM name its program")
+        raise SystemExit("no Chromium: run python tests/get_chromium.py, or let $CHROMIUM name one")
     FOLDER.mkdir(exist_ok=True)
     with torch.device("meta"):
         densenet, amoebanet = densenet121(), amoebanetd(18, 208)

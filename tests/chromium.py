@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+HOME = Path(sys.prefix) / "chromium"
+"""Where `get_chromium.py` puts one, with libraries and a font for machines that have none."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "chrome-headless-shell")
 LAUNCH = """
 import fcntl, os, sys
@@ -29,13 +31,24 @@ KEYS = {"Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowUp": 38, "Arr
 
 
 def chromium() -> str | None:
-    """The path of a Chromium: $CHROMIUM, or one on the PATH, or one that playwright has downloaded."""
-    named = os.environ.get("CHROMIUM")
-    if named:
+    """The path of a Chromium: $CHROMIUM, or the environment's own, or one on the PATH, or one of playwright's."""
+    if named := os.environ.get("CHROMIUM"):
         return named
+    if (HOME / "chromium").exists():
+        return str(HOME / "chromium")
     cache = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright"))
     cached = (str(path) for pattern in CACHED for path in sorted(cache.glob(pattern), reverse=True))
     return next((path for name in NAMES if (path := shutil.which(name))), None) or next(cached, None)
+
+
+def surroundings(program: str) -> dict[str, str]:
+    """The environment of the browser's process; the one of `get_chromium.py` has its own libraries."""
+    given = dict(os.environ)
+    if Path(program).parent == HOME:
+        given["LD_LIBRARY_PATH"] = str(HOME / "lib")
+        if not Path("/etc/fonts").exists():
+            given["FONTCONFIG_PATH"] = str(HOME)
+    return given
 
 
 class Browser:
@@ -56,6 +69,7 @@ class Browser:
         self._process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, str(their_in), str(their_out), program, *flags, "about:blank"],
             pass_fds=(their_in, their_out),
+            env=surroundings(program),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -19,7 +19,7 @@ from mural.models import UNet, amoebanetd, densenet121, resnet1001_v2
 
 PROGRAM = chromium()
 pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no Chromium: install one (apt-get install chromium) or let $CHROMIUM name its program"
+    PROGRAM is None, reason="no Chromium: run python tests/get_chromium.py, or let $CHROMIUM name one"
 )
 
 SITES = "[...document.querySelectorAll('.box')].map((box) => box.getAttribute('aria-label').split(',')[0])"
@@ -150,8 +150,12 @@ def test_a_click_opens_a_block_and_another_closes_it(browser: Browser, unet: Gra
     before = page.value(SITES)
     page.click('.box[aria-label^="stem,"] > text')
     assert set(page.value(SITES)) - set(before) == {f"stem.{i}" for i in range(6)}
-    assert "31,042,434" not in page.value("document.querySelector('#panel').textContent")
-    assert "stem" in page.value("document.querySelector('#panel h2').textContent")
+    shown = outline(unet)
+    stem = next(box for box in shown.boxes if box.site == "stem")
+    assert page.value("document.querySelector('#panel h2').textContent") == "stem"
+    told = page.value("document.querySelector('#panel dl').textContent")
+    assert f"parameters{shown.parameters(stem.start, stem.stop):,}" in told
+    assert f"FLOPs{shown.flops(stem.start, stem.stop):,}" in told
     page.click('.box[aria-label^="stem,"] > text')
     assert page.value(SITES) == before
     assert page.errors == []

@@ -69,7 +69,7 @@ def colour(stage: Stage) -> str:
     """A stage's colour, light enough for black text.
 
     >>> colour(Stage("stage 0", 210, 0, 1, 1, 0, 0))
-    '#d3e8fc'
+    '#d4e8fc'
     """
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(stage.hue / 360, 0.91, 0.87))
 

@@ -74,7 +74,7 @@ def planned(plan: Plan) -> int | tuple[str, ...] | None:
         return None
     if plan.cuts != "layers":
         raise PlanError(
-            f'cuts = "{plan.cuts}" balances {plan.stages} stages by their cost, which a drawing does not know: give the '
+            f'cuts = "{plan.cuts}" balances {plan.stages} stages by cost, which a drawing does not know: give the '
             f'names of the blocks at which they begin, or cuts = "layers"'
         )
     return plan.stages
