@@ -54,4 +54,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 
 $(TOOLS): $(RUNTIME)
 	$(INSTALL) --editable ".[test,dev,bench]"
+	-$(BIN)/python tests/get_chromium.py  # for the tests of pages; they are skipped without one
 	@touch $@

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.comm import Mesh, init
-from mural.comm.agree import together
+from mural.comm import Mesh
+from mural.comm.agree import greatest, together
 from mural.engine import Loss, Parallel, share_from_first
-from mural.parallelize import parallelize
+from mural.engine.microbatches import part_of, rows_of
+from mural.parallelize import mesh_of, parallelize
 from mural.plan import Plan
 from mural.shard import ShardedTensor
+from mural.shard.rows import Rows
 
 
 def check(
@@ -37,45 +40,65 @@ def check(
     True
     """
     plan.check_runnable()
-    mesh = init(spatial=plan.spatial or None, data=plan.data) if mesh is None else mesh
+    mesh = mesh_of(plan) if mesh is None else mesh
     share_from_first(model, mesh)
-    divided = parallelize(deepcopy(model), plan, loss, mesh=mesh)
     with together(mesh, "the run on one device"):
-        alone = one_device(deepcopy(model), divided, image, target, mesh)
-    divided.calls = 0
+        alone = one_device(deepcopy(model), plan, loss, image, target, mesh)
+    divided = parallelize(deepcopy(model), plan, loss, mesh=mesh, image=tuple(image.shape[1:]))
     outputs: list[Any] = []
-    hook = divided.module.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    divided.observe = outputs.append
     value = divided.step(image, target)
-    hook.remove()
-    found = {"output": apart(outputs[0], alone["output"]), "loss": apart(value, alone["loss"])}
+    found = {"output": parted(outputs, alone["output"]), "loss": apart(value, alone["loss"])}
     grads = {name: p.grad for name, p in divided.named_parameters()}
-    found["gradients"] = max((apart(grads[name], grad) for name, grad in alone["gradients"].items()), default=0.0)
+    found["gradients"] = max((apart(grad, alone["gradients"][name]) for name, grad in grads.items()), default=0.0)
     buffers = dict(divided.named_buffers())
-    found["buffers"] = max((apart(buffers[name], value) for name, value in alone["buffers"].items()), default=0.0)
-    return found
+    found["buffers"] = max((apart(buffer, alone["buffers"][name]) for name, buffer in buffers.items()), default=0.0)
+    worst = greatest(mesh, torch.tensor(list(found.values()), dtype=torch.float64), "check")
+    return dict(zip(found, worst.tolist(), strict=True))
 
 
-def one_device(model: nn.Module, like: Parallel, image: Tensor, target: Any, mesh: Mesh) -> dict[str, Any]:
+def parted(outputs: list[Any], whole: Any) -> float:
+    """The difference of the results of micro-batches from that of the batch, on the ranks that have them."""
+    if not outputs:
+        return 0.0
+    if not isinstance(whole, Tensor) or len(outputs) == 1:
+        return apart(outputs[0], whole)
+    full = [output.full() if isinstance(output, ShardedTensor) else output for output in outputs]
+    bounds = list(accumulate((len(output) for output in full), initial=0))
+    return max(apart(output, whole[a:b]) for output, a, b in zip(full, bounds, bounds[1:], strict=False))
+
+
+def one_device(
+    model: nn.Module, plan: Plan, loss: Loss, image: Tensor, target: Any, mesh: Mesh, seed: int = 0
+) -> dict[str, Any]:
     """What plain autograd gives: output, loss, gradients and buffers."""
     fresh, before = deepcopy(model), torch.get_rng_state()
-    found = plain(model, like.loss, image, target)
+    parts = rows_of(len(image), plan.microbatches if plan.batchnorm == "micro" else 1)
+    found = plain(model, loss, image, target, parts)
     if torch.equal(torch.get_rng_state(), before):
         return found
     torch.set_rng_state(before)
-    plan = Plan(precision=like.plan.precision)
-    single = Parallel(fresh, plan, mesh.alone(data_only=False), like.loss, like.seed)
+    single = Parallel(fresh, Plan(precision=plan.precision), mesh.alone(data_only=False), loss, seed)
     outputs: list[Any] = []
-    fresh.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    single.observe = outputs.append
     value = single.step(image, target)
     return results(fresh, outputs[0], value)
 
 
-def plain(model: nn.Module, loss: Callable[[Any, Any], Tensor], image: Tensor, target: Any) -> dict[str, Any]:
-    """One step of plain autograd."""
-    output = model(image)
-    value = loss(output, target)
-    value.backward()
-    return results(model, output, value)
+def plain(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], image: Tensor, target: Any, parts: Sequence[Rows]
+) -> dict[str, Any]:
+    """One step of plain autograd, over all images at once or in parts whose losses count by their images."""
+    outputs: list[Any] = []
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in parts:
+        output = model(part_of(image, rows))
+        value = loss(output, part_of(target, rows)) * (rows.count / rows.total)
+        value.backward()
+        outputs.append(output)
+        total += value.detach().double().cpu()
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return results(model, joined, total)
 
 
 def results(model: nn.Module, output: Any, value: Tensor) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def parallelize(
     return Pipelined(model, plan, mesh, loss, seed, Division.of(unwrapped(model), route, Seating.of(plan, mesh)))
 
 
-def mesh_of(plan: Plan) -> Mesh:
+def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:
     """The mesh that a plan asks for, over the ranks that run."""
     if plan.grids:
-        return init(data=plan.data, stage=sum(map(prod, plan.grids)))
-    return init(spatial=plan.spatial or None, data=plan.data, stage=plan.stage)
+        return init(data=plan.data, stage=sum(map(prod, plan.grids)), backend=backend)
+    return init(spatial=plan.spatial or None, data=plan.data, stage=plan.stage, backend=backend)

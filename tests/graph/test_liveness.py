@@ -74,6 +74,17 @@ def test_the_models_inputs_do_not_travel_and_its_outputs_do() -> None:
     ]
 
 
+def test_several_inputs_and_outputs() -> None:
+    def run(m: Any, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        early = m.a(x)
+        late = m.b(early * mask)
+        return {"early": early, "late": late + mask, "mask": mask}
+
+    graph = mural.capture(Run(run, a=conv(), b=conv()), [IMAGE, (1, 1, 8, 8)])
+    assert [node.site for node in graph] == ["a", "mul:1", "b", "add:1"]
+    assert [(edge.value, edge.consumers) for edge in edges(graph, [1, 3])] == [((0, 0), (1, 2)), ((2, 0), (2,))]
+
+
 def test_edges_go_straight_to_each_reader_with_shape_bytes_and_gradient() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         values, indices = m.a(x).max(dim=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,31 @@ def encode_optimizer(optimizer: Optimizer, names: Mapping[int, str], tensors: di
         "groups": groups,
         "host": None if on_host else host,  # what was in host memory while its parameter was not
     }
+
+
+def united(parts: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any]:
+    """The optimizers of ranks that hold different parameters as that of the whole model; `order` is the model's."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    place = {name: i for i, name in enumerate(order)}
+
+    def in_order(names: Iterable[str]) -> list[str]:
+        return sorted(set(names), key=lambda name: place[name])
+
+    states = {name: own for part in parts for name, own in part["state"].items()}
+    groups = [
+        {**group, "params": in_order(name for part in parts for name in part["groups"][i]["params"])}
+        for i, group in enumerate(parts[0]["groups"])
+    ]
+    hosts = [part["host"] for part in parts]
+    host = None if all(h is None for h in hosts) else sorted({name for h in hosts for name in h or ()})
+    return {**parts[0], "state": {n: states[n] for n in in_order(states)}, "groups": groups, "host": host}
+
+
+def without(packed: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """The optimizer without the parameters that other ranks hold."""
+    groups = [{**group, "params": [n for n in group["params"] if n not in names]} for group in packed["groups"]]
+    return {**packed, "state": {n: own for n, own in packed["state"].items() if n not in names}, "groups": groups}
 
 
 @dataclass(frozen=True)

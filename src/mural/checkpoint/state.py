@@ -4,6 +4,8 @@ model.conv.weight                     parameters and persistent buffers, tied on
 optimizer.state.conv.weight.exp_avg   the optimizer's state, by the name of the parameter
 optimizer.groups.0.lr                 options of a group that are tensors; the others are values
 scheduler.…, scaler.…                 theirs
+
+What a rank has on the meta device is held by others: it is neither saved nor restored here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer
+from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer, united, without
+from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.snapshot import Snapshot, lacking, listed
 from mural.checkpoint.values import decode, encode
 from mural.errors import CheckpointError
@@ -43,12 +46,15 @@ def state_of(
     optimizer: Optimizer | None = None,
     scheduler: Stateful | None = None,
     scaler: Stateful | None = None,
+    ranks: Ranks | None = None,
 ) -> State:
-    """The state of a training as it is now."""
+    """The state of a training as it is now; with `ranks`, each of which holds a part of the model, collective."""
     model = plain(model)
     tensors, values = _model_state(model)
     if optimizer is not None:
-        values["optimizer"] = encode_optimizer(optimizer, _names(model), tensors)
+        own = encode_optimizer(optimizer, _names(model), tensors)
+        parts = [own] if ranks is None else ranks.gather(own)
+        values["optimizer"] = united(parts, [_clean(name) for name, _ in model.named_parameters()])
     for name, part in _parts(scheduler, scaler).items():
         values[name] = encode(part.state_dict(), name, tensors)
     return State(tensors, values)
@@ -106,7 +112,9 @@ def _plan(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None, par
         loaded = None
         if optimizer is not None:
             packed = snapshot.values["optimizer"]
-            loaded = decode_optimizer(packed, optimizer, _names(model), snapshot.tensors, targets)
+            elsewhere = {_clean(name) for name, parameter in model.named_parameters() if parameter.is_meta}
+            here = without(packed, elsewhere)
+            loaded = decode_optimizer(here, optimizer, _names(model), snapshot.tensors, targets)
 
         def fill(name: str) -> Tensor:
             entry = snapshot.tensors[name]
@@ -131,7 +139,7 @@ def _clean(name: str) -> str:
     return name.replace("._orig_mod", "")
 
 
-def _model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     own = {id(t): t for t in (*model.parameters(), *model.buffers())}
     tensors: dict[str, Tensor] = {}
     first: dict[int, str] = {}
@@ -152,12 +160,13 @@ def _model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
             ties[name] = first[id(value)]
         else:
             first[id(value)] = name
-            tensors[f"model.{name}"] = value.detach()
+            if meta or not value.is_meta:
+                tensors[f"model.{name}"] = value.detach()
     return tensors, {"model": {"ties": ties, "extra": extra}}
 
 
 def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    found, values = _model_state(model)
+    found, values = _model_state(model, meta=True)
     here, there = values["model"], snapshot.values.get("model")
     if there is None:
         raise CheckpointError("it holds no model")
@@ -175,6 +184,8 @@ def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tens
         faults.append(f"modules with extra state are {[*there['extra']]} there, but {[*here['extra']]} here")
     if faults:
         raise CheckpointError(f"it is of another model: {listed(faults)}")
+
+    targets = {name: tensor for name, tensor in targets.items() if not tensor.is_meta}
 
     def fill(name: str) -> Tensor:
         entry = snapshot.tensors[name]

@@ -137,6 +137,26 @@ class Inputs:
         return next(held, torch.device("cpu"))
 
 
+def on_seat(x: ShardedTensor, world: Mesh, inputs: Inputs) -> ShardedTensor:
+    """A tensor on the run's mesh as one on the mesh of a stage: the same piece, or the part of it that is cut there."""
+    if x.mesh == inputs.mesh:
+        return x
+    if x.mesh != world:
+        raise LayoutError(f"the tensor lies on {x.mesh}, the model on {world}: shard it on the model's mesh")
+    mesh, layout = inputs.mesh, x.placement
+    dims = [d for d, axis in enumerate(layout.axes) if axis in SPATIAL]
+    if world.spatial == mesh.spatial:
+        return shard(x.local, mesh, dims=dims, box=[(i.start, i.stop) for i in x.box])
+    count = len(mesh.spatial)
+    dims = list(range(x.ndim - count, x.ndim)) if x.ndim > count else []
+    place = [(i.start, i.stop) for i in x.box]
+    for dim, axis in zip(dims, SPATIAL, strict=False):
+        own = Cuts.even(x.shape[dim], mesh.size(axis)).interval(mesh.coordinates[axis])
+        place[dim] = (own.start, own.stop)
+    part = tuple(slice(a - i.start, b - i.start) for (a, b), i in zip(place, x.box, strict=True))
+    return shard(x.local[part].contiguous(), mesh, dims=dims, box=place)
+
+
 def all_readable(part: Any) -> bool:
     """Whether this is a source, or several and nothing else."""
     if isinstance(part, Tensor):

@@ -39,6 +39,8 @@ class Parallel:
         self.reducer = Reducer(list(model.parameters()), mesh, axes)
         self.calls = 0
         self.updates = 0
+        self.observe: Callable[[Any], None] | None = None
+        """Is given the model's results in a step, where they are."""
         self.unreduced = False
 
     def step(self, image: Image, target: Any, *, reduce: bool = True, weight: float = 1.0) -> Tensor:
@@ -53,7 +55,10 @@ class Parallel:
             # Checkpoints recompute batch norms in backward.
             stack.enter_context(batchnorm_scope(self.plan.batchnorm))
             with self.scope():
-                loss = self.loss(self.module(*images), goal)
+                output = self.module(*images)
+                if self.observe is not None:
+                    self.observe(output)
+                loss = self.loss(output, goal)
                 self.check_loss(loss)
             if reduce:
                 stack.enter_context(self.reducer.watching())
@@ -79,6 +84,10 @@ class Parallel:
         with torch.no_grad(), self.scope():
             output = self.module(*images)
             return output, goal, self.loss(output, goal)
+
+    def from_last(self, value: Any) -> Any:
+        """What was computed where the model's results are, on every rank. Collective."""
+        return value
 
     @contextmanager
     def scope(self) -> Generator[None]:

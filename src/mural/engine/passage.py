@@ -68,8 +68,17 @@ class Training(Passage):
     `whole` says that all results are there before the first backward begins; then the loss is computed from all.
     """
 
-    def __init__(self, passage: Passage, target: Any, loss: Loss, weight: float, whole: bool):
+    def __init__(
+        self,
+        passage: Passage,
+        target: Any,
+        loss: Loss,
+        weight: float,
+        whole: bool,
+        observe: Callable[[Any], None] | None = None,
+    ):
         super().__init__(passage.data, passage.image, passage.every, passage.stages)
+        self.observe = observe
         self.target, self.loss, self.weight, self.whole = target, loss, weight, whole  # `loss` runs in the plan's scope
         self.losses: list[Tensor] = []
         self.weights: list[float] | None = None
@@ -77,6 +86,8 @@ class Training(Passage):
 
     def arrived(self, microbatch: int, result: Any) -> None:
         """Keep what the loss of the whole batch needs, or what the parts of the loss are weighed with."""
+        if self.observe is not None:
+            self.observe(result)
         if self.whole:
             self.results[microbatch] = pytree.tree_map_only(Tensor, cut_off, result)
         elif self.weights is None:

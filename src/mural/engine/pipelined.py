@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mural.comm import Mesh
 from mural.comm.agree import together
 from mural.comm.channels import Channels
 from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
-from mural.engine.inputs import Image, Inputs, shape_of
+from mural.engine.inputs import Image, Inputs, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
 from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Loss, Parallel, unwrapped
@@ -25,7 +26,7 @@ from mural.errors import PeerError
 from mural.pipeline.instance import Stage
 from mural.pipeline.runner import Runner
 from mural.plan import Plan
-from mural.shard import batchnorm_scope
+from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.rows import Rows
 
 
@@ -49,6 +50,7 @@ class Pipelined(Parallel):
         self.runner = Runner(channels, self.device)
         self.itineraries = Itineraries(self.plain, division)
         self.calls = self.updates = 0
+        self.observe = None
         self.unreduced = self.reduced = False
         self.broken = ""
 
@@ -58,11 +60,12 @@ class Pipelined(Parallel):
         Gradients are added to `.grad`. `reduce=False` leaves the sums over ranks to a later step, which then sends
         once for all; `weight` is the part of this batch in what is accumulated.
         """
+        image, target = self._adopted(image), self._adopted(target)
         rows = rows_of(shape_of(image)[0], self.plan.microbatches)
         trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
         whole = self.plan.schedule == "gpipe" or len(rows) == 1
         passage = Passage(self.inputs, image, rows, stages)
-        job = Training(passage, target, self._scoped_loss, weight, whole)
+        job = Training(passage, target, self._scoped_loss, weight, whole, self.observe)
         graph = self.itineraries.route(image, rows[0].count).graph
         statistics = Statistics(self.plain, self.division, graph, trip.program.schedule)
         for (replica, stage, _), found in stages.items():
@@ -94,18 +97,34 @@ class Pipelined(Parallel):
         passage = self._infer(image)
         if not passage.results:
             return None, None, self._shared(None)
-        output, goal = passage.joined(), self.inputs.target(target, image)
+        output, goal = passage.joined(), self.inputs.target(self._adopted(target), passage.image)
         with torch.no_grad():
             return output, goal, self._shared(self._scoped_loss(output, goal).double())
 
     def _infer(self, image: Image) -> Passage:
         """All micro-batches forward, without gradients; batch norms that look at the batch see it whole."""
+        image = self._adopted(image)
         rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
         with torch.no_grad():
             trip = self.itineraries.trip(image, rows, training=False)
             passage = Passage(self.inputs, image, rows, self._stages(image, rows))
             self._run(passage, trip)
         return passage
+
+    def from_last(self, value: Any) -> Any:
+        """What was computed where the model's results are, on every rank. Collective."""
+        if self.world_mesh.world > 1:
+            told = [value]
+            owner = self.seating.ranks(len(self.seating.meshes) - 1)[0]
+            dist.broadcast_object_list(told, src=owner, group=self.world_mesh.transport.group)
+            return told[0]
+        return value
+
+    def _adopted(self, batch: Any) -> Any:
+        """A batch whose tensors on the run's mesh became tensors on this seat's: the same pieces, or parts of them."""
+        if self.mesh == self.world_mesh:
+            return batch
+        return pytree.tree_map_only(ShardedTensor, lambda x: on_seat(x, self.world_mesh, self.inputs), batch)
 
     # -- running ------------------------------------------------------------------------------------------------------
 

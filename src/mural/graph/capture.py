@@ -18,7 +18,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
-from mural.graph.nodes import Graph, Shape
+from mural.graph.model_graph import ModelGraph
+from mural.graph.nodes import Shape
 from mural.graph.recorder import META, Recorder, twin_of
 
 Shapes = Sequence[int] | Sequence[Sequence[int]]
@@ -26,7 +27,7 @@ Dtypes = torch.dtype | Sequence[torch.dtype] | None
 REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
-def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
+def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> ModelGraph:
     """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
 
     Nothing is allocated and the model does not change: parameters, buffers and inputs are meta tensors, whatever
@@ -53,7 +54,7 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
         recorder.modules.begin_model(model, tuple(images))
         with unchanged(model), torch.random.fork_rng(devices=[]), recorder.watching(model):
             result = functional_call(model, named, tuple(images), tie_weights=False)
-        return recorder.graph(names, result)
+        return ModelGraph.of(recorder.graph(names, result), model)
 
 
 def check_python(model: nn.Module) -> None:

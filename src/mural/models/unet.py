@@ -93,6 +93,13 @@ RISES: Mapping[Upsample, Rise] = {
 }
 
 
+def narrowing(rise: Rise, width: int) -> int:
+    """How many times fewer channels a block that goes up ends with; raises ValueError for a width it cannot divide."""
+    if rise.blocks_narrow and width % 2:
+        raise ValueError(f'UNet got width={width}, but upsample="repeat" halves it: set width={width + 1}')
+    return 2 if rise.blocks_narrow else 1
+
+
 class Up(nn.Module):
     """One level up: the coarse features enlarged to the skip's extents, joined to the skip, then a block."""
 
@@ -134,9 +141,7 @@ class UNet(nn.Module):
         check_choice("UNet", "block", block, tuple(BLOCKS))
         check_choice("UNet", "upsample", upsample, tuple(RISES))
         layers, rise = LAYERS[dims], RISES[upsample]
-        narrow = 2 if rise.blocks_narrow else 1
-        if width % narrow:
-            raise ValueError(f'UNet got width={width}, but upsample="repeat" halves it: set width={width + 1}')
+        narrow = narrowing(rise, width)
         # (upper, lower) channels for each step between two levels, from the top to the bottom.
         steps = list(pairwise(width * 2**level for level in range(depth + 1)))
         ends = [lower for _, lower in steps[:-1]] + [steps[-1][1] // narrow]

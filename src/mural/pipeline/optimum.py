@@ -6,10 +6,9 @@ follows from what the first k - 1 cost up to each point before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mural.pipeline.stage_costs import Matrix
 
@@ -20,8 +19,7 @@ def least_largest(costs: Sequence[Matrix], ceiling: float) -> float:
     A stage that costs more than the ceiling is not looked at.
     """
     best = costs[0][0]
-    for cost in costs[1:]:
-        first = first_starts(cost, ceiling)
+    for cost, first in with_starts(costs[1:], ceiling):
         ends = ((np.maximum(best[a:b], cost[a:b, b])) for b, a in enumerate(first))
         best = np.array([options.min(initial=np.inf) for options in ends])
     return float(best[-1])
@@ -31,8 +29,7 @@ def least_sum(costs: Sequence[Matrix], ceiling: float, amounts: Matrix) -> list[
     """The points between the stages at which the stages' amounts have the least sum, none costing over the ceiling."""
     best = np.where(costs[0][0] <= ceiling, amounts[0], np.inf)
     came: list[list[int]] = []
-    for cost in costs[1:]:
-        first = first_starts(cost, ceiling)
+    for cost, first in with_starts(costs[1:], ceiling):
         totals = [best[a:b] + np.where(cost[a:b, b] <= ceiling, amounts[a:b, b], np.inf) for b, a in enumerate(first)]
         came.append([a + int(total.argmin()) if len(total) else 0 for a, total in zip(first, totals, strict=True)])
         best = np.array([total.min(initial=np.inf) for total in totals])
@@ -42,6 +39,15 @@ def least_sum(costs: Sequence[Matrix], ceiling: float, amounts: Matrix) -> list[
     return chosen[:0:-1]
 
 
+def with_starts(costs: Sequence[Matrix], ceiling: float) -> Iterator[tuple[Matrix, list[int]]]:
+    """Each matrix with its first starts, which are looked for once where one matrix serves several stages."""
+    known: dict[int, list[int]] = {}
+    for cost in costs:
+        if id(cost) not in known:
+            known[id(cost)] = first_starts(cost, ceiling)
+        yield cost, known[id(cost)]
+
+
 def first_starts(cost: Matrix, ceiling: float) -> list[int]:
     """For each end, the first start whose stage costs at most the ceiling; the end itself if there is none."""
     within = cost <= ceiling
@@ -49,12 +55,12 @@ def first_starts(cost: Matrix, ceiling: float) -> list[int]:
     return [int(start) for start in found]
 
 
-def nearest(so_far: NDArray[np.int_], targets: Sequence[float]) -> list[int]:
+def nearest(so_far: Sequence[int], targets: Sequence[float]) -> list[int]:
     """Rising inner points, one for each target, whose amounts so far are nearest to the targets in sum."""
     inner = len(so_far) - 1
     best, came = np.zeros(len(so_far)), list[Matrix]()
     for k, target in enumerate(targets):
-        off = np.abs(so_far - target, dtype=np.float64)
+        off = np.abs(np.asarray(so_far, dtype=np.float64) - target)
         # Points must be left for the targets before and behind.
         off[: k + 1] = np.inf
         off[inner - (len(targets) - 1 - k) :] = np.inf

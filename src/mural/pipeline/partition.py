@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -183,10 +183,13 @@ class Trial:
         return [self.points[b] for b in least_sum(costs, largest * SLACK, received)]
 
     def even(self) -> list[int]:
-        """The cuts nearest to equal numbers of leaf modules."""
-        so_far = np.concatenate([[0], np.cumsum(self.layers)])[self.points]
-        targets = [so_far[-1] * k / self.count for k in range(1, self.count)]
-        return [self.points[b] for b in nearest(so_far, targets)]
+        """The cuts nearest to equal numbers of leaf modules; functions stay with the module before them."""
+        counts = [0, *accumulate(self.layers)]
+        last = {counts[point]: point for point in self.points[1:-1] if 0 < counts[point] < counts[-1]}
+        inner = list(last.values()) if len(last) >= self.count - 1 else self.points[1:-1]
+        points = [0, *inner, len(self.graph)]
+        targets = [counts[-1] * k / self.count for k in range(1, self.count)]
+        return [points[b] for b in nearest([counts[point] for point in points], targets)]
 
     def partition(self, cuts: Sequence[int]) -> Partition:
         """The stages between cuts, with their costs and names."""

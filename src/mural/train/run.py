@@ -22,7 +22,7 @@ from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError
-from mural.parallelize import parallelize
+from mural.parallelize import mesh_of, parallelize
 from mural.plan import Plan
 from mural.train.config import Config
 from mural.train.factory import load_weights, make_loss, make_model, make_optimizer, make_schedule
@@ -119,7 +119,8 @@ class Run:
         with self.watchdog.pause():
             if self.saved != position.step:
                 self.pm.synchronise(self.optimizer)
-                state = state_of(self.pm.module, self.optimizer, self.schedule)
+                shared = self.checkpoints.ranks if self.pm.plan.stages > 1 else None
+                state = state_of(self.pm.module, self.optimizer, self.schedule, ranks=shared)
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
                 values = {**state.values, "position": asdict(position), "counts": counts, "loss": float(loss)}
                 values["batches"] = self.batches
@@ -167,7 +168,7 @@ class Run:
 
     def introduce(self) -> None:
         """Say what is about to happen."""
-        weights = sum(p.numel() for p in self.pm.parameters())
+        weights = sum(p.numel() for p in self.pm.plain.parameters())
         held = f", {len(self.held_out.dataset)} held out" if self.held_out is not None else ""
         self.journal.say(
             f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
@@ -215,8 +216,9 @@ def start(config: Config) -> Generator[Run]:
                 load_weights(config.model.weights, model)
         if config.model.compile:
             model = cast(nn.Module, torch.compile(model))
-        pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed)
-        align = pm.inputs.align((config.data.batch, channels, *(config.data.crop or extents)))
+        image = (channels, *(config.data.crop or extents))
+        pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
+        align = pm.inputs.align((config.data.batch, *image))
         batches = stack.enter_context(closing(training_loader(config, training, mesh, device, align)))
         held_out = held_out_loader(config, apart, mesh, device, align) if apart is not None else None
         if held_out is not None:
@@ -249,7 +251,7 @@ def joined(config: Config, image: Sequence[int]) -> tuple[Mesh, Plan]:
     if plan.devices == 1 and placement().world > 1:
         mesh = init(image=image, backend=backend)
         return mesh, replace(plan, spatial=mesh.spatial)
-    return init(spatial=plan.spatial or None, data=plan.data, backend=backend), plan
+    return mesh_of(plan, backend), plan
 
 
 def device_of(config: Config) -> torch.device:

@@ -34,7 +34,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
             folder = run.config.folder / PREDICTIONS / f"step-{step:06d}"
             write(folder, SUFFIX[run.config.validation.write], batch.names, predicted)
     pm.train()
-    found = scores.result()
+    found = pm.from_last(scores.result())
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     run.journal.note("validation", step, found, numbers)
     run.journal.say(f"validation after step {step}: " + "  ".join(f"{n} {v:.4f}" for n, v in numbers.items()))

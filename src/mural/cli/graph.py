@@ -1,0 +1,89 @@
+"""`mural graph`: what a model calls, as a page, as DOT or as a table, without running it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from mural.cli.app import app
+from mural.cli.data import extents
+from mural.engine.cuts import stage_starts
+from mural.errors import ConfigError
+from mural.graph import capture
+from mural.graph.blocks import Level
+from mural.graph.draw import draw
+from mural.graph.stages import Stages
+from mural.plan import Plan
+from mural.train.config import Config, ModelConfig
+from mural.train.factory import make_model
+
+Model = Annotated[
+    str, typer.Argument(help="package.module:callable or file.py:callable that makes the model, or a run's TOML file.")
+]
+
+
+@app.command()
+def graph(
+    model: Model,
+    arguments: Annotated[
+        str, typer.Option(help="Keyword arguments of the callable, as TOML: 'classes = 3, width = 16'.")
+    ] = "",
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Shape of the input: 1,3,1024,1024. Give it again for each further input.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="What to write: NAME.html, NAME.dot or NAME.txt.")] = None,
+    level: Annotated[Level | None, typer.Option(help="How far blocks are open.")] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Colours for this many stages of as many layers each.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan's TOML file, for the colours of its stages.")] = None,
+) -> None:
+    """Draw what a model calls for an input of some shape; nothing is computed, so any size will do.
+
+    Without --output, a table is printed.
+    """
+    if stages is not None and plan is not None:
+        raise typer.BadParameter("--stages and --plan both say where stages begin: give one of them")
+    shapes = [extents(text, "--shape") for text in shape or ["1,3,1024,1024"]]
+    captured = capture(built(config_of(model, arguments)), [each for each in shapes if each])
+    wanted: Stages | None = stages if plan is None else stage_starts(captured, Plan.load(plan))
+    drawn = draw(captured, output, stages=wanted, level=level)
+    typer.echo(drawn if output is None else f"{output}: {captured!r}", nl=output is not None)
+
+
+def config_of(model: str, arguments: str) -> ModelConfig:
+    """What describes the model: a run's file, or a callable with its arguments."""
+    given = arguments_of(arguments)
+    if not model.endswith(".toml"):
+        return ModelConfig(factory=model, arguments=given)
+    found = Config.load(Path(model)).model
+    return ModelConfig(factory=found.factory, arguments={**found.arguments, **given}, dtype=found.dtype)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Keyword arguments, written as in a TOML file.
+
+    >>> arguments_of("classes = 3, blocks = [2, 3]")
+    {'classes': 3, 'blocks': [2, 3]}
+    """
+    inside = text.strip().removeprefix("{").removesuffix("}")
+    try:
+        return tomllib.loads(f"x = {{{inside}}}")["x"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"--arguments {text!r} cannot be read as TOML ({error}): write them as in 'classes = 3, name = \"a\"'"
+        ) from error
+
+
+def built(config: ModelConfig) -> nn.Module:
+    """The model without memory for its weights, or with it if its making needs their values."""
+    try:
+        with torch.device("meta"):
+            return make_model(config, seed=0)
+    except (NotImplementedError, RuntimeError):
+        return make_model(config, seed=0)

@@ -1,0 +1,88 @@
+"""The graph of a model, and what can be asked of it: blocks, work, bytes, what is alive at a cut, stages, drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from torch import nn
+
+from mural.graph import adjacency as neighbours
+from mural.graph.blocks import Block, Branch, Level, blocks, tree
+from mural.graph.bytes import Bytes, bytes_in
+from mural.graph.cuts import cut_points, resolve_cuts
+from mural.graph.draw import draw
+from mural.graph.edges import Edge, edges
+from mural.graph.liveness import Flow, alive
+from mural.graph.nodes import Graph
+from mural.graph.split import StageModule, split
+from mural.graph.stages import Stages
+from mural.graph.work import GraphWork, table, work
+
+
+@dataclass(frozen=True, repr=False)
+class ModelGraph(Graph):
+    """What `capture` returns: the nodes of one forward pass, and the model that made it.
+
+    >>> from mural.graph import capture
+    >>> graph = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)), (1, 3, 16, 16))
+    >>> graph.adjacency("layer")
+    {'0': [], '1': ['0'], '2': ['1']}
+    >>> [flow.shape for flow in graph.alive("2")]
+    [(1, 8, 14, 14)]
+    """
+
+    model: nn.Module = field(default_factory=nn.Module, compare=False)
+
+    @classmethod
+    def of(cls, graph: Graph, model: nn.Module) -> ModelGraph:
+        """The graph with its model."""
+        return cls(**{part.name: getattr(graph, part.name) for part in fields(graph)}, model=model)
+
+    def blocks(self, level: Level = "block") -> tuple[Block, ...]:
+        """The blocks of a level ("module", "block", "layer") in the order in which they ran."""
+        return blocks(self, level)
+
+    def tree(self) -> tuple[Branch, ...]:
+        """The blocks as they are nested, down to layers."""
+        return tree(self)
+
+    def adjacency(self, level: Level = "block", direction: neighbours.Direction = "from") -> dict[str, list[str]]:
+        """For each block those that it takes tensors "from", or gives tensors "to"."""
+        return neighbours.adjacency(self, level, direction)
+
+    def work(self) -> GraphWork:
+        """Operations and depth of every call and of the whole, forward and backward."""
+        return work(self)
+
+    def work_table(self) -> str:
+        """Work, depth and average parallelism of every call, as text."""
+        return table(self)
+
+    def bytes(self, start: int = 0, stop: int | None = None) -> Bytes:
+        """Bytes of parameters, buffers, activations and of what backward keeps, of all nodes or of some."""
+        return bytes_in(self, start, stop)
+
+    def alive(self, cut: str | int) -> tuple[Flow, ...]:
+        """The tensors alive at a cut, named by what begins there: made before it and read behind it."""
+        return alive(self, self._node(cut))
+
+    def cut_points(self, level: Level = "layer") -> tuple[int, ...]:
+        """The nodes at which a stage may begin."""
+        return cut_points(self, level)
+
+    def edges(self, cuts: Sequence[str | int]) -> tuple[Edge, ...]:
+        """The tensors that go from stage to stage, for stages that begin at these cuts."""
+        return edges(self, [self._node(cut) for cut in cuts])
+
+    def split(self, cuts: Sequence[str | int]) -> tuple[StageModule, ...]:
+        """The stages as modules; they share the model's own."""
+        return split(self, self.model, cuts)
+
+    def draw(self, path: str | Path | None = None, stages: Stages | None = None, level: Level | None = None) -> str:
+        """The drawing of the graph, written to a file where one is given: .html, .dot or .txt."""
+        return draw(self, path, stages, level)
+
+    def _node(self, cut: str | int) -> int:
+        return cut if isinstance(cut, int) else resolve_cuts(self, [cut])[0]

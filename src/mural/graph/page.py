@@ -1,0 +1,105 @@
+"""The page: a graph as one HTML file that needs nothing else, with blocks that fold out down to layers.
+
+Python says what there is and in which rows it stands; the page's own JavaScript places what is open, so that a
+block that is folded costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from mural.graph.nodes import Graph
+from mural.graph.outline import Box, Level, Outline
+from mural.graph.stages import Stage
+from mural.graph.words import bytes_in_words, shapes_in_words
+
+SCRIPTS = ("page.layout.js", "page.inside.js", "page.draw.js", "page.app.js", "page.input.js")
+
+
+def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None, title: str | None = None) -> str:
+    """The text of the page; `level` says what is open at first."""
+    title = title or outline.boxes[0].name
+    data = json.dumps(contents(outline, stages, level, title), ensure_ascii=False, separators=(",", ":"))
+    return Template(asset("page.html")).substitute(
+        title=title.replace("&", "&amp;").replace("<", "&lt;"),
+        style=asset("page.css"),
+        data=data.replace("<", "\\u003c"),  # a name may not end the script that it stands in
+        script='"use strict";\n' + "\n".join(map(asset, SCRIPTS)),
+    )
+
+
+def asset(name: str) -> str:
+    """The text of a file beside this one."""
+    return files("mural.graph").joinpath(name).read_text(encoding="utf-8")
+
+
+def contents(outline: Outline, stages: Sequence[Stage], level: Level | None, title: str) -> dict[str, Any]:
+    """What the page shows, as JSON: a column for each property of a box, and the nets inside each block."""
+    return {
+        "title": title,
+        "boxes": columns(outline),
+        "nets": {
+            block: [
+                [net.origin, -1 if net.source is None else net.source, net.targets, int(net.leaves)] for net in nets
+            ]
+            for block, nets in outline.nets.items()
+        },
+        "edges": outline.edges,
+        "stages": [vars(stage) for stage in stages],
+        "opened": sorted(outline.opened(level)),
+    }
+
+
+def columns(outline: Outline) -> dict[str, Any]:
+    """The properties of all boxes, in the boxes' order."""
+    places = {
+        box: (row, place)
+        for around in outline.boxes
+        for row, boxes in enumerate(outline.rows(around.id))
+        for place, box in enumerate(boxes)
+    }
+    boxes = outline.boxes
+    return {
+        "parent": [-1 if box.parent is None else box.parent for box in boxes],
+        "role": [box.role for box in boxes],
+        "name": [box.name for box in boxes],
+        "site": [box.site for box in boxes],
+        "kind": [box.kind for box in boxes],
+        "op": [outline.graph.nodes[box.start].op if is_call(box) else "" for box in boxes],
+        "shape": [shapes_in_words(box.shapes) for box in boxes],
+        "start": [box.start for box in boxes],
+        "stop": [box.stop for box in boxes],
+        "row": [places.get(box.id, (0, 0))[0] for box in boxes],
+        "place": [places.get(box.id, (0, 0))[1] for box in boxes],
+        "level": [box.level or "" for box in boxes],
+        "layers": [outline.layers(box.start, box.stop) for box in boxes],
+        "parameters": [outline.parameters(box.start, box.stop) for box in boxes],
+        "flops": [outline.flops(box.start, box.stop) for box in boxes],
+        "facts": [facts(outline.graph, box) for box in boxes],
+    }
+
+
+def is_call(box: Box) -> bool:
+    """Whether a box is one call of a function."""
+    return box.role in ("layer", "operation") and not box.children
+
+
+def facts(graph: Graph, box: Box) -> list[tuple[str, str]]:
+    """What else is known of a layer, as lines of the panel."""
+    if not is_call(box):
+        return []
+    node = graph.nodes[box.start]
+    known = {value.name: value for value in graph.parameters}
+    images = [shape for source, shape in zip(node.inputs, node.input_shapes, strict=True) if source not in known]
+    held = [known[source] for source in dict.fromkeys(node.inputs) if source in known]  # type: ignore[index]
+    return [
+        ("inputs", shapes_in_words(images)),
+        ("type", ", ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in node.dtypes))),
+        ("rule", node.kind or "none"),
+        ("kept for backward", bytes_in_words(sum({saved.memory: saved.bytes for saved in node.saved}.values()))),
+        *((value.role, f"{value.name} {shapes_in_words([value.shape])}") for value in held),
+    ]

@@ -1,0 +1,108 @@
+"""Stages as a drawing shows them: which nodes belong to which, from the names at which they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from mural.errors import PlanError
+from mural.graph.cuts import cut_names
+from mural.graph.nodes import Graph
+from mural.graph.outline import Outline
+from mural.plan import Plan
+
+Stages = int | Sequence[int | str] | Plan
+"""Where stages begin: ids of nodes, call-sites or calls of modules, in forward order; or a plan that names them; or how
+many there are, with as many layers each."""
+
+
+HUES = (210, 28, 140, 275, 345, 52, 180, 310, 100, 240, 10, 160)
+"""The first stages' colours, each far from the one before; later ones go round the circle by the golden angle."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A piece of the model: the nodes from `start` to `stop` - 1, drawn in the colour of a `hue` in degrees."""
+
+    name: str
+    hue: int
+    start: int
+    stop: int
+    layers: int
+    parameters: int
+    flops: int
+
+
+def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
+    """The stages of a drawing; none where none are given."""
+    if isinstance(stages, Plan):
+        stages = planned(stages)
+    if stages is None:
+        return ()
+    starts = equal_starts(outline, stages) if isinstance(stages, int) else starts_of(outline.graph, stages)
+    ends = [*starts[1:], len(outline.graph)]
+    return tuple(
+        Stage(
+            f"stage {number}",
+            hue(number),
+            start,
+            stop,
+            outline.layers(start, stop),
+            outline.parameters(start, stop),
+            outline.flops(start, stop),
+        )
+        for number, (start, stop) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def stages_in(stages: Sequence[Stage], start: int, stop: int) -> list[Stage]:
+    """The stages that some of the nodes from `start` to `stop` - 1 belong to."""
+    return [stage for stage in stages if max(stage.start, start) < min(stage.stop, stop)]
+
+
+def hue(number: int) -> int:
+    """The colour of a stage, in degrees."""
+    return HUES[number] if number < len(HUES) else round(number * 137.5) % 360
+
+
+def planned(plan: Plan) -> int | tuple[str, ...] | None:
+    """Where the stages of a plan begin: at the names it gives, or after as many layers each; None if it has one."""
+    if not isinstance(plan.cuts, str):
+        return plan.cuts
+    if plan.stages == 1:
+        return None
+    if plan.cuts != "layers":
+        raise PlanError(
+            f'cuts = "{plan.cuts}" balances {plan.stages} stages by cost, which a drawing does not know: give the '
+            f'names of the blocks at which they begin, or cuts = "layers"'
+        )
+    return plan.stages
+
+
+def equal_starts(outline: Outline, count: int) -> list[int]:
+    """The node at which each stage begins, if all have as many layers, up to one."""
+    layers = [box.start for box in outline.boxes if box.role == "layer"]
+    if not 1 <= count <= len(layers):
+        raise PlanError(f"{count} stages of a model with {len(layers)} layers: give 1 to {len(layers)}")
+    return [0, *(layers[len(layers) * stage // count] for stage in range(1, count))]
+
+
+def starts_of(graph: Graph, stages: Sequence[int | str]) -> list[int]:
+    """The node at which each stage begins. The first begins at node 0, whether that is given or not."""
+    named = cut_names(graph)
+    starts = [0]
+    for stage in stages:
+        start = named.get(stage, -1) if isinstance(stage, str) else stage
+        if not 0 <= start < len(graph):
+            near = get_close_matches(stage, named, n=1) if isinstance(stage, str) else []
+            hint = f"did you mean {near[0]!r}?" if near else f"give an id below {len(graph)}, a module or a call-site"
+            raise PlanError(f"a stage begins at {stage!r}, which is no node or call of this graph: {hint}")
+        if start < starts[-1]:
+            raise PlanError(
+                f"a stage begins at {stage!r}, node {start}, but the one before it at node {starts[-1]}: give the "
+                f"beginnings in forward order"
+            )
+        if start > starts[-1]:
+            starts.append(start)
+    return starts

@@ -1,0 +1,246 @@
+"""Partition: dynamic programming finds what trying all cuts finds; naive cuts, limits, and cuts of known models."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mural
+from mural import models
+from mural.errors import PlanError
+from mural.graph import Graph, Node, Value
+from mural.graph.cuts import cut_points, resolve_cuts
+from mural.graph.edges import edges
+from mural.graph.nodes import Saved, Source
+from mural.graph.sites import Call
+from mural.graph.work import node_costs
+from mural.pipeline.partition import bound, partition
+
+# --- graphs that hypothesis draws ---------------------------------------------------------------------------
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Calls that read earlier results or the input, share parameters, and keep results and masks for backward."""
+    count = draw(st.integers(2, 8))
+    weights = [Value(f"w{i}", (draw(st.integers(1, 20)),), torch.float32, f"w{i}", role="parameter") for i in range(3)]
+    sizes = [draw(st.integers(1, 30)) for _ in range(count)]
+    nodes: list[Node] = []
+    for i in range(count):
+        before: list[Source] = draw(st.lists(st.sampled_from([*range(i), "x"]), min_size=1, max_size=3, unique=True))
+        read = [*before, *draw(st.lists(st.sampled_from(weights).map(lambda w: w.name), max_size=2, unique=True))]
+        shapes = [(sizes[s],) if isinstance(s, int) else (5,) for s in read]
+        owners = draw(st.lists(st.sampled_from(before), unique=True)) + ([i] if draw(st.booleans()) else [])
+        saved = [Saved(hash(("of", o)), 4 * (sizes[o] if isinstance(o, int) else 5), o) for o in owners]
+        saved += [Saved(10**9 + i, 4 * draw(st.integers(1, 9)), None)] if draw(st.booleans()) else []
+        node = Node(
+            i, f"op:{i}", "op", None, "", tuple(read), (0,) * len(read), (), tuple(shapes), ((sizes[i],),),
+            (torch.float32,), (torch.float32,) * len(read), saved=tuple(saved),
+        )  # fmt: skip
+        nodes.append(node)
+    ends = sorted({count - 1, draw(st.integers(0, count - 1))})
+    outputs = tuple(Value(f"out{i}", (sizes[i],), torch.float32, i, role="output") for i in ends)
+    image = Value("x", (5,), torch.float32, "x", role="input")
+    return Graph(tuple(nodes), (image,), tuple(weights), outputs, (Call("", 1, None, 0, count, "Net"),))
+
+
+def stage_memory(graph: Graph, cuts: tuple[int, ...], stage: int, under_way: int, copies: int) -> int:
+    """The bytes of one stage, by sets: as the docstring of `partition` states them."""
+    ends = [0, *cuts, len(graph)]
+    nodes = graph.nodes[ends[stage] : ends[stage + 1]]
+    weights = {w.name: 4 * w.shape[0] for w in graph.parameters}
+    static = copies * sum(weights[name] for name in {s for n in nodes for s in n.inputs if s in weights})
+    held: dict[Any, int] = {saved.memory: saved.bytes for node in nodes for saved in node.saved}
+    for edge in edges(graph, cuts):
+        if stage == edge.producer or stage in edge.consumers:
+            held[hash(("of", edge.value[0]))] = edge.bytes
+    return static + under_way * sum(held.values())
+
+
+def stage_seconds(cuts: tuple[int, ...], seconds: list[float]) -> list[float]:
+    return [math.fsum(seconds[a:b]) for a, b in pairwise([0, *cuts, len(seconds)])]
+
+
+def travelled(graph: Graph, cuts: tuple[int, ...]) -> int:
+    return sum(edge.bytes * len(edge.consumers) for edge in edges(graph, cuts))
+
+
+@settings(max_examples=150, deadline=None)
+@given(graph=graphs(), data=st.data())
+def test_no_other_cuts_are_better(graph: Graph, data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, min(4, len(graph))))
+    copies = data.draw(st.integers(1, 4))
+    under_way = data.draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages))
+    seconds = [float(s) for s in data.draw(st.lists(st.integers(0, 9), min_size=len(graph), max_size=len(graph)))]
+    choices = list(combinations(range(1, len(graph)), stages - 1))
+    memory = {cuts: max(stage_memory(graph, cuts, k, under_way[k], copies) for k in range(stages)) for cuts in choices}
+    slowest = {cuts: max(stage_seconds(cuts, seconds)) for cuts in choices}
+    sent = {cuts: travelled(graph, cuts) for cuts in choices}
+    options: dict[str, Any] = {"microbatches": under_way, "seconds": seconds, "copies": copies}
+
+    lean = partition(graph, stages, "memory", **options)
+    assert (lean.memory, sent[lean.cuts]) == min((memory[cuts], sent[cuts]) for cuts in choices)
+    assert lean.memory == memory[lean.cuts]
+    fast = partition(graph, stages, "time", **options)
+    assert (fast.seconds, sent[fast.cuts]) == min((slowest[cuts], sent[cuts]) for cuts in choices)
+    assert [stage.seconds for stage in fast.stages] == stage_seconds(fast.cuts, seconds)
+    assert sum(stage.received for stage in fast.stages) == sent[fast.cuts]
+    assert fast.memory == memory[fast.cuts]
+
+    limit = data.draw(st.sampled_from(sorted(memory.values())))
+    allowed = [cuts for cuts in choices if memory[cuts] <= limit]
+    both = partition(graph, stages, "both", limit=limit, **options)
+    assert (both.seconds, sent[both.cuts]) == min((slowest[cuts], sent[cuts]) for cuts in allowed)
+    with pytest.raises(PlanError, match="raise stages"):
+        partition(graph, stages, "both", limit=lean.memory - 1, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph=graphs(), stages=st.integers(1, 5))
+def test_naive_cuts_are_as_even_as_can_be(graph: Graph, stages: int) -> None:
+    if stages > len(graph):
+        with pytest.raises(PlanError, match=f"ask for {len(graph)} stages"):
+            partition(graph, stages, "layers")
+        return
+    counts = [stage.layers for stage in partition(graph, stages, "layers").stages]
+    assert sum(counts) == len(graph)
+    assert max(counts) - min(counts) <= 1
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def test_naive_cuts_count_the_leaf_modules() -> None:
+    net = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()) for _ in range(5)))
+    found = partition(mural.capture(net, (1, 3, 8, 8)), 4, "layers")
+    assert [stage.layers for stage in found.stages] == [2, 3, 2, 3]
+    assert found.names == ("1", "2.1", "3.1")
+
+
+def test_functions_count_for_no_layer() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            for _ in range(7):
+                x = x.relu() + 1
+            return self.b(x)
+
+    assert partition(mural.capture(Net(), (1, 3, 8, 8)), 2, "layers").names == ("b",)
+
+
+UNET = mural.capture(models.UNet(width=8, depth=4), (1, 3, 256, 256))
+
+
+def test_cuts_of_a_unet_are_vertical_and_balanced() -> None:
+    """Encoder and decoder of the highest resolution lie on different stages, and none needs much more than another."""
+    naive, lean = (partition(UNET, 4, by) for by in ("layers", "memory"))
+    assert lean.memory < 0.75 * naive.memory
+    needs = [stage.memory for stage in lean.stages]
+    assert max(needs) < 1.3 * sum(needs) / 4
+    stage_of = {node.site: k for k, s in enumerate(lean.stages) for node in UNET.nodes[s.start : s.stop]}
+    assert stage_of["stem.0"] == 0
+    assert stage_of["up.3.block.3"] == 3
+    assert resolve_cuts(UNET, lean.names) == lean.cuts
+
+
+def test_cuts_by_time_share_the_operations() -> None:
+    costs = [cost.result.work + cost.backward.work for cost in node_costs(UNET)]
+    found = partition(UNET, 3, "time")
+    assert sum(stage.seconds for stage in found.stages) == sum(costs)
+    assert sum(costs) / 3 <= found.seconds < 1.25 * sum(costs) / 3
+    assert found.seconds <= partition(UNET, 3, "layers").seconds
+
+
+@pytest.mark.parametrize("level", ["module", "block", "layer"])
+def test_cuts_lie_on_the_points_of_their_level(level: Any) -> None:
+    found = {by: partition(UNET, 3, by, level=level) for by in ("layers", "time", "memory")}
+    assert all(set(each.cuts) <= set(cut_points(UNET, level)) for each in found.values())
+    assert found["memory"].memory == min(each.memory for each in found.values())
+    assert found["time"].seconds == min(each.seconds for each in found.values())
+    assert found["memory"].memory >= partition(UNET, 3, "memory").memory
+
+
+def test_the_bound_on_what_cuts_can_gain() -> None:
+    found = bound(UNET, 4)
+    naive = [stage.memory for stage in partition(UNET, 4, "layers").stages]
+    assert found.share == max(naive) / sum(naive)
+    assert found.bound == math.sqrt(4 * found.share)
+    assert found.optimum == math.sqrt(max(naive) / partition(UNET, 4, "memory").memory)
+    assert 1 < found.optimum <= 1.05 * found.bound
+
+
+def test_more_micro_batches_and_copies_weigh_what_they_are_of() -> None:
+    one, four = (partition(UNET, 2, "layers", microbatches=count) for count in (1, 4))
+    lone, adam = (partition(UNET, 2, "layers", copies=count) for count in (2, 4))
+    for k in range(2):
+        weights = (adam.stages[k].memory - lone.stages[k].memory) // 2
+        buffers = one.stages[k].memory * 4 - four.stages[k].memory - 3 * 2 * weights
+        assert weights > 0
+        assert 0 <= buffers < 0.05 * weights * 3
+    each = partition(UNET, 2, "layers", microbatches=[4, 1])
+    assert [s.memory for s in each.stages] == [four.stages[0].memory, one.stages[1].memory]
+
+
+def test_tied_parameters_weigh_on_each_stage_that_reads_them() -> None:
+    one, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    other.weight = one.weight
+    graph = mural.capture(nn.Sequential(one, nn.ReLU(), other), (1, 64))
+    assert [stage.memory for stage in partition(graph, 2, "layers").stages] == [
+        2 * 64 * 64 * 4 + 256 + 256,  # the input and what travels
+        2 * 64 * 64 * 4 + 256 + 256,  # what came, and the relu's result
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stages": 0}, "at least one stage, not 0"),
+        ({"stages": 9, "level": "module"}, "has 3 at the level of modules: ask for 4 stages or for level='layer'"),
+        ({"stages": 2, "by": "luck"}, "cannot be chosen by 'luck'"),
+        ({"stages": 2, "by": "both"}, "give limit in bytes"),
+        ({"stages": 2, "by": "time", "seconds": [1.0]}, "1 seconds were given for"),
+        ({"stages": 2, "microbatches": [1, 2, 3]}, "give one number of at least 1, or 2 of them"),
+        ({"stages": 2, "by": "layers", "limit": 10}, 'cuts by "layers" into 2 stages need'),
+        ({"stages": 2, "by": "memory", "limit": 10}, "the leanest cuts into 2 stages need"),
+    ],
+)
+def test_questions_without_an_answer_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        partition(UNET, **arguments)
+
+
+def test_cuts_that_would_miss_a_write_are_never_taken() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            y[:, :1].relu_()
+            return self.b(y)
+
+    graph = mural.capture(Net(), (1, 3, 8, 8))
+    for by in ("layers", "time", "memory"):
+        assert partition(graph, 2, by).cuts == (3,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [4, 16])
+def test_large_models_are_cut(stages: int) -> None:
+    for model, shape in ((models.densenet121(), (1, 3, 224, 224)), (models.resnet110_v2(), (1, 3, 64, 64))):
+        graph = mural.capture(model, shape)
+        naive, lean = (partition(graph, stages, by) for by in ("layers", "memory"))
+        assert lean.memory < naive.memory
+        assert bound(graph, stages).optimum > 0.9 * bound(graph, stages).bound
