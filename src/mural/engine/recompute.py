@@ -53,6 +53,8 @@ def forget_activations(module: nn.Module) -> None:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not torch.is_grad_enabled() or any(tensor.is_meta for tensor in tensors):
             return plain(*args, **kwargs)
+        # Lists of its own: the caller may append to those that it gave before backward comes, as dense blocks do.
+        args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
