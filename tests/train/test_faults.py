@@ -155,7 +155,8 @@ def test_a_killed_rank_changes_nothing(images: Path, tmp_path: Path, undisturbed
         victims = until(lambda: ranks_of(process.pid), process, "ranks")
         end(draw.choice(victims), signal.SIGKILL)
         assert process.wait(LIMIT) == 0, log_of(config)
-    assert "resumed from step" in log_of(config)
+    # A run that was killed before its first checkpoint was complete begins again.
+    assert "resumed from step" in log_of(config) or log_of(config).count("weights;") == 2
     same(config, undisturbed)
 
 
