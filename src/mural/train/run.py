@@ -119,8 +119,8 @@ class Run:
         with self.watchdog.pause():
             if self.saved != position.step:
                 self.pm.synchronise(self.optimizer)
-                shared = self.checkpoints.ranks if self.pm.plan.stages > 1 else None
-                state = state_of(self.pm.module, self.optimizer, self.schedule, ranks=shared)
+                parted = self.mesh if self.pm.plan.stages > 1 else None
+                state = state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
                 values = {**state.values, "position": asdict(position), "counts": counts, "loss": float(loss)}
                 values["batches"] = self.batches
