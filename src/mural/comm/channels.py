@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
 from mural.comm.ways import Incoming, Outgoing, Turn
 from mural.errors import PeerError
@@ -36,14 +36,15 @@ class Awaited:
 class Channels:
     """The queues between this rank and all others of a run.
 
-    NCCL runs the messages of a pair in a group one after the other, so each direction has a group of its own.
+    NCCL runs the messages of a pair in a group one after the other, so each direction has a group of its own. All
+    models of a run use the same channels: `Channels.of(world)`. Collective.
     """
 
     def __init__(self, world: Transport):
         if world.group is None:
             raise PeerError("channels need several ranks")
-        span = timedelta(seconds=world.timeout)
-        groups: list[Any] = [dist.new_group(timeout=span) for _ in ("to higher ranks", "to lower ranks")]
+        every = tuple(range(dist.get_world_size()))
+        groups = [group_of(world, every, purpose) for purpose in ("to higher ranks", "to lower ranks")]
         self.transports = [Transport(group, world.timeout) for group in groups]
         for transport in self.transports:
             transport.paths = world.paths
@@ -54,6 +55,11 @@ class Channels:
         self.leaving: list[tuple[int, Outgoing, list[Any]]] = []
         self.unsent: list[tuple[int, Outgoing, list[Any]]] = []
         self.epoch = 0
+
+    @classmethod
+    def of(cls, world: Transport) -> Channels:
+        """The channels of a run. Collective."""
+        return room(world, "channels", lambda: cls(world))
 
     def begin(self) -> None:
         """Begin a step of all ranks: an error that a rank raises in it ends the others' waits in it."""
@@ -138,10 +144,13 @@ class Channels:
         self.leaving = []
 
     def raised(self, error: BaseException) -> None:
-        """Tell the others that this rank raised in this step."""
+        """Tell the others that this rank raised in this step; end the waits of those that wait for it."""
         for transport in self.transports:
-            if transport.alarm is not None and not isinstance(error, PeerError):
-                transport.alarm.ring(self.epoch, error)
+            alarm = transport.alarm
+            if alarm is not None and isinstance(error, PeerError):
+                alarm.heard = alarm.heard or str(error)  # the others have heard of the rank that raised first
+            elif alarm is not None:
+                alarm.ring(self.epoch, error)
 
     def _flush(self) -> None:
         """Send what was left until its copy in host memory is complete."""

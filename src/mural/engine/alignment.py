@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -36,15 +37,23 @@ def alignment(model: nn.Module, shape: Sequence[int], grid: Sequence[int]) -> in
 
 @contextmanager
 def without_hooks(model: nn.Module) -> Generator[None]:
-    """The model without its forward hooks, which are not to see tensors without memory."""
+    """The model without its forward hooks, which are not to see tensors without memory.
+
+    Those that torch's own layers consist of (spectral and weight norm, pruning) stay.
+    """
     kept = [(m, m._forward_hooks, m._forward_pre_hooks) for m in model.modules()]
     try:
-        for module, _, _ in kept:
-            module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+        for module, hooks, before in kept:
+            module._forward_hooks, module._forward_pre_hooks = own_hooks(hooks), own_hooks(before)
         yield
     finally:
         for module, hooks, before in kept:
             module._forward_hooks, module._forward_pre_hooks = hooks, before
+
+
+def own_hooks(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
+    """The hooks that torch's own layers consist of."""
+    return OrderedDict((k, h) for k, h in hooks.items() if type(h).__module__.startswith("torch.nn.utils."))
 
 
 def strides_of(image: Sequence[int], made: Sequence[int], grid: Sequence[int]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mural.comm import Mesh
+from mural.comm.rooms import group_of
 from mural.engine.seating import Seating
 from mural.errors import PlanError
 from mural.graph import Graph
@@ -90,13 +90,12 @@ class Holders:
     def __init__(self, division: Division, world: Mesh):
         self.world = world
         self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        span = timedelta(seconds=world.transport.timeout)
         for ranks in sorted(set(division.holders.values())):
             group: Any = None
             if len(ranks) == world.world:
                 group = world.transport.group
             elif len(ranks) > 1:
-                group = dist.new_group(list(ranks), timeout=span)
+                group = group_of(world.transport, ranks, "parameters")
             self.groups[ranks] = group
 
     def add_up(self, parameters: Sequence[tuple[tuple[int, ...], Tensor]], replicas: int) -> None:

@@ -30,14 +30,15 @@ def likely_graph(model: nn.Module) -> Graph:
             tried.append(f"{shape}: {error}".splitlines()[0])
     raise PlanError(
         f"no image was found that {type(model).__name__} takes, which the choice of its stages needs "
-        f"({'; '.join(tried[:2]) or 'it has no convolution and no linear layer'}): give parallelize(…, image=(C, H, W))"
+        f"({'; '.join(tried[:2]) or 'it has no convolution and no linear layer'}): give parallelize(…, image=(C, H, W)), or a shape for each of several inputs"
     )
 
 
-def graph_for(model: nn.Module, image: Sequence[int]) -> Graph:
-    """The graph of a model for an image (C, H, W), in a batch of two."""
+def graph_for(model: nn.Module, image: Sequence[int] | Sequence[Sequence[int]]) -> Graph:
+    """The graph of a model for an image (C, H, W), or for several inputs of such shapes, in a batch of two."""
+    shapes = [part for part in image if isinstance(part, Sequence)]
     with without_hooks(model):
-        return capture(model, (2, *image))
+        return capture(model, [(2, *shape) for shape in shapes] if shapes else (2, *image))
 
 
 def likely_shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:

@@ -125,7 +125,8 @@ class Itineraries:
 def shapes_of(image: Image, count: int) -> tuple[tuple[int, ...], ...]:
     """The shapes of a micro-batch's inputs."""
     if isinstance(image, tuple) and any(isinstance(part, Tensor) for part in image):
-        return tuple((count, *part.shape[1:]) for part in image)
+        total = shape_of(image)[0]
+        return tuple((count, *p.shape[1:]) if p.ndim and len(p) == total else tuple(p.shape) for p in image)
     return ((count, *shape_of(image)[1:]),)
 
 

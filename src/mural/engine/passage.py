@@ -13,7 +13,7 @@ from mural.engine.inputs import Image, Inputs
 from mural.engine.microbatches import part_of
 from mural.graph.replay import Key
 from mural.pipeline.instance import Stage
-from mural.pipeline.lossparts import carriers, joined_results, loss_weights
+from mural.pipeline.lossparts import carriers, gradients, joined_results, loss_weights, undivided
 from mural.pipeline.runner import Ends
 from mural.shard import ShardedTensor
 from mural.shard.rows import Rows
@@ -103,6 +103,7 @@ class Training(Passage):
         targets = [self._target(part) for part in self.every]
         cuda = [self.data.device] if self.data.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), torch.enable_grad():
+            torch.manual_seed(0)  # the same trial results on all ranks of the stage
             return loss_weights(self.loss, likes, targets, self.data.target(self.target, self.image), self.data.mesh)
 
     def _target(self, rows: Rows) -> Any:
@@ -113,13 +114,23 @@ class Training(Passage):
         if self.whole:
             if not self.seeds:
                 self._all_at_once()
-            return list(zip(carriers(result), self.seeds.pop(microbatch), strict=True))
+            pairs = zip(carriers(result), self.seeds.pop(microbatch), strict=True)
+            return [(carrier, seed) for carrier, seed in pairs if carrier.requires_grad]
         share = (self.weights or [1.0])[microbatch]
         if share == 0.0:
-            return [(c, torch.zeros_like(c)) for c in carriers(result)]
+            self._check_empty(result, microbatch)
+            return [(c, torch.zeros_like(c)) for c in carriers(result) if c.requires_grad]
         loss = self.loss(result, self._target(self.every[microbatch])) * share
         self.losses.append(loss.detach())
         return [(loss * self.weight if self.weight != 1.0 else loss, None)]
+
+    def _check_empty(self, result: Any, microbatch: int) -> None:
+        """Raise where a micro-batch that has no part in the loss for trial results has one for its own."""
+        trial = pytree.tree_map_only(Tensor, cut_off, result)
+        loss = self.loss(trial, self._target(self.every[microbatch]))
+        (grads,) = gradients(loss, [trial], self.data.mesh)
+        if any(bool((grad.isfinite() & (grad != 0)).any()) for grad in grads):
+            raise undivided(f"micro-batch {microbatch} has no part in it for trial results, but one for its own")
 
     def _all_at_once(self) -> None:
         """The loss of all results, and the gradients that it has for each."""

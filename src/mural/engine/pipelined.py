@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from mural.comm import Mesh
 from mural.comm.agree import together
 from mural.comm.channels import Channels
+from mural.engine.concord import Concord
 from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
 from mural.engine.inputs import Image, Inputs, on_seat, shape_of
@@ -22,7 +23,6 @@ from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Loss, Parallel, unwrapped
 from mural.engine.passage import Passage, Training
 from mural.engine.statistics import Statistics
-from mural.errors import PeerError
 from mural.pipeline.instance import Stage
 from mural.pipeline.runner import Runner
 from mural.plan import Plan
@@ -45,14 +45,13 @@ class Pipelined(Parallel):
         self.inputs = Inputs(self.plain, self.mesh, self.mesh)
         self.holders = Holders(division, mesh)
         release(self.plain, division)
-        channels = Channels(mesh.transport) if len(self.seating.meshes) > 1 else None
-        self.channels = channels
+        channels = Channels.of(mesh.transport) if len(self.seating.meshes) > 1 else None
         self.runner = Runner(channels, self.device)
         self.itineraries = Itineraries(self.plain, division)
         self.calls = self.updates = 0
         self.observe = None
         self.unreduced = self.reduced = False
-        self.broken = ""
+        self.concord = Concord(mesh, self.mesh, channels)
 
     def step(self, image: Image, target: Any, *, reduce: bool = True, weight: float = 1.0) -> Tensor:
         """The loss of the whole batch, on every rank, after forward and backward. Collective.
@@ -60,19 +59,20 @@ class Pipelined(Parallel):
         Gradients are added to `.grad`. `reduce=False` leaves the sums over ranks to a later step, which then sends
         once for all; `weight` is the part of this batch in what is accumulated.
         """
-        image, target = self._adopted(image), self._adopted(target)
-        rows = rows_of(shape_of(image)[0], self.plan.microbatches)
-        trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
-        whole = self.plan.schedule == "gpipe" or len(rows) == 1
-        passage = Passage(self.inputs, image, rows, stages)
-        job = Training(passage, target, self._scoped_loss, weight, whole, self.observe)
-        graph = self.itineraries.route(image, rows[0].count).graph
-        statistics = Statistics(self.plain, self.division, graph, trip.program.schedule)
-        for (replica, stage, _), found in stages.items():
-            found.aside = statistics.aside(replica, stage)
-        self.calls += 1
-        self._reopen()
-        self._run(job, trip)
+        with self.concord.step():
+            image, target = self._adopted(image), self._adopted(target)
+            rows = rows_of(shape_of(image)[0], self.plan.microbatches)
+            trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
+            whole = self.plan.schedule == "gpipe" or len(rows) == 1
+            passage = Passage(self.inputs, image, rows, stages)
+            job = Training(passage, target, self._scoped_loss, weight, whole, self.observe)
+            graph = self.itineraries.route(image, rows[0].count).graph
+            statistics = Statistics(self.plain, self.division, graph, trip.program.schedule)
+            for (replica, stage, _), found in stages.items():
+                found.aside = statistics.aside(replica, stage)
+            self.calls += 1
+            self._reopen()
+            self._run(job, trip)
         with torch.no_grad():
             statistics.merge(self.holders)
             if self.plan.batchnorm == "rank" and self.plain.training:
@@ -103,9 +103,9 @@ class Pipelined(Parallel):
 
     def _infer(self, image: Image) -> Passage:
         """All micro-batches forward, without gradients; batch norms that look at the batch see it whole."""
-        image = self._adopted(image)
-        rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
-        with torch.no_grad():
+        with torch.no_grad(), self.concord.step():
+            image = self._adopted(image)
+            rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
             trip = self.itineraries.trip(image, rows, training=False)
             passage = Passage(self.inputs, image, rows, self._stages(image, rows))
             self._run(passage, trip)
@@ -132,17 +132,11 @@ class Pipelined(Parallel):
         return self.itineraries.stages(image, rows, self._scope, self.device)
 
     def _run(self, job: Passage, trip: Trip) -> None:
-        """Carry out this rank's actions; an error on any rank ends the step on all."""
-        if self.broken:
-            raise PeerError(f"an earlier step failed ({self.broken}): make the model parallel anew")
-        if self.channels is not None:
-            self.channels.begin()
+        """Carry out this rank's actions."""
+        self.concord.begin()
         try:
             self.runner.run(trip.program, trip.seats, job, trip.known, trip.learning, self.draw())
-        except BaseException as error:
-            self.broken = f"{type(error).__name__}: {error}".splitlines()[0]
-            if self.channels is not None:
-                self.channels.raised(error)
+        except BaseException:
             self.runner.forget()
             raise
         trip.known.complete = True

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from mural.errors import PlanError
-from mural.pipeline.instance import held_buffers
+from mural.pipeline.instance import held_buffers, held_by
 
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
@@ -47,12 +47,14 @@ def forget_activations(module: nn.Module) -> None:
     plain = module.forward
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), held_buffers(module.modules())
+        return nullcontext(), held_buffers(held_by(module.modules()))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not torch.is_grad_enabled() or any(tensor.is_meta for tensor in tensors):
             return plain(*args, **kwargs)
+        # Lists of its own: the caller may append to those that it gave before backward comes, as dense blocks do.
+        args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward

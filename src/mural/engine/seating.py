@@ -6,7 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+import torch.distributed as dist
+
 from mural.comm import SPATIAL, Mesh
+from mural.comm.rooms import group_of, room
+from mural.comm.transport import Transport
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
 from mural.pipeline.interleaved import interleaved
@@ -24,7 +28,7 @@ class Seating:
 
     @classmethod
     def of(cls, plan: Plan, world: Mesh) -> Seating:
-        """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do."""
+        """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do. Collective."""
         sizes = [prod(grid) for grid in plan.seat_grids]
         total, own = sum(sizes), -1
         meshes: list[Mesh] = []
@@ -38,7 +42,8 @@ class Seating:
                 meshes.append(world)
                 continue
             sizes_of = (plan.data, 1, 1, 1, *grid, *(1,) * (len(SPATIAL) - len(grid)))
-            transport = world.transport.fork(f"seat {seat}") if mine else world.transport
+            own_transport = transport_of(ranks, world.transport)
+            transport = own_transport if mine else world.transport
             meshes.append(Mesh(sizes_of, world.rank if mine else ranks[0], len(grid), transport, ranks))
         return cls(plan, tuple(meshes), own)
 
@@ -79,6 +84,18 @@ class Seating:
     def stages_here(self) -> frozenset[int]:
         """The stages that this rank holds, of whatever replica."""
         return frozenset(stage for (_, stage), seat in self.schedule(1).seat_of.items() if seat == self.own)
+
+
+def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
+    """Messages among the ranks of a seat, in a group of their own: those of other seats never meet them. Collective."""
+
+    def build() -> Transport:
+        group = group_of(world, ranks, "seat") if len(ranks) > 1 else None
+        transport = Transport(group if dist.get_rank() in ranks else None, world.timeout)
+        transport.paths, transport.records, transport.direct = world.paths, world.records, world.direct
+        return transport
+
+    return room(world, ("messages of a seat", ranks), build)
 
 
 def check_mesh(plan: Plan, mesh: Mesh) -> None:

@@ -7,11 +7,13 @@
            ┈                     ┈
 
 A module that takes or leaves tensors past its arguments and results (through attributes) is never called as a whole.
+What ran without gradients although it read values that have some, as under `no_grad`, does so again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +44,8 @@ class Step:
 class Stretch:
     """The calls of the nodes from `start` to `stop` - 1: what they take from outside, do, and give to others.
 
-    `copies` are tensors from outside that a call writes to: it writes to a copy.
+    `copies` are tensors from outside that a call writes to: it writes to a copy. `opened` are the paths of modules that
+    are not called themselves, the model's first.
     """
 
     start: int
@@ -51,6 +54,7 @@ class Stretch:
     gives: tuple[Key, ...]
     copies: tuple[Key, ...]
     steps: tuple[Step, ...]
+    opened: tuple[str, ...] = ()
 
 
 def keys_in(tree: Any) -> tuple[Key, ...]:
@@ -74,6 +78,12 @@ class Compiler:
         for node in graph:
             for key in reads_of(node):
                 self.readers.setdefault(key, []).append(node.id)
+        for before, node in graph.effects:
+            for key in reads_of(node):
+                self.readers.setdefault(key, []).append(before)
+        for call in graph.calls:
+            for key in keys_in((call.args, dict(call.kwargs))) if call.start == call.stop else ():
+                self.readers.setdefault(key, []).append(call.start)
         for value in graph.outputs:
             self.readers.setdefault((value.source, value.pick), []).append(len(graph))
         self.inside: dict[int, list[tuple[int, int, Node | Call]]] = {}
@@ -106,7 +116,8 @@ class Compiler:
 
     def stretch(self, start: int, stop: int) -> Stretch:
         """The calls from one node to another."""
-        steps = list(self._steps(0, start, stop))
+        opened: dict[str, None] = {}
+        steps = list(self._steps(0, start, stop, opened))
         made = {(n.id, pick) for n in self.graph.nodes[start:stop] for pick in range(len(n.output_shapes))}
         wanted = [key for step in steps for key in step.reads]
         gives = [key for key in sorted(made) if any(r >= stop for r in self.readers.get(key, ()))]  # type: ignore[type-var]
@@ -124,24 +135,30 @@ class Compiler:
             tuple(gives),
             tuple(key for key in takes if key[0] in written),
             tuple(freeing(steps, {*gives, *results})),
+            tuple(opened),
         )
 
-    def _steps(self, index: int, start: int, stop: int) -> Iterable[Step]:
-        """The steps of one module call within a stretch."""
+    def _steps(self, index: int, start: int, stop: int, opened: dict[str, None]) -> Iterable[Step]:
+        """The steps of one module call within a stretch; it is noted as opened."""
         last = stop == len(self.graph)
+        opened[self.graph.calls[index].module] = None
         for position, child, item in self.inside.get(index, ()):
             if isinstance(item, Node):
                 if start <= position < stop or (last and position == stop):
                     makes = tuple((item.id, pick) for pick in range(len(item.output_shapes)))
                     yield Step(item, tuple(k for k in reads_of(item) if not self._held(k)), makes)
                 continue
-            if item.start == item.stop:
-                continue  # it hands its argument on
-            if start <= item.start and item.stop <= stop and self.closed[child]:
+            if self._within(item, start, stop) and self.closed[child]:
                 reads = tuple(k for k in dict.fromkeys(keys_in((item.args, dict(item.kwargs)))) if not self._held(k))
                 yield Step(item, reads, keys_in(item.outputs))
-            elif item.start < stop and item.stop > start:
-                yield from self._steps(child, start, stop)
+            elif self._within(item, start, stop) or (item.start < stop and item.stop > start):
+                yield from self._steps(child, start, stop, opened)
+
+    def _within(self, call: Call, start: int, stop: int) -> bool:
+        """Whether all of a module's call lies in a stretch; one without nodes runs before the node that follows."""
+        if call.start == call.stop:
+            return start <= call.start < stop or call.start == stop == len(self.graph)
+        return start <= call.start and call.stop <= stop
 
     def _held(self, key: Key) -> bool:
         return isinstance(key[0], str) and key[0] in self.own
@@ -164,22 +181,35 @@ class Replay:
 
     def __init__(self, graph: Graph, model: nn.Module, stretch: Stretch):
         self.graph, self.model, self.stretch = graph, model, stretch
-        self.own = {value.name: value for value in graph.parameters}
         self.modules = dict(model.named_modules())
+        trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+        self.stopped = [stopped(step.run, graph, trained) for step in stretch.steps]
 
     def __call__(self, given: Mapping[Key, Tensor], device: torch.device) -> dict[Key, Tensor]:
         """What the stretch gives, and for the last one what the model's result consists of."""
+        self._check_hooks()
         values = dict(given)
         for key in self.stretch.copies:
             values[key] = values[key].clone()
-        for step in self.stretch.steps:
-            if isinstance(step.run, Node):
-                self._call(step.run, values, device)
-            else:
-                self._module(step.run, values)
+        for step, still in zip(self.stretch.steps, self.stopped, strict=True):
+            with torch.no_grad() if still else nullcontext():
+                if isinstance(step.run, Node):
+                    self._call(step.run, values, device)
+                else:
+                    self._module(step.run, values)
             for key in step.frees:
                 values.pop(key, None)
         return values
+
+    def _check_hooks(self) -> None:
+        """Raise for a hook that would not be called."""
+        for path in self.stretch.opened:
+            module = self.modules[path]
+            if module._forward_hooks or module._forward_pre_hooks:
+                raise PlanError(
+                    f"module {path!r} has a forward hook, but is not called as a whole: its parts lie in several "
+                    f"stages, or exchange tensors past it. Hang the hook on a module inside of a stage, or move the cut"
+                )
 
     def result(self, values: Mapping[Key, Tensor]) -> Any:
         """The model's result, in the form in which the model returns it."""
@@ -195,8 +225,16 @@ class Replay:
                 f"may depend on shapes and training mode alone"
             )
         for at, value in zip(wanted, found, strict=True):
-            if isinstance(at, At):
-                values[at.source, at.pick] = value
+            if not isinstance(at, At):
+                continue
+            key = (at.source, at.pick)
+            if isinstance(at.source, int) and at.source >= call.start:
+                values[key] = value
+            elif value is not self._value(key, values):
+                raise PlanError(
+                    f"module {call.module!r} handed on a tensor when it was captured, and gives another one now: a "
+                    f"forward hook may look at what such a module is given, but not replace it"
+                )
 
     def _call(self, node: Node, values: dict[Key, Tensor], device: torch.device) -> None:
         tensors = [self._value(key, values) for key in reads_of(node)]
@@ -226,10 +264,23 @@ class Replay:
             return values[key]
         name = key[0]
         if isinstance(name, int):
-            raise PlanError(f"the result of {self.graph.nodes[name].site} is needed, but no earlier stage gave it")
+            site = self.graph.nodes[name].site if name < len(self.graph) else "a call beside the model's dataflow"
+            raise PlanError(f"the result of {site} is needed, but no earlier stage gave it: move the cut")
         if name in self.graph.held:
             return self.graph.held[name]
         return attribute(self.model, name)
+
+
+def stopped(run: Node | Call, graph: Graph, trained: Container[Source]) -> bool:
+    """Whether a call ran without gradients although it read values that have some: parameters, or what calls made."""
+    nodes = [run] if isinstance(run, Node) else graph.nodes[run.start : run.stop]
+    if any(any(node.gradients) for node in nodes):
+        return False
+    reads = (key for node in nodes for key in reads_of(node))
+    return any(
+        source in trained if isinstance(source, str) else source < len(graph) and graph.nodes[source].gradients[pick]
+        for source, pick in reads
+    )
 
 
 def attribute(model: nn.Module, name: str) -> Tensor:

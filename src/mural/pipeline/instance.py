@@ -60,7 +60,7 @@ class Stage:
         keeps = torch.is_grad_enabled()
         with ExitStack() as stack:
             if keeps and self.recompute:
-                kept.state = torch.get_rng_state()
+                kept.state = random_state(self.device)
                 stack.enter_context(torch.no_grad())
             values, result = self._run(leaves, rows)
         if keeps:
@@ -91,8 +91,10 @@ class Stage:
         """The result of the last stage with its history; where forward has to be run again, this does it."""
         kept = self.kept[microbatch]
         if kept.state is not None:
-            with torch.random.fork_rng([]), held_buffers(self._modules()):
-                torch.set_rng_state(kept.state)
+            cuda = [self.device] if self.device.type == "cuda" else []
+            moving = (*held_by(self.replay.modules.values()), *(beside for _, beside in self.aside))
+            with torch.random.fork_rng(cuda), held_buffers(moving):
+                set_random_state(kept.state, self.device)
                 values, result = self._run(kept.leaves, kept.rows)
             kept.state = None
             self._root(kept, values, result)
@@ -130,9 +132,6 @@ class Stage:
         none = (None,) * len(shape)
         return true_gradient(raw, Layout(self.mesh, shape, none, none, ()))
 
-    def _modules(self) -> Iterable[nn.Module]:
-        return self.replay.modules.values()
-
     def forget(self) -> None:
         """Let go of everything."""
         self.kept.clear()
@@ -168,13 +167,32 @@ def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Generator[None]:
         swap()
 
 
+def held_by(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """The buffers of modules, as far as they are here."""
+    return [b for module in modules for b in module._buffers.values() if b is not None and not b.is_meta]
+
+
 @contextmanager
-def held_buffers(modules: Iterable[nn.Module]) -> Generator[None]:
-    """Give all buffers their values back: what is computed again counts once."""
-    buffers = [b for m in modules for b in m._buffers.values() if b is not None and not b.is_meta]
+def held_buffers(buffers: Iterable[Tensor]) -> Generator[None]:
+    """Give buffers their values back: what is computed again counts once."""
+    buffers = list(buffers)
     before = [b.detach().clone() for b in buffers]
     try:
         yield
     finally:
         for buffer, value in zip(buffers, before, strict=True):
             buffer.data.copy_(value)  # not seen by autograd, as torch's own norms move them
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of torch's default generators, for the CPU and the device."""
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """Set torch's default generators."""
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)

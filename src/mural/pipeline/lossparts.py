@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 from mural.comm import Mesh, stack
 from mural.errors import PlanError
 from mural.shard import ShardedTensor
+from mural.shard.gradients import true_gradient
+from mural.shard.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -31,12 +33,12 @@ def loss_weights(loss: Loss, results: Sequence[Any], targets: Sequence[Any], who
     """The weight of each micro-batch's loss in that of the batch, for random results like these. Collective."""
     trials = [pytree.tree_map_only(Tensor, random_leaf, result) for result in results]
     joined = loss(joined_results(trials), whole)
-    every = gradients(joined, trials)
+    every = gradients(joined, trials, mesh)
     weights: list[float] = []
     total = 0.0
     for trial, target, share in zip(trials, targets, every, strict=True):
         alone = loss(trial, target)
-        (own,) = gradients(alone, [trial])
+        (own,) = gradients(alone, [trial], mesh)
         weight = fitted(share, own, mesh)
         weights.append(weight)
         total += weight * float(alone.detach()) if weight else 0.0
@@ -78,30 +80,46 @@ def undivided(why: str) -> PlanError:
 
 
 def random_leaf(value: Tensor) -> Tensor:
-    """Random values in the place of a result, as the beginning of a history."""
+    """Random values in the place of a result, as the beginning of a history.
+
+    They lie between 0.1 and 0.9, where scores, probabilities and intensities all have losses with gradients.
+    """
     if not value.is_floating_point():
         return value
+    drawn: Any = torch.rand_like(value) * 0.8 + 0.1
     if not isinstance(value, ShardedTensor):
-        return torch.randn_like(value).requires_grad_()
-    drawn: Any = torch.randn_like(value)
+        return drawn.detach().requires_grad_()
     return ShardedTensor(drawn.local.detach().requires_grad_(), value.placement, "", value.folds)
+
+
+def floating(tree: Any) -> list[Tensor]:
+    """The results that a gradient can go to."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def carriers(tree: Any) -> list[Tensor]:
     """The plain tensors under the results that a gradient can go to."""
-    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return [leaf.local if isinstance(leaf, ShardedTensor) else leaf for leaf in leaves]
+    return [leaf.local if isinstance(leaf, ShardedTensor) else leaf for leaf in floating(tree)]
 
 
-def gradients(loss: Tensor, trees: Sequence[Any]) -> list[list[Tensor]]:
-    """The gradients of a loss inside backward, for each of several results."""
+def gradients(loss: Tensor, trees: Sequence[Any], mesh: Mesh) -> list[list[Tensor]]:
+    """The true gradients of a loss, for each of several results. Collective."""
     lists = [carriers(tree) for tree in trees]
     found: Iterator[Any] = iter(torch.autograd.grad(loss, [c for part in lists for c in part], allow_unused=True))
-    grads = [[next(found) for _ in part] for part in lists]
-    return [
-        [torch.zeros_like(c) if g is None else g for c, g in zip(part, found, strict=True)]
-        for part, found in zip(lists, grads, strict=True)
-    ]
+    grads: list[list[Tensor]] = []
+    for tree, part in zip(trees, lists, strict=True):
+        raw = [torch.zeros_like(c) if g is None else g for c, g in ((c, next(found)) for c in part)]
+        layouts = [layout_of(leaf, mesh) for leaf in floating(tree)]
+        grads.append([true_gradient(g, layout) for g, layout in zip(raw, layouts, strict=True)])
+    return grads
+
+
+def layout_of(leaf: Tensor, mesh: Mesh) -> Layout:
+    """How a result lies on the ranks of the last stage."""
+    if isinstance(leaf, ShardedTensor):
+        return leaf.placement
+    none = (None,) * leaf.ndim
+    return Layout(mesh, tuple(leaf.shape), none, none, ())
 
 
 def joined_results(results: Sequence[Any]) -> Any:

@@ -22,7 +22,7 @@ from mural.errors import PlanError
 from mural.geometry import Box, volume
 from mural.graph.replay import Key
 from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
-from mural.pipeline.instance import Stage
+from mural.pipeline.instance import Stage, random_state, set_random_state
 from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
 from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action
@@ -32,6 +32,9 @@ from mural.shard.rows import Rows
 
 Ends = list[tuple[Tensor, Tensor | None]]
 """Tensors that a backward begins with, and their gradients inside backward."""
+
+Name = tuple[Key, int, int]
+"""A tensor that crosses: its value, the images of its micro-batch, the seat that makes it."""
 
 
 class Job(Protocol):
@@ -76,11 +79,15 @@ class Seats:
 
 @dataclass
 class Known:
-    """What was learned of the tensors that cross between stages: their forms, by value and images in a micro-batch."""
+    """What was learned of the tensors that cross between stages: their forms.
 
-    forms: dict[tuple[Key, int], Form] = field(default_factory=dict[tuple[Key, int], Form])
-    told: set[tuple[Key, int, int]] = field(default_factory=set[tuple[Key, int, int]])
-    heard: set[tuple[Key, int, int]] = field(default_factory=set[tuple[Key, int, int]])
+    By value, images in a micro-batch, and the seat that makes it, as replicas may make it on other grids; `told` and
+    `heard` name the seat on the other side too.
+    """
+
+    forms: dict[Name, Form] = field(default_factory=dict[Name, Form])
+    told: set[tuple[Name, int]] = field(default_factory=set[tuple[Name, int]])
+    heard: set[tuple[Name, int]] = field(default_factory=set[tuple[Name, int]])
     complete: bool = False
 
 
@@ -173,13 +180,16 @@ class Runner:
         for parcel in made_by(action, self.program.edges):
             self.handed[parcel] = made[parcel.edge.value]
             if parcel.work == "forward":
-                count = self.job.rows(parcel.microbatch).count
-                self.known.forms[parcel.edge.value, count] = Form.of(made[parcel.edge.value])
+                self.known.forms[self._name(parcel)] = Form.of(made[parcel.edge.value])
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _seat(self, parcel: Parcel, stage: int) -> int:
         return self.program.schedule.seat_of[parcel.replica, stage]
+
+    def _name(self, parcel: Parcel) -> Name:
+        count = self.job.rows(parcel.microbatch).count
+        return parcel.edge.value, count, self._seat(parcel, parcel.edge.producer)
 
     def _layouts(self, parcel: Parcel, form: Form) -> tuple[Layout, Layout]:
         """How the tensor lies on the seat that makes it, and on the one that needs it."""
@@ -190,14 +200,13 @@ class Runner:
 
     def _receive(self, parcel: Parcel) -> None:
         channels = self._channels()
-        count = self.job.rows(parcel.microbatch).count
-        key, source = (parcel.edge.value, count), self._seat(parcel, parcel.source)
-        if parcel.work == "forward" and (*key, source) not in self.known.heard:
-            self.known.heard.add((*key, source))
+        name, source = self._name(parcel), self._seat(parcel, parcel.source)
+        if parcel.work == "forward" and (name, source) not in self.known.heard:
+            self.known.heard.add((name, source))
             teller, _ = self._counterparts(source, self.seats.own)
             header = channels.post(f"the form of {parcel}", teller, HEADER_BYTES, torch.empty(0, dtype=torch.uint8))
-            self.known.forms[key] = Form.unpacked(channels.wait(header))
-        form = self.known.forms[key]
+            self.known.forms[name] = Form.unpacked(channels.wait(header))
+        form = self.known.forms[name]
         have, need = self._layouts(parcel, form)
         like = torch.empty(0, dtype=form.type, device="cpu" if parcel.edge.value[0] == RANDOM else self.device)
         plan = delivery(self.rank, have, need)
@@ -207,12 +216,12 @@ class Runner:
     def _send(self, parcel: Parcel) -> None:
         channels = self._channels()
         tensor = self.handed.pop(parcel)
-        key, target = (parcel.edge.value, self.job.rows(parcel.microbatch).count), self._seat(parcel, parcel.target)
-        if parcel.work == "forward" and (*key, target) not in self.known.told:
-            self.known.told.add((*key, target))
+        name, target = self._name(parcel), self._seat(parcel, parcel.target)
+        if parcel.work == "forward" and (name, target) not in self.known.told:
+            self.known.told.add((name, target))
             for listener in self._counterparts(self.seats.own, target)[1]:
-                channels.send(listener, self.known.forms[key].packed())
-        have, need = self._layouts(parcel, self.known.forms[key])
+                channels.send(listener, self.known.forms[name].packed())
+        have, need = self._layouts(parcel, self.known.forms[name])
         local = (tensor.local if isinstance(tensor, ShardedTensor) else tensor).detach()
         for peer, boxes in delivery(self.rank, have, need).sends:
             parts = [local[inside(have.box, part)].reshape(-1) for part in boxes]
@@ -248,17 +257,3 @@ class Runner:
         if self.channels is None:
             raise PlanError("a program with messages needs several ranks")
         return self.channels
-
-
-def random_state(device: torch.device) -> Tensor:
-    """The state of torch's default generators, for the CPU and the device."""
-    state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
-
-
-def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Set torch's default generators."""
-    size = torch.get_rng_state().numel()
-    torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)

@@ -1,0 +1,100 @@
+"""Concord: a step that fails on one rank ends on all, with the error there and a `PeerError` elsewhere.
+
+    rank 0   prepare ── run ── (waits for rank 1's message) ─ PeerError ──┐
+    rank 1   prepare ── run ✗ rings every alarm that a rank may wait by ──┤ agree: all raise
+    rank 2   prepare ── run, to its end ──────────────────────────────────┘
+
+Without the agreement rank 2 would go on to add up gradients, and wait there for ranks that do not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import torch
+import torch.distributed as dist
+
+from mural.comm import Mesh
+from mural.comm.agree import Met, share_failure
+from mural.comm.channels import Channels
+from mural.comm.rooms import leave
+from mural.errors import PeerError
+
+
+class Concord:
+    """The steps of one model on the ranks of a run: `seat` is the mesh of this rank's stages."""
+
+    def __init__(self, world: Mesh, seat: Mesh, channels: Channels | None):
+        self.world, self.seat, self.channels = world, seat, channels
+        self.broken = ""
+        """What ended a step in which messages were under way; none can follow it."""
+        self.running = False
+
+    @contextmanager
+    def step(self) -> Generator[None]:
+        """A block in which ranks may wait for each other, and which they leave alike. Collective."""
+        if self.broken:
+            raise PeerError(f"an earlier step failed ({self.broken}): make the model parallel anew")
+        self.running = False
+        if self.channels is not None:
+            self.channels.begin()
+        failure: Exception | None = None
+        try:
+            yield
+        except BaseException as error:
+            self._ring(error)
+            if not isinstance(error, Exception):
+                raise
+            failure = error
+        self._agree(failure)
+
+    def begin(self) -> None:
+        """Note that messages are sent from here on."""
+        self.running = True
+
+    def _ring(self, error: BaseException) -> None:
+        """End the waits of others for this rank, between stages and within its own."""
+        if self.channels is not None:
+            self.channels.raised(error)
+        transport = self.seat.transport
+        if transport.alarm is not None:
+            with suppress(RuntimeError):  # the others wait for what was posted before, and get it
+                transport.flush()
+            transport.alarm.ring(transport.serial, error)
+
+    def _agree(self, failure: Exception | None) -> None:
+        """Raise on all ranks where one failed."""
+        if self.world.world == 1:
+            if failure is not None:
+                raise failure
+            return
+        try:
+            failed, began = self._counted(failure is not None, failure is not None and self.running)
+            if not failed:
+                return
+            if began or failed < self.world.world:
+                self.broken = "on another rank"
+                leave(self.world.transport)
+            met = share_failure(failure, self._told)
+        except RuntimeError as error:  # the group was ended with the wait for a rank that failed
+            self.broken = str(error).splitlines()[0]
+            leave(self.world.transport)
+            raise failure or PeerError(f"the step failed on another rank: {error}") from error
+        if failure is not None:
+            self.broken = self.broken and f"{type(failure).__name__}: {failure}".splitlines()[0]
+            raise failure
+        raise PeerError(f"the step failed {met.text if met else ''}")
+
+    def _counted(self, *mine: bool) -> list[int]:
+        """On how many ranks each statement holds."""
+        transport = self.world.transport
+        counts = transport.outbound(torch.tensor(mine, dtype=torch.float32))
+        dist.all_reduce(counts, group=transport.group)
+        return [round(count) for count in counts.tolist()]
+
+    def _told(self, mine: Met | None) -> dict[int, Met | None]:
+        """What each rank met."""
+        told: list[Met | None] = [None] * self.world.world
+        dist.all_gather_object(told, mine, group=self.world.transport.group)
+        return dict(enumerate(told))
