@@ -55,6 +55,9 @@ class Plan:
     """Parts of a batch that follow each other through the stages."""
     chunks: int = 2
     """Stages that each rank holds under "interleaved"."""
+    seats: tuple[int, ...] = ()
+    """Under "sequential", the place of each part of the model among the `stage` ones, where several parts share one:
+    (0, 1, 2, 1, 0) puts the ends of a U-Net together. There are then as many parts as numbers."""
     replications: int = 1
     """How often the two replicas of GEMS take turns before gradients are added up."""
     gems: Literal["lean", "pipelined", "interleaved"] = "interleaved"
@@ -88,6 +91,11 @@ class Plan:
                 f"grids = {self.grids} for {self.stage} stages, spatial = {self.spatial}: give each stage a grid of "
                 f"sizes of at least 1, and leave spatial empty"
             )
+        if self.seats and (self.schedule != "sequential" or set(self.seats) != set(range(self.stage))):
+            raise PlanError(
+                f"seats = {self.seats} for stage = {self.stage} and schedule = {self.schedule!r}: under "
+                f'"sequential", give each part of the model a place from 0 to {self.stage - 1}, and use every place'
+            )
         if self.average < 0:
             raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")
 
@@ -109,6 +117,8 @@ class Plan:
     @property
     def stages(self) -> int:
         """How many parts the model is cut into."""
+        if self.seats:
+            return len(self.seats)
         return self.stage * self.chunks if self.schedule == "interleaved" else self.stage
 
     @property
