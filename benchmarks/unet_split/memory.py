@@ -206,9 +206,7 @@ def opposite_needs(graph: Graph, starts: Sequence[int]) -> list[Need]:
     return [Need(a.fixed + b.fixed, max(a.pixels, b.pixels)) for a, b in zip(one, reversed(one), strict=True)]
 
 
-def best(
-    graph: Graph, ranks: Sequence[int], scale: float, again: Sequence[Span] = ()
-) -> tuple[tuple[int, ...], float]:
+def best(graph: Graph, ranks: Sequence[int], scale: float, again: Sequence[Span] = ()) -> tuple[tuple[int, ...], float]:
     """The cuts under which the largest predicted peak is least for that many times the pixels, and that peak.
 
     `ranks` says for each stage among how many ranks its images are cut.

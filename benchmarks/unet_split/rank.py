@@ -82,7 +82,9 @@ class Splitter(Rank):
             return self.pm.step(pictures, masks)
         self.model.zero_grad(set_to_none=True)
         whole = [(0, extent) for extent in pictures[0].shape]
-        images, goals = (torch.stack([p.read([(0, p.shape[0]), *whole[1:]]) for p in each]) for each in (pictures, masks))
+        images, goals = (
+            torch.stack([p.read([(0, p.shape[0]), *whole[1:]]) for p in each]) for each in (pictures, masks)
+        )
         loss = F.cross_entropy(self.model(images), goals[:, 0])
         loss.backward()
         return loss.detach()

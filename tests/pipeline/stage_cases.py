@@ -121,7 +121,9 @@ def compared(case: Case, plain: nn.Module, pm: Parallel) -> dict[str, float]:
     for name, value in expected_state.items():
         found[name] = difference(state[name], value)
     for name, value in (*pm.named_parameters(), *pm.named_buffers()):
-        found[f"own {name}"] = difference(value, plain.get_parameter(name) if name in gradients else plain.get_buffer(name))
+        found[f"own {name}"] = difference(
+            value, plain.get_parameter(name) if name in gradients else plain.get_buffer(name)
+        )
     return found | inferred(case, plain.eval(), pm.eval())
 
 

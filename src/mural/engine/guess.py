@@ -30,15 +30,17 @@ def likely_graph(model: nn.Module) -> Graph:
             tried.append(f"{shape}: {error}".splitlines()[0])
     raise PlanError(
         f"no image was found that {type(model).__name__} takes, which the choice of its stages needs "
-        f"({'; '.join(tried[:2]) or 'it has no convolution and no linear layer'}): give parallelize(…, image=(C, H, W)), or a shape for each of several inputs"
+        f"({'; '.join(tried[:2]) or 'it has no convolution and no linear layer'}): give parallelize(…, image=(C, H, W)), "
+        f"or a shape for each of several inputs"
     )
 
 
 def graph_for(model: nn.Module, image: Sequence[int] | Sequence[Sequence[int]]) -> Graph:
     """The graph of a model for an image (C, H, W), or for several inputs of such shapes, in a batch of two."""
-    shapes = [part for part in image if isinstance(part, Sequence)]
+    several = [tuple(part) for part in image if isinstance(part, Sequence)]
+    single = tuple(extent for extent in image if isinstance(extent, int))
     with without_hooks(model):
-        return capture(model, [(2, *shape) for shape in shapes] if shapes else (2, *image))
+        return capture(model, [(2, *shape) for shape in several] if several else (2, *single))
 
 
 def likely_shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
