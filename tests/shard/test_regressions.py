@@ -158,7 +158,7 @@ def test_average_pool_with_an_overhanging_last_window() -> None:
 
 
 def test_average_pool_of_pieces_thinner_than_the_kernel() -> None:
-    """torch refuses them in three dims, although padding makes up for what is missing."""
+    """In three dims torch refuses them, although padding makes up for what is missing."""
     holds(nn.AvgPool3d((3, 1, 4), (1, 3, 1), (1, 0, 1)), image(1, 2, 4, 4, 4), Grid((2, 1, 1)))
 
 

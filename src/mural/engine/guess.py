@@ -30,8 +30,8 @@ def likely_graph(model: nn.Module) -> Graph:
             tried.append(f"{shape}: {error}".splitlines()[0])
     raise PlanError(
         f"no image was found that {type(model).__name__} takes, which the choice of its stages needs "
-        f"({'; '.join(tried[:2]) or 'it has no convolution and no linear layer'}): give parallelize(…, image=(C, H, W)), "
-        f"or a shape for each of several inputs"
+        f"({'; '.join(tried[:2]) or 'it has no convolution and no linear layer'}): give "
+        f"parallelize(…, image=(C, H, W)), or a shape for each of several inputs"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -14,7 +15,6 @@ from mural.comm import Mesh
 from mural.engine import Parallel
 from mural.shard import ShardedTensor
 from mural.train.meters import gathered
-
 
 TURN = 2**32
 """More calls than a step has."""
@@ -50,7 +50,7 @@ class Finder:
                 self.look(tensor, f"the output of {label}", self.stage)
                 if tensor.requires_grad:
                     words, turn = f"the gradient at the output of {label}", 2 * self.last + 1 - self.stage
-                    tensor.register_hook(lambda grad: self.look(grad, words, turn))
+                    tensor.register_hook(partial(self.look, where=words, turn=turn))
 
         return look
 
