@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"what is measured, in order ({','.join(PARTS)})")
     parser.add_argument("--minutes", type=float, default=12.0, help="stop the sweep after about this long (12)")
     parser.add_argument("--repeats", type=int, default=7, help="steps of each held-out model (7)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sweep; another seed adds to it (0)")
     parser.add_argument("--output", type=Path, help="file of the measurements, one line for each")
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="files of measurements that need not come again")
     parser.add_argument("--quick", action="store_true", help="a few of each, to try it out: the numbers mean nothing")
@@ -91,10 +92,10 @@ def measure(log: Log, device: str, options: argparse.Namespace) -> None:
             attempt(log, "layers", measured.key_of(*entry), lambda entry=entry: found_layers(entry, clock, known))
     if "sweep" in options.parts:
         release()
-        for number, case in enumerate(sweep(device, 20 if options.quick else COUNTS[device])):
+        for number, case in enumerate(sweep(device, 20 if options.quick else COUNTS[device], options.seed)):
             if log.left < 0:
                 break
-            attempt(log, "sweep", str(number), lambda case=case: {"case": case.encode()} | try_case(case, clock).encode())
+            attempt(log, "sweep", f"{options.seed}.{number}", lambda case=case: {"case": case.encode()} | try_case(case, clock).encode())
             if device == "cuda" and number % 100 == 99:
                 release()
 

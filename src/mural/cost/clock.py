@@ -22,6 +22,8 @@ CACHE = 2**27
 """Bytes that displace all others from a GPU's cache."""
 CYCLES = 2e9
 """About a GPU's cycles a second."""
+PAUSE = 4e-4
+"""Seconds in which a host queues a layer, with what goes before it."""
 ROUND = 2**32
 """The bytes of results that a round keeps at most."""
 
@@ -56,7 +58,7 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         begin, first = time.perf_counter(), begin
         repeats = max(3, min(repeats, int(0.1 / max(begin - first, 1e-4))))
-        torch.cuda._sleep(int(CYCLES * min(5e-3, 3e-4 * repeats)))
+        torch.cuda._sleep(int(CYCLES * PAUSE * repeats))
         events = [self._run(work, fresh) for _ in range(repeats)]
         torch.cuda.synchronize(self.device)
         return [start.elapsed_time(stop) / 1000 for start, stop in events]

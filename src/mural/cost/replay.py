@@ -14,6 +14,8 @@ from mural.errors import UnsupportedOp
 from mural.graph import Graph, Node
 from mural.graph.nodes import Ref, Source
 
+KEEPING = frozenset(["batch_norm", "instance_norm"])
+"""Calls that write to buffers alone, so that they can be made again and again."""
 At = tuple[Source, int]
 """A tensor of a graph: who made it, and which of its outputs it is."""
 
@@ -43,9 +45,9 @@ def call(node: Node, tensors: Sequence[Tensor], *, inplace: bool = True) -> tupl
     if func is None:
         raise UnsupportedOp(f"{node.site}: this graph does not know the function behind {node.op!r}; capture it again")
     device = tensors[0].device if tensors else torch.get_default_device()
-    if not inplace:
-        func, args, kwargs = beside(node)
-        tensors = [t.clone() if node.writes and func is node.func else t for t in tensors]
+    if not inplace and node.writes:
+        func, args, kwargs, clean = beside(node)
+        tensors = tensors if clean else [tensor.clone() for tensor in tensors]
 
     def given(leaf: Any) -> Any:
         if isinstance(leaf, Ref):
@@ -59,18 +61,16 @@ def call(node: Node, tensors: Sequence[Tensor], *, inplace: bool = True) -> tupl
     return made or tuple(tensors[:1])
 
 
-def beside(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The function and arguments of a call that writes its result to new memory, where torch has one."""
+def beside(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
+    """The call that writes its result to new memory, and true; the call as it is, and false, where torch has none."""
     kwargs, args = dict(node.kwargs), node.args
     if kwargs.get("inplace"):
-        kwargs["inplace"] = False
-    elif node.func is torch.nn.functional.relu and args[1:] == (True,):
-        args = args[:1]
-    elif node.op.endswith("_") and not node.op.startswith("__") and hasattr(Tensor, node.op[:-1]):
-        return getattr(Tensor, node.op[:-1]), args, kwargs
-    else:
-        return node.func, args, kwargs
-    return node.func, args, kwargs
+        return node.func, args, kwargs | {"inplace": False}, True
+    if node.func is torch.nn.functional.relu and args[1:] == (True,):
+        return node.func, args[:1], kwargs, True
+    if node.op.endswith("_") and not node.op.startswith("__") and hasattr(Tensor, node.op[:-1]):
+        return getattr(Tensor, node.op[:-1]), args, kwargs, True
+    return node.func, args, kwargs, node.op in KEEPING
 
 
 def tensors_for(node: Node, wanted: Collection[At], device: torch.device) -> list[Tensor]:

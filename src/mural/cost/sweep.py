@@ -174,7 +174,8 @@ class Draw:
         extent = max(2.0, elements / channels / batch) ** (1 / dims)
         extents = [max(2, round(extent * 2 ** self.random.uniform(-0.2, 0.2))) for _ in range(dims)]
         if self.random.random() < 0.6:  # as in most models: square, and halved a few times before
-            extents = [max(2, round(extent / 4) * 4 if extent > 8 else round(extent))] * dims
+            step = 32 if extent > 256 else 8 if extent > 64 else 4 if extent > 8 else 1
+            extents = [max(2, round(extent / step) * step)] * dims
         return (batch, channels, *extents)
 
     def channels(self) -> int:
@@ -189,6 +190,22 @@ class Draw:
             dtype = self.random.choice(self.scale.dtypes)
             if case is not None and max(map(prod, case.shapes)) <= self.scale.largest:
                 yield Case(case.layer, case.shapes, case.options, dtype, case.gradient)
+
+
+def draw_plain(draw: Draw) -> Case | None:
+    """A convolution as most models have them: k1 or k3 on images, all channels with all."""
+    r = draw.random
+    inputs, outputs = draw.channels(), draw.channels()
+    if r.random() < 0.4:
+        outputs = r.choice((inputs, inputs, 2 * inputs, max(8, inputs // 2), max(8, inputs // 4)))
+    kernel, stride = r.choices((1, 3, 5, 7), (8, 14, 1, 1))[0], r.choices((1, 2), (6, 1))[0]
+    shape = draw.image(inputs, 2, draw.elements() / max(1, outputs / inputs / stride**2))
+    work = 2 * prod(shape) / stride**2 * outputs * kernel**2
+    if min(shape[2:]) < kernel or work > draw.scale.operations or outputs * inputs * kernel**2 > draw.scale.largest / 4:
+        return None
+    options = {"dims": 2, "inputs": inputs, "outputs": outputs, "kernel_size": [kernel] * 2, "stride": stride}
+    options |= {"padding": [kernel // 2] * 2, "dilation": 1, "groups": 1, "bias": r.random() < 0.3}
+    return Case("conv", (shape,), options, gradient=r.random() < 0.97)
 
 
 def draw_conv(draw: Draw) -> Case | None:
@@ -336,12 +353,13 @@ def draw_scores(draw: Draw) -> Case:
 
 
 DRAWN: dict[str, tuple[int, Callable[[Draw], Case | None]]] = {
-    "conv": (50, draw_conv),
-    "transposed": (5, draw_transposed),
-    "linear": (9, draw_linear),
+    "plain": (40, draw_plain),
+    "conv": (18, draw_conv),
+    "transposed": (4, draw_transposed),
+    "linear": (7, draw_linear),
     "product": (2, draw_product),
     "attention": (4, draw_attention),
-    "norm": (10, draw_norm),
+    "norm": (13, draw_norm),
     "pool": (6, draw_pool),
     "pointwise": (8, draw_pointwise),
     "move": (8, draw_move),
