@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,8 +39,13 @@ def reads(node: Node) -> tuple[At, ...]:
     return tuple(zip(node.inputs, node.picks, strict=True))
 
 
-def call(node: Node, tensors: Sequence[Tensor], *, inplace: bool = True) -> tuple[Tensor, ...]:
-    """The tensors that the call makes of these, on their device; `inplace=False` leaves what it is given as it is."""
+def call(
+    node: Node, tensors: Sequence[Tensor], *, inplace: bool = True, instead: Callable[..., Any] | None = None
+) -> tuple[Tensor, ...]:
+    """The tensors that the call makes of these, on their device; `inplace=False` leaves what it is given as it is.
+
+    `instead` is a function to call in place of the node's.
+    """
     func, args, kwargs = node.func, node.args, dict(node.kwargs)
     if func is None:
         raise UnsupportedOp(f"{node.site}: this graph does not know the function behind {node.op!r}; capture it again")
@@ -56,7 +61,7 @@ def call(node: Node, tensors: Sequence[Tensor], *, inplace: bool = True) -> tupl
 
     called, named = pytree.tree_map(given, (args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Ref))
     with device:
-        result = func(*called, **named)
+        result = (instead or func)(*called, **named)
     made = tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
     return made or tuple(tensors[:1])
 
