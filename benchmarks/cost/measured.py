@@ -80,7 +80,9 @@ def grown(index: int, shape: Shape) -> int:
 
 def warm_up() -> None:
     """Load what torch loads when a layer is first run."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Flatten(), torch.nn.Linear(64, 8))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Flatten(), torch.nn.Linear(64, 8)
+    )
     model(torch.rand(2, 3, 4, 4)).sum().backward()
 
 

@@ -26,14 +26,16 @@ from harness.options import DEVICES, device_of
 from harness.results import Log
 
 from mural.cost.clock import clock_of
-from mural.cost.hardware import rates
 from mural.cost.host import host_seconds
+from mural.cost.rates import rates
 from mural.cost.sweep import sweep
 from mural.cost.trial import release, try_case
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("rates", "held", "twelve", "host", "layers", "sweep")
 DONE: set[tuple[str, str]] = set()
+ITERATIONS = {"cuda": (8, 50, twelve.SIZE), "cpu": (1, 8, twelve.SIZE), "quick": (1, 4, 64)}
+"""Of the twelve convolutions: the batch, the iterations, the extent."""
 COUNTS = {"cuda": 9000, "cpu": 1500}
 
 
@@ -46,7 +48,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7, help="steps of each held-out model (7)")
     parser.add_argument("--seed", type=int, default=0, help="of the sweep; another seed adds to it (0)")
     parser.add_argument("--output", type=Path, help="file of the measurements, one line for each")
-    parser.add_argument("--known", type=Path, nargs="*", default=[], help="files of measurements that need not come again")
+    parser.add_argument(
+        "--known", type=Path, nargs="*", default=[], help="files of measurements that need not come again"
+    )
     parser.add_argument("--quick", action="store_true", help="a few of each, to try it out: the numbers mean nothing")
     options = parser.parse_args()
     options.parts = [part for part in options.parts.split(",") if part in PARTS]
@@ -61,7 +65,7 @@ def attempt(log: Log, kind: str, name: str, work: Any) -> None:
     begin = time.perf_counter()
     try:
         found = work()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         log.write("failed", name=name, what=kind, error=f"{type(error).__name__}: {str(error)[:300]}")
         log.say(f"{kind} {name} FAILED: {type(error).__name__} {str(error)[:200]}")
         release()
@@ -82,7 +86,7 @@ def measure(log: Log, device: str, options: argparse.Namespace) -> None:
             work = lambda entry=entry: measured.step(*entry, clock, options.repeats)  # noqa: E731
             attempt(log, "held", measured.key_of(*entry), work)
     if "twelve" in options.parts:
-        given = (device, 8 if device == "cuda" else 1, 6 if options.quick else 50, 64 if options.quick else twelve.SIZE)
+        given = (device, *ITERATIONS["quick" if options.quick else device])
         attempt(log, "twelve", device, lambda: twelve.measure(*given))
     if "host" in options.parts:
         attempt(log, "host", device, lambda: {"seconds": host_seconds(device)})
@@ -95,7 +99,12 @@ def measure(log: Log, device: str, options: argparse.Namespace) -> None:
         for number, case in enumerate(sweep(device, 20 if options.quick else COUNTS[device], options.seed)):
             if log.left < 0:
                 break
-            attempt(log, "sweep", f"{options.seed}.{number}", lambda case=case: {"case": case.encode()} | try_case(case, clock).encode())
+            attempt(
+                log,
+                "sweep",
+                f"{options.seed}.{number}",
+                lambda case=case: {"case": case.encode()} | try_case(case, clock).encode(),
+            )
             if device == "cuda" and number % 100 == 99:
                 release()
 

@@ -95,7 +95,9 @@ class CpuClock:
         begin = now()
         results = [work()]
         first = now() - begin
-        size = sum(t.nbytes for t in results[0] if isinstance(t, Tensor)) if isinstance(results[0], (list, tuple)) else 0
+        size = (
+            sum(t.nbytes for t in results[0] if isinstance(t, Tensor)) if isinstance(results[0], (list, tuple)) else 0
+        )
         repeats = max(3, min(repeats * 4, int(0.1 / max(first, 1e-5)), ROUND // max(1, size)))
         found: list[float] = []
         for _ in range(repeats):

@@ -167,11 +167,17 @@ class Dry:
     def _back(
         self, tally: Tally, inputs: list[Tensor], outputs: tuple[Tensor, ...], incoming: tuple[Strides | None, ...]
     ) -> Backward:
-        ends = [(i, t, s) for i, (t, s) in enumerate(zip(outputs, incoming, strict=True)) if s is not None and t.requires_grad]
+        ends = [
+            (i, t, s)
+            for i, (t, s) in enumerate(zip(outputs, incoming, strict=True))
+            if s is not None and t.requires_grad
+        ]
         leaves = [tensor for tensor in inputs if tensor.requires_grad]
         if not ends or not leaves:
             return Backward((None,) * len(inputs), 0)
-        given = [torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=META) for _, tensor, stride in ends]
+        given = [
+            torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=META) for _, tensor, stride in ends
+        ]
         tally.ignore(given)
         of = {memory(tensor): place for (place, _, _), tensor in zip(ends, given, strict=True)}
         tally.forget()
@@ -227,14 +233,16 @@ def contiguous(shape: Sequence[int]) -> Strides:
 def effects(graph: Graph, wanted: Collection[At], device: str = "cuda") -> tuple[Effect, ...]:
     """The effect of each node of a graph, in order; gradients come in at the graph's outputs."""
     dry = Dry(device)
-    at = {(v.name, 0): Made(0, contiguous(v.shape)) for v in (*graph.inputs, *graph.parameters)}
+    at: dict[At, Made] = {(v.name, 0): Made(0, contiguous(v.shape)) for v in (*graph.inputs, *graph.parameters)}
     forward: list[tuple[Forward, tuple[Made, ...]]] = []
     for node in graph.nodes:
         given = tuple(at[read] for read in reads(node))
         found = dry.forward(node, wanted, given)
         forward.append((found, given))
         at |= {(node.id, pick): made for pick, made in enumerate(found.outputs)}
-    shapes = {(node.id, pick): shape for node in graph.nodes for pick, shape in enumerate(node.output_shapes)}
+    shapes: dict[At, tuple[int, ...]] = {
+        (node.id, pick): shape for node in graph.nodes for pick, shape in enumerate(node.output_shapes)
+    }
     coming: dict[At, Strides] = {
         (o.source, o.pick): contiguous(o.shape) for o in graph.outputs if (o.source, o.pick) in wanted
     }

@@ -6,64 +6,80 @@ made relative to them.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 
 import torch
+
+from mural.cost.links import Link
+from mural.cost.rates import Rates, rates
+from mural.errors import PlanError
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What one device reaches: operations a second by type, bytes a second read and written, bytes kept by libraries."""
+class Hardware:
+    """A device: its memory, its rates, its links to other devices and to the host, and the model fitted for it.
 
-    float32: float
-    bfloat16: float
-    tf32: float
-    bandwidth: float
-    workspace: int
+    `model` is the name of a fitted model, or the path of one; a device of the same kind with other rates can use it
+    too, since what is fitted is how near each kind of layer comes to the rates.
+    """
+
+    name: str
+    kind: str
+    memory: int
+    rates: Rates
+    link: Link
+    host: Link
+    model: str
+
+    @staticmethod
+    def named(name: str) -> Hardware:
+        """A known machine, or the one at hand for the name "here".
+
+        >>> Hardware.named("h200").kind
+        'cuda'
+        """
+        if name == "here":
+            return Hardware.here()
+        if name not in KNOWN:
+            raise PlanError(
+                f'no hardware is called {name!r}: choose one of {", ".join(KNOWN)}, or "here" to measure it'
+            )
+        return KNOWN[name]
+
+    @staticmethod
+    def here(device: torch.device | str | None = None) -> Hardware:
+        """The machine at hand: a GPU where there is one. Its rates are measured in a second or two, not its links."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        like = KNOWN["h200" if device.type == "cuda" else "cpu"]
+        if device.type == "cuda":
+            memory, name = torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)
+        else:
+            memory, name = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "cpu"
+        return Hardware(name, device.type, memory, rates(device), like.link, like.host, like.model)
 
 
-def best(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The fewest seconds of some runs, after one that is not counted."""
-    found: list[float] = []
-    for _ in range(repeats + 1):
-        synchronize(device)
-        begin = time.perf_counter()
-        work()
-        synchronize(device)
-        found.append(time.perf_counter() - begin)
-    return min(found[1:])
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU to be done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def rates(device: torch.device | str) -> Rates:
-    """The rates of a device, measured in about a second."""
-    device = torch.device(device)
-    cuda = device.type == "cuda"
-    n, repeats = (8192, 20) if cuda else (768, 5)
-    before = torch.cuda.memory_allocated(device) if cuda else 0
-    products: dict[torch.dtype, float] = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        square = torch.rand((n, n), device=device).to(dtype)
-        products[dtype] = 2 * n**3 / best(lambda square=square: square @ square, device, repeats)
-        del square
-    inputs = torch.rand((16 if cuda else 1, 256 if cuda else 64, 64, 64), device=device, requires_grad=True)
-    conv = torch.nn.Conv2d(inputs.shape[1], inputs.shape[1], 3, padding=1, device=device)
-    work = 2 * 9 * inputs.numel() * inputs.shape[1]
-    tf32 = work / best(lambda: conv(inputs), device, repeats)
-    linear = torch.nn.Linear(64, 64, device=device)  # extents are 64 too
-    linear(inputs).sum().backward()  # the libraries keep workspaces for the thread of backward too
-    block = torch.rand(2**28 if cuda else 2**24, device=device)
-    target = torch.empty_like(block)
-    bandwidth = 2 * block.nbytes / best(lambda: target.copy_(block), device, repeats)
-    del block, target, inputs, conv, linear
-    kept = torch.cuda.memory_allocated(device) - before if cuda else 0
-    return Rates(products[torch.float32], products[torch.bfloat16], tf32, bandwidth, kept)
+KNOWN: dict[str, Hardware] = {
+    "h200": Hardware(
+        "h200",
+        "cuda",
+        150109880320,
+        Rates(5.064e13, 8.124e14, 2.1e14, 4.178e12, 68157440, 132),
+        link=Link(1e-5, 4e11),
+        host=Link(1e-5, 5.5e10),
+        model="h200",
+    ),
+    "cpu": Hardware(
+        "cpu",
+        "cpu",
+        16 * GIB,
+        Rates(5e10, 2e11, 1e11, 2.5e10, 0, 1),
+        link=Link(5e-5, 2e9),
+        host=Link(0.0, 2.5e10),
+        model="cpu",
+    ),
+}
+"""Machines whose rates were measured (`mural bench cost`). The H200's link is NVLink's by its datasheet, less a tenth;
+a CPU is one thread of a server."""

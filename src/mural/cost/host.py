@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mural.cost.sweep import Layer
+from mural.cost.layers import Layer
 
 LENGTH, REPEATS = 24, 9
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch.utils import _pytree as pytree
 
 from mural.cost.effects import Effect, Made
+from mural.cost.ledger import Ledger
 from mural.cost.replay import At, reads
 from mural.cost.tally import ROUNDED
 from mural.errors import PlanError
@@ -37,48 +38,6 @@ class Peak:
     state: int
     kept: int
     gradients: int
-
-
-class Ledger:
-    """Memory that is alive: each with its size and how many hold it; a moment's peak, and where it was."""
-
-    def __init__(self) -> None:
-        self.live = self.peak = 0
-        self.where = ("", "forward")
-        self._size: dict[int, int] = {}
-        self._holders: Counter[int] = Counter()
-
-    def make(self, size: int) -> int:
-        """New memory, that nobody holds yet."""
-        number = len(self._size)
-        self._size[number] = size
-        self.live += size
-        return number
-
-    def hold(self, memory: int | None) -> None:
-        """One more holds it."""
-        if memory is not None:
-            self._holders[memory] += 1
-
-    def drop(self, memory: int | None) -> None:
-        """One fewer holds it; without any it goes."""
-        if memory is not None:
-            self._holders[memory] -= 1
-            if self._holders[memory] == 0:
-                self.live -= self._size[memory]
-
-    def alone(self, memory: int) -> bool:
-        """Whether one alone holds it."""
-        return self._holders[memory] == 1
-
-    def size(self, memory: int) -> int:
-        """Its bytes."""
-        return self._size[memory]
-
-    def touch(self, more: int, site: str, phase: str) -> None:
-        """Note that this many bytes more were in use for a moment."""
-        if self.live + more > self.peak:
-            self.peak, self.where = self.live + more, (site, phase)
 
 
 @dataclass(frozen=True)
@@ -194,7 +153,9 @@ class Step:
         """What modules of the stage were given: Python holds it until they return, so until that node."""
         inside = range(self.walk.start, self.walk.stop)
         for call in self.walk.graph.calls[1:]:
-            for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, Tensor_)):
+            for leaf in pytree.tree_leaves(
+                (call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, Tensor_)
+            ):
                 if isinstance(leaf, Tensor_) and leaf.source in inside and call.stop > call.start:
                     yield call.stop - 1, (leaf.source, leaf.pick)
 

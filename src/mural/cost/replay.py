@@ -91,7 +91,7 @@ def tensors_for(node: Node, wanted: Collection[At], device: torch.device) -> lis
 
 
 def signature(node: Node, wanted: Collection[At]) -> str:
-    """What the time of a call depends on: the function, shapes, types, other arguments, and whose gradient is wanted."""
+    """What the time of a call depends on: function, shapes, types, other arguments, and whose gradient is wanted."""
     about = [
         node.op,
         [[list(shape), name_of(dtype), at in wanted] for shape, dtype, at in inputs_of(node)],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mural.cost.clock import CYCLES, Clock, CudaClock, middle
-from mural.cost.sweep import Case
+from mural.cost.layers import Case
 
 Forward = Callable[[], tuple[Tensor, ...]]
 PAUSE = 0.05

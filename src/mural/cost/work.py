@@ -11,45 +11,10 @@ from dataclasses import dataclass
 from math import log2, prod
 from typing import Any
 
+from mural.cost.families import family_of
 from mural.cost.replay import At, reads
 from mural.graph import Node
-from mural.graph.nodes import Ref, Shape
-
-VIEWS = frozenset([
-    "view", "view_as", "permute", "transpose", "t", "T.__get__", "mT.__get__", "flatten", "unflatten", "squeeze",
-    "unsqueeze", "expand", "expand_as", "chunk", "split", "unbind", "narrow", "select", "__getitem__", "detach",
-    "reshape", "movedim", "swapaxes", "unfold", "diagonal", "tensor_split", "ravel", "requires_grad_", "data.__get__",
-])  # fmt: skip
-"""Calls that make no new values; a few of them copy when the values do not lie in order."""
-FAMILIES: dict[str, frozenset[str]] = {
-    "conv": frozenset(["conv1d", "conv2d", "conv3d", "convolution"]),
-    "transposed": frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]),
-    "linear": frozenset(["linear", "addmm", "mm"]),
-    "matmul": frozenset(["matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "mv", "dot"]),
-    "attention": frozenset(["scaled_dot_product_attention"]),
-    "batch_norm": frozenset(["batch_norm"]),
-    "instance_norm": frozenset(["instance_norm"]),
-    "group_norm": frozenset(["group_norm"]),
-    "layer_norm": frozenset(["layer_norm", "rms_norm"]),
-    "max_pool": frozenset(f"{a}max_pool{n}d{b}" for a in ("", "adaptive_") for n in (1, 2, 3) for b in ("", "_with_indices")),
-    "avg_pool": frozenset(f"avg_pool{n}d" for n in (1, 2, 3)),
-    "mean": frozenset([*(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)), "mean", "sum", "amax", "amin", "std", "var", "norm"]),
-    "add": frozenset(["add", "sub", "rsub", "__add__", "__radd__", "__sub__", "__rsub__", "__iadd__", "__isub__"]),
-    "multiply": frozenset(["mul", "div", "__mul__", "__rmul__", "__truediv__", "__imul__", "__itruediv__", "where", "pow"]),
-    "cat": frozenset(["cat", "stack", "hstack", "vstack", "concat", "concatenate"]),
-    "interpolate": frozenset(["interpolate", "upsample", "grid_sample", "pixel_shuffle", "pixel_unshuffle"]),
-    "softmax": frozenset(["softmax", "log_softmax", "softmin"]),
-    "loss": frozenset(["cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
-                       "binary_cross_entropy", "binary_cross_entropy_with_logits"]),
-    "dropout": frozenset(f"{a}dropout{n}" for a in ("", "feature_", "alpha_") for n in ("", "1d", "2d", "3d")),
-    "copy": frozenset(["contiguous", "clone", "pad", "roll", "flip", "rot90", "repeat", "tile", "to", "float", "bfloat16",
-                       "half", "double", "type", "index_select", "gather", "masked_fill", "zeros", "ones", "full",
-                       "zeros_like", "ones_like", "full_like", "arange", "empty", "unfold_copy", "__setitem__"]),
-    "view": VIEWS,
-}  # fmt: skip
-OF_NAME = {name: family for family, names in FAMILIES.items() for name in names}
-OTHER = "pointwise"
-"""The family of everything else: most calls that the table does not name read and write once."""
+from mural.graph.nodes import Ref
 
 
 @dataclass(frozen=True)
@@ -67,15 +32,6 @@ class Work:
     features: Mapping[str, float]
     gradients: int = 0
     """Bytes of the gradients that backward makes."""
-
-
-def family_of(op: str) -> str:
-    """The family of an operation.
-
-    >>> family_of("conv2d"), family_of("relu_"), family_of("add_"), family_of("view")
-    ('conv', 'pointwise', 'add', 'view')
-    """
-    return OF_NAME.get(op) or OF_NAME.get(op.rstrip("_") if not op.startswith("__") else op, OTHER)
 
 
 def work_of(node: Node, wanted: Collection[At] = ()) -> Work:
@@ -193,9 +149,10 @@ def alignment(channels: int) -> float:
 
 def describe_linear(node: Node) -> dict[str, float]:
     """A product of matrices: rows × inputs × outputs, in a batch or not."""
-    left, right, result = node.input_shapes[0], node.input_shapes[1 if len(node.input_shapes) > 1 else 0], node.output_shapes[0]
-    if node.op == "addmm":
-        left, right = node.input_shapes[1], node.input_shapes[2]
+    shapes, result = list(node.input_shapes), node.output_shapes[0]
+    if node.op in ("addmm", "baddbmm"):
+        shapes = shapes[1:]
+    left, right = shapes[0], shapes[min(1, len(shapes) - 1)]
     inputs, outputs = left[-1] if left else 1, result[-1] if result else 1
     rows = prod(result) // max(1, outputs)
     batched = family_of(node.op) == "matmul" and len(right) > 2
@@ -229,7 +186,7 @@ def describe_attention(node: Node) -> dict[str, float]:
 
 def describe_norm(node: Node) -> dict[str, float]:
     """A norm: how many statistics, over how many values each."""
-    shape = node.input_shapes[0]
+    shape = list(node.input_shapes[0])
     batch, channels = shape[0], shape[1] if len(shape) > 1 else 1
     counts = {"batch_norm": channels, "instance_norm": batch * channels, "layer_norm": prod(shape[:-1])}
     groups = counts.get(node.op, batch * int(argument(node, "num_groups", 1) or 1))
@@ -247,7 +204,7 @@ def describe_norm(node: Node) -> dict[str, float]:
 def describe_pool(node: Node) -> dict[str, float]:
     """A pool: the values that each result reads."""
     shape, result = node.input_shapes[0], node.output_shapes[0]
-    dims = int(digit) if (digit := node.op.rstrip("d_with_indices")[-1:]).isdigit() else 2
+    dims = next((n for n in (1, 2, 3) if f"{n}d" in node.op), 2)
     kernel = product(argument(node, "kernel_size", 1), dims)
     shrunk = prod(shape) / max(1, prod(result))
     return {
@@ -264,7 +221,11 @@ def describe_pool(node: Node) -> dict[str, float]:
 def describe_mean(node: Node) -> dict[str, float]:
     """A reduction: how many values become one."""
     shape, result = node.input_shapes[0], node.output_shapes[0]
-    return {"each": lg(prod(shape) / max(1, prod(result))), "groups": lg(prod(result)), "row": lg(shape[-1] if shape else 1)}
+    return {
+        "each": lg(prod(shape) / max(1, prod(result))),
+        "groups": lg(prod(result)),
+        "row": lg(shape[-1] if shape else 1),
+    }
 
 
 def describe_resized(node: Node) -> dict[str, float]:
@@ -309,4 +270,3 @@ DESCRIBE = {
     "mean": describe_mean,
     "interpolate": describe_resized,
 }
-Shapes = tuple[Shape, ...]
