@@ -127,6 +127,28 @@ def compared(case: Case, plain: nn.Module, pm: Parallel) -> dict[str, float]:
     return found | inferred(case, plain.eval(), pm.eval())
 
 
+def random_law(case: Case) -> dict[str, float]:
+    """The differences from a mesh of one rank, on which the same seed draws the same numbers."""
+    loss = loss_for(case)
+    pm = mural.parallelize(model_of(case), case.plan, loss, seed=5)
+    alone = pm.world_mesh.alone(data_only=False)
+    single = mural.parallelize(model_of(case), mural.Plan(), loss, mesh=alone, seed=5)
+    rates = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (pm, single)]
+    found: dict[str, float] = {}
+    for step in range(len(case.sizes)):
+        image, target = batch(case, step)
+        pm.zero_grad()
+        single.zero_grad()
+        found[f"loss {step}"] = gap(float(pm.step(image, target)), float(single.step(image, target)))
+        gradients = dict(single.named_parameters())
+        for name, p in pm.named_parameters():
+            found[f"gradient of {name} in step {step}"] = difference(p.grad, gradients[name].grad)
+        for optimizer in rates:
+            optimizer.step()
+    state = pm.state_dict()
+    return found | {name: difference(state[name], value) for name, value in single.state_dict().items()}
+
+
 def inferred(case: Case, plain: nn.Module, pm: Parallel) -> dict[str, float]:
     """The differences of the results of inference."""
     image, _ = batch(case, 7)

@@ -35,7 +35,8 @@ class Concord:
     def step(self) -> Generator[None]:
         """A block in which ranks may wait for each other, and which they leave alike. Collective."""
         if self.broken:
-            raise PeerError(f"an earlier step failed ({self.broken}): make the model parallel anew")
+            again = "start the run again" if self.seat == self.world else "make the model parallel anew"
+            raise PeerError(f"an earlier step failed ({self.broken}): {again}")
         self.running = False
         if self.channels is not None:
             self.channels.begin()

@@ -23,9 +23,11 @@ from mural.graph.replay import Replay
 from mural.pipeline.checker import check
 from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Edge, Program, with_messages
-from mural.pipeline.route import Route
+from mural.pipeline.draws import draws_in_parts
+from mural.pipeline.route import Route, draws
 from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
+from mural.shard.draws import Draws
 from mural.shard.rows import Rows
 
 Signature = tuple[Any, ...]
@@ -81,7 +83,17 @@ class Itineraries:
                     replay = Replay(route.graph, self.model, route.stretches[stage])
                     found[replica, stage, count] = Stage(replay, self.seating.mesh, scope, device, again)
             self.stage_sets[key] = found
+        found_draws = {count: self.draws(image, count) for count in counts}
+        for (_, _, count), stage in self.stage_sets[key].items():
+            stage.draws = found_draws[count]
         return self.stage_sets[key]
+
+    def draws(self, image: Image, count: int) -> Draws:
+        """What micro-batches of that many images draw as plain tensors; raises where they cannot draw as the batch."""
+        graph, total = self.route(image, count).graph, shape_of(image)[0]
+        if count == total or not any(draws(node) for node in graph):
+            return {}
+        return draws_in_parts(graph, self.route(image, total).graph, count, total)
 
     def trip(self, image: Image, rows: Sequence[Rows], training: bool) -> Trip:
         """The lists of all seats for a batch in these micro-batches, and what is known of the tensors that cross."""

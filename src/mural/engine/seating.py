@@ -102,7 +102,8 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
     """Raise unless a mesh is the one that the plan asks for."""
     stages = sum(map(prod, plan.grids)) if plan.grids else plan.stage
     spatial = () if plan.grids else plan.spatial
-    if (mesh.size("data"), mesh.size("stage"), mesh.spatial) != (plan.data, stages, spatial):
+    alike = prod(spatial) == prod(mesh.spatial) == 1 or mesh.spatial == spatial
+    if (mesh.size("data"), mesh.size("stage")) != (plan.data, stages) or not alike:
         raise PlanError(
             f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}, but the mesh is {mesh}: "
             f"make it by mural.init with these, or leave it out"

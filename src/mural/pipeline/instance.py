@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from mural.comm import Mesh
 from mural.graph.replay import Key, Replay
 from mural.shard import ShardedTensor
+from mural.shard.draws import Draws, whole_draws
 from mural.shard.gradients import raw_gradient, require_gradient, true_gradient
 from mural.shard.layout import Layout
 from mural.shard.rows import Rows, rows_of_batch
@@ -49,6 +50,8 @@ class Stage:
         self.kept: dict[int, Kept] = {}
         self.aside: list[tuple[Tensor, Tensor]] = []
         """Buffers, and those that this replica uses in their place."""
+        self.draws: Draws = {}
+        """What the model draws as plain tensors, where the batch comes in parts."""
 
     def forward(self, microbatch: int, given: Mapping[Key, Tensor], rows: Rows | None, wanted: set[Key]) -> Any:
         """What the stage gives to others by key, and its result if it is the last; `wanted` are leaves with gradients.
@@ -72,7 +75,7 @@ class Stage:
         return values, result
 
     def _run(self, leaves: Mapping[Key, Tensor], rows: Rows | None) -> tuple[dict[Key, Tensor], Any]:
-        with self.scope(), rows_of_batch(rows), swapped(self.aside):
+        with self.scope(), rows_of_batch(rows), whole_draws(self.draws), swapped(self.aside):
             values = self.replay(leaves, self.device)
         stretch = self.replay.stretch
         last = stretch.stop == len(self.replay.graph)

@@ -18,7 +18,8 @@ from mural.pipeline.messages import Edge
 RANDOM = "random state"
 """What a stage hands on so that the next one draws the numbers that would come next; the pick is the stage's number."""
 RANDOM_CALLS = frozenset([
-    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial",
+    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial", "random",
+    "randint_like", "_standard_gamma", "_sample_dirichlet", "lstm", "gru", "rnn_tanh", "rnn_relu",
     "scaled_dot_product_attention", "multi_head_attention_forward", "fractional_max_pool2d", "fractional_max_pool3d",
 ])  # fmt: skip
 """The calls that may draw random numbers besides those whose kind says so."""

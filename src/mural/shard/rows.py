@@ -35,6 +35,11 @@ def rows_of_batch(rows: Rows | None) -> Generator[None]:
         _rows.pop()
 
 
+def current_rows() -> Rows | None:
+    """The images that tensors hold now."""
+    return _rows[-1]
+
+
 def in_batch(shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """The shape that a tensor of the micro-batch has in the whole batch, and where it begins in dim 0 of that.
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import _StopRecomputationError
 
 from mural.comm import Mesh, fetch
 from mural.errors import LayoutError, UnsupportedOp
@@ -177,6 +178,8 @@ class ShardedTensor(Tensor):
                 f"cut dims {[t.placement.cut_dims for t in sharded]}): call .full() first if the whole tensor "
                 f"fits on one rank, or add a rule to src/mural/shard/ops/"
             )
+        except _StopRecomputationError:  # how a checkpoint ends its recompute, on every rank
+            raise
         except BaseException as error:
             if sharded:
                 sharded[0].mesh.transport.raised(error)
