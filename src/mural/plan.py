@@ -5,6 +5,7 @@ Written by hand or by a planner, applied by `parallelize`; the result of a run d
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
@@ -63,7 +64,10 @@ class Plan:
     gems: Literal["lean", "pipelined", "interleaved"] = "interleaved"
     """How closely the replicas of GEMS follow each other: "lean" keeps one micro-batch's activations at a time."""
     cuts: str | tuple[str, ...] = "memory"
-    """Where stages begin: balanced by "layers", "time" or "memory", or the names of blocks."""
+    """Where stages begin: balanced by "layers", "time" or "memory", by "both" (time within `memory`), or the names of
+    blocks."""
+    memory: str = ""
+    """What a rank's stage may need at most, as "16GiB"; for cuts that are balanced, an image at a time."""
     stream: tuple[int, ...] | None = None
     """The tile of a streamed output."""
     recompute: str | tuple[str, ...] = ()
@@ -96,6 +100,8 @@ class Plan:
                 f"seats = {self.seats} for stage = {self.stage} and schedule = {self.schedule!r}: under "
                 f'"sequential", give each part of the model a place from 0 to {self.stage - 1}, and use every place'
             )
+        if self.memory:
+            bytes_of(self.memory)
         if self.average < 0:
             raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")
 
@@ -151,6 +157,23 @@ class Plan:
         changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
         lines = [line for line in dump(self).splitlines() if line.split(" = ")[0] in changed]
         return "\n".join(lines) or "one rank"
+
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def bytes_of(text: str) -> int:
+    """A number of bytes as people write it.
+
+    >>> bytes_of("16GiB"), bytes_of("1.5 MB")
+    (17179869184, 1500000)
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
+    unit = found.group(2).upper() if found else "?"
+    try:
+        return int(float(found.group(1)) * UNITS[unit]) if found else int(text)
+    except (KeyError, ValueError) as error:
+        raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"') from error
 
 
 DEFAULT = Plan()

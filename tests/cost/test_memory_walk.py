@@ -174,7 +174,9 @@ def test_stages_need_less_than_the_whole_and_their_states_add_up() -> None:
     graph = capture(model, (1, 3, 32, 32))
     whole = walked(graph, False)
     third = len(graph) // 3
-    stages = [walked(graph, False, start=a, stop=b) for a, b in ((0, third), (third, 2 * third), (2 * third, len(graph)))]
+    stages = [
+        walked(graph, False, start=a, stop=b) for a, b in ((0, third), (third, 2 * third), (2 * third, len(graph)))
+    ]
     assert all(stage.bytes < whole.bytes for stage in stages)
     assert sum(stage.state for stage in stages) == whole.state
     assert sum(stage.gradients for stage in stages) >= whole.gradients

@@ -50,7 +50,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 
 def measure_link(mesh: Mesh, first: int, second: int, device: torch.device | str = "cpu") -> Link:
     """The link between two ranks, the same answer on every rank; all ranks of the mesh call it together."""
-    if first == second or not {first, second} <= set(range(mesh.base, mesh.base + mesh.world)):
+    if first == second or not {first, second} <= set(mesh.ranks or range(mesh.world)):
         raise PlanError(
             f"ranks {first} and {second} are no pair of a mesh of {mesh.world} ranks: give two different ones"
         )

@@ -21,9 +21,9 @@ from mural.errors import PlanError
 from mural.graph import Graph, capture
 from mural.graph.replay import Replay
 from mural.pipeline.checker import check
+from mural.pipeline.draws import draws_in_parts
 from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Edge, Program, with_messages
-from mural.pipeline.draws import draws_in_parts
 from mural.pipeline.route import Route, draws
 from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
