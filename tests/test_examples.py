@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples"
-SAME = ("01_one_device", "02_two_shards", "03_data_and_spatial", "04_own_dataset")
+SAME = ("01_one_device", "02_two_shards", "03_data_and_spatial", "04_own_dataset", "07_stages")
 
 
 def printed(name: str) -> str:

@@ -32,6 +32,13 @@ def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, plan:
     assert Plan.load(path) == plan
 
 
+def test_how_many_ranks_a_plan_needs() -> None:
+    assert Plan(data=2, stage=3, spatial=(2, 1)).devices == 12
+    assert Plan(stage=2, grids=((2, 2), (1, 1))).devices == 5
+    assert Plan(stage=2, schedule="interleaved", chunks=3).stages == 6
+    assert Plan(stage=3, seats=(0, 1, 2, 1, 0)).stages == 5
+
+
 def test_defaults_change_nothing() -> None:
     assert Plan().devices == 1
     assert str(Plan()) == "one rank"
@@ -51,6 +58,10 @@ def test_defaults_change_nothing() -> None:
         ('batchnorm = "globl"', "did you mean 'global'?"),
         ("data = ", "is not TOML"),
         ('offload = ["weights"]', "offload[0] = 'weights' is none of"),
+        ("stage = 2\ngrids = [[2, 1]]", "give each stage a grid"),
+        ("stage = 2\ngrids = [[2, 1], [1, 1]]\nspatial = [2]", "leave spatial empty"),
+        ("stage = 2\nseats = [0, 0]", "use every place"),
+        ('schedule = "1f1"', "did you mean '1f1b'?"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -72,7 +83,7 @@ def test_a_plan_by_hand_is_checked_too() -> None:
     assert Plan(spatial=2).spatial == (2,)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("later", [{"stage": 2}, {"channel": 2}, {"stream": (64, 64)}, {"offload": ("optimizer",)}])
+@pytest.mark.parametrize("later", [{"domain": 2}, {"channel": 2}, {"stream": (64, 64)}, {"offload": ("optimizer",)}])
 def test_what_comes_later_is_refused_when_it_runs(later: dict[str, object]) -> None:
     with pytest.raises(PlanError, match="cannot be run by this version"):
         Plan(**later).check_runnable()  # type: ignore[arg-type]

@@ -43,11 +43,13 @@ class CaseFailed(RuntimeError):
 class Worker:
     """One process, which says `ready` once it has imported everything."""
 
-    def __init__(self, log: Path, environment: dict[str, str], inbox: queue.Queue[tuple[Worker, str | None]]) -> None:
+    def __init__(
+        self, log: Path, module: str, environment: dict[str, str], inbox: queue.Queue[tuple[Worker, str | None]]
+    ) -> None:
         self.log, self.ready, self.ended = log, False, False
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "harness.worker"],
+                [sys.executable, "-P", "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -81,10 +83,10 @@ class Worker:
 
 
 class Pool:
-    """Processes ready for teams; `spares` of them are kept ahead of need."""
+    """Processes ready for teams; `spares` of them are kept ahead of need. `module` is what they run."""
 
-    def __init__(self, device: str, spares: int = 0) -> None:
-        self.device, self.spares = device, spares
+    def __init__(self, device: str, spares: int = 0, module: str = "harness.worker") -> None:
+        self.device, self.spares, self.module = device, spares, module
         self.folder = tempfile.TemporaryDirectory(prefix="mural-bench-")
         self.inbox: queue.Queue[tuple[Worker, str | None]] = queue.Queue()
         self.idle: list[Worker] = []
@@ -93,13 +95,14 @@ class Pool:
         paths = [str(BENCHMARKS), str(BENCHMARKS.parent / "src"), inherited.get("PYTHONPATH", "")]
         exact = EXACT_RESIDENT if device == "cpu" else {}
         self.environment = inherited | ENVIRONMENT | exact | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-        self._fill(spares)
+        self.prepare(spares)
 
-    def _fill(self, count: int) -> None:
+    def prepare(self, count: int) -> None:
+        """Start processes until that many are idle, or about to be."""
         while len(self.idle) < count:
             self.started += 1
             log = Path(self.folder.name) / f"worker{self.started}.log"
-            self.idle.append(Worker(log, self.environment, self.inbox))
+            self.idle.append(Worker(log, self.module, self.environment, self.inbox))
 
     def settle(self, workers: list[Worker] | None = None) -> None:
         """Wait until those processes (all idle ones) have imported what they need, and the machine is quiet."""
@@ -117,9 +120,9 @@ class Pool:
     @contextlib.contextmanager
     def team(self, ranks: int, cap: int | None) -> Generator[Team]:
         """A team of that many ranks, each with that many bytes, for the length of a block."""
-        self._fill(ranks)
+        self.prepare(ranks)
         members, self.idle = self.idle[:ranks], self.idle[ranks:]
-        self._fill(self.spares)
+        self.prepare(self.spares)
         team = Team(self, members)
         try:
             self.settle(members)

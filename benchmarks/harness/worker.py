@@ -186,12 +186,11 @@ def error_of(error: BaseException) -> dict[str, str]:
     return {"error": kind, "message": text}
 
 
-def serve() -> None:
+def serve(rank: Rank) -> None:
     """Answer commands until the input ends."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    rank = Rank()
     answers.write(json.dumps({"value": "ready"}) + "\n")
     for line in sys.stdin:
         command = json.loads(line)
@@ -204,4 +203,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(Rank())

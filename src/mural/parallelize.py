@@ -52,7 +52,9 @@ def parallelize(
     if not plan.piped:
         return Parallel(model, plan, mesh, loss, seed)
     graph = likely_graph(unwrapped(model)) if image is None else graph_for(unwrapped(model), image)
-    route = Route.of(graph, stage_starts(graph, plan))
+    kind = next((p.device.type for p in model.parameters()), "cpu")
+    hardware = "h200" if kind == "cuda" else "cpu"
+    route = Route.of(graph, stage_starts(graph, plan, hardware))
     return Pipelined(model, plan, mesh, loss, seed, Division.of(unwrapped(model), route, Seating.of(plan, mesh)))
 
 

@@ -5,6 +5,7 @@ Written by hand or by a planner, applied by `parallelize`; the result of a run d
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
@@ -55,12 +56,18 @@ class Plan:
     """Parts of a batch that follow each other through the stages."""
     chunks: int = 2
     """Stages that each rank holds under "interleaved"."""
+    seats: tuple[int, ...] = ()
+    """Under "sequential", the place of each part of the model among the `stage` ones, where several parts share one:
+    (0, 1, 2, 1, 0) puts the ends of a U-Net together. There are then as many parts as numbers."""
     replications: int = 1
     """How often the two replicas of GEMS take turns before gradients are added up."""
     gems: Literal["lean", "pipelined", "interleaved"] = "interleaved"
     """How closely the replicas of GEMS follow each other: "lean" keeps one micro-batch's activations at a time."""
     cuts: str | tuple[str, ...] = "memory"
-    """Where stages begin: balanced by "layers", "time" or "memory", or the names of blocks."""
+    """Where stages begin: balanced by "layers", "time" or "memory", by "both" (time within `memory`), or the names of
+    blocks."""
+    memory: str = ""
+    """What a rank's stage may need at most, as "16GiB"; for cuts that are balanced, an image at a time."""
     stream: tuple[int, ...] | None = None
     """The tile of a streamed output."""
     recompute: str | tuple[str, ...] = ()
@@ -88,6 +95,13 @@ class Plan:
                 f"grids = {self.grids} for {self.stage} stages, spatial = {self.spatial}: give each stage a grid of "
                 f"sizes of at least 1, and leave spatial empty"
             )
+        if self.seats and (self.schedule != "sequential" or set(self.seats) != set(range(self.stage))):
+            raise PlanError(
+                f"seats = {self.seats} for stage = {self.stage} and schedule = {self.schedule!r}: under "
+                f'"sequential", give each part of the model a place from 0 to {self.stage - 1}, and use every place'
+            )
+        if self.memory:
+            bytes_of(self.memory)
         if self.average < 0:
             raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")
 
@@ -109,6 +123,8 @@ class Plan:
     @property
     def stages(self) -> int:
         """How many parts the model is cut into."""
+        if self.seats:
+            return len(self.seats)
         return self.stage * self.chunks if self.schedule == "interleaved" else self.stage
 
     @property
@@ -141,6 +157,23 @@ class Plan:
         changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
         lines = [line for line in dump(self).splitlines() if line.split(" = ")[0] in changed]
         return "\n".join(lines) or "one rank"
+
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def bytes_of(text: str) -> int:
+    """A number of bytes as people write it.
+
+    >>> bytes_of("16GiB"), bytes_of("1.5 MB")
+    (17179869184, 1500000)
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
+    unit = found.group(2).upper() if found else "?"
+    try:
+        return int(float(found.group(1)) * UNITS[unit]) if found else int(text)
+    except (KeyError, ValueError) as error:
+        raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"') from error
 
 
 DEFAULT = Plan()

@@ -81,7 +81,7 @@ def many(way: str, order: str, count: int, largest: int) -> tuple[int, int, int]
         torch.distributed.barrier(transport.group)
         boxes = list(paths.mail.outboxes.values()) if paths.mail else []
         for box in boxes:
-            box._collect()
+            box.collect()
         return wrong, max([len(b.slots) for b in boxes], default=0), sum(len(b.given_up) for b in boxes)
 
 

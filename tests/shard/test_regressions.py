@@ -157,6 +157,11 @@ def test_average_pool_with_an_overhanging_last_window() -> None:
         holds(nn.AvgPool2d((3, 1), None, 0, True, include), image(1, 4, 11, 3), Grid((2, 1), align=4))
 
 
+def test_average_pool_of_pieces_thinner_than_the_kernel() -> None:
+    """In three dims torch refuses them, although padding makes up for what is missing."""
+    holds(nn.AvgPool3d((3, 1, 4), (1, 3, 1), (1, 0, 1)), image(1, 2, 4, 4, 4), Grid((2, 1, 1)))
+
+
 def test_unbatched_image() -> None:
     """The data axis kept the channels' extent of an image without a batch dim."""
     holds(nn.Conv2d(3, 4, 3, padding=1).double(), image(3, 12, 11), Grid((2, 1), dims=(1, 2)))

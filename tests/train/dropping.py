@@ -23,7 +23,7 @@ class Breaks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return x * (float("nan") if float(self.calls) > self.after else 1.0)
+        return x * torch.where(self.calls > self.after, float("nan"), 1.0)
 
 
 class Breaking(nn.Module):

@@ -35,7 +35,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def described(images: Path, folder: Path, **more: Any) -> Config:
     """A run of some steps that saves after each, so that a kill meets a save often."""
-    return run_config(images, folder, train__steps=STEPS, checkpoint__every=1, plan={"spatial": [2, 1]}, **more)
+    plan = more.pop("plan", {"spatial": [2, 1]})
+    return run_config(images, folder, train__steps=STEPS, checkpoint__every=1, plan=plan, **more)
 
 
 @contextmanager
@@ -155,8 +156,24 @@ def test_a_killed_rank_changes_nothing(images: Path, tmp_path: Path, undisturbed
         victims = until(lambda: ranks_of(process.pid), process, "ranks")
         end(draw.choice(victims), signal.SIGKILL)
         assert process.wait(LIMIT) == 0, log_of(config)
-    assert "resumed from step" in log_of(config)
+    # A run that was killed before its first checkpoint was complete begins again.
+    assert "resumed from step" in log_of(config) or log_of(config).count("weights;") == 2
     same(config, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_killed_stage_changes_nothing(images: Path, tmp_path: Path) -> None:
+    """The same for a model in two stages: each rank holds, saves and restores its part."""
+    plan = {"stage": 2}
+    whole, hurt = (described(images, tmp_path / name, plan=plan) for name in ("whole", "hurt"))
+    with started(whole, *torchrun(0)) as process:
+        assert process.wait(LIMIT) == 0, log_of(whole)
+    with started(hurt, *torchrun(2)) as process:
+        until(lambda: steps_seen(hurt) >= 4, process, "step 4")
+        end(ranks_of(process.pid)[-1], signal.SIGKILL)
+        assert process.wait(LIMIT) == 0, log_of(hurt)
+    assert "resumed from step" in log_of(hurt)
+    same(hurt, whole)
 
 
 @pytest.mark.slow

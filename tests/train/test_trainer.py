@@ -48,6 +48,9 @@ HERE = Path(__file__).parent
 PLANS = [
     {"data": 2, "spatial": [1, 2]},
     {"spatial": [2, 1]},
+    {"stage": 2},
+    pytest.param({"stage": 2, "data": 2, "cuts": "layers"}, marks=pytest.mark.slow),
+    pytest.param({"stage": 2, "grids": [[2, 1], [1, 1]]}, marks=pytest.mark.slow),
     pytest.param({"data": 2}, marks=pytest.mark.slow),
     pytest.param({"spatial": [2, 2]}, marks=pytest.mark.slow),
 ]
@@ -170,7 +173,7 @@ def test_the_folder_tells_the_run(images: Path, tmp_path: Path) -> None:
         fit(run_config(images, tmp_path / "run", checkpoint__resume="never"))
 
 
-@pytest.mark.parametrize("plan", [{}, {"data": 2}, {"spatial": [2, 1]}], ids=str)
+@pytest.mark.parametrize("plan", [{}, {"data": 2}, {"spatial": [2, 1]}, {"stage": 2}], ids=str)
 def test_a_resumed_run_repeats_every_bit(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
     dropping = {"factory": f"{HERE / 'dropping.py'}:make"}
     more = {"model": dropping, "augment__flips": True, "plan": plan, "optimizer": {"name": "AdamW", "lr": 0.01}}
@@ -191,6 +194,8 @@ def test_a_run_resumes_under_another_plan(images: Path, tmp_path: Path) -> None:
     fit(run_config(images, tmp_path / "parts", **more, train__steps=2))
     second = run_config(images, tmp_path / "parts", **more, train__steps=4, plan={"data": 2, "spatial": [2, 1]})
     run_on(4, fit, second)
+    third = run_config(images, tmp_path / "parts", **more, train__steps=5, plan={"stage": 2, "cuts": ["up"]})
+    run_on(2, fit, third)
     last = run_config(images, tmp_path / "parts", **more, plan={"spatial": [1, 2]})
     run_on(2, fit, last)
     assert [line["loss"] for line in curve(last)] == pytest.approx([line["loss"] for line in curve(whole)], rel=1e-9)
@@ -215,7 +220,7 @@ def caught(config: Config) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("plan", [{}, {"spatial": [2, 1]}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("plan", [{}, {"spatial": [2, 1]}, {"data": 2}, {"stage": 2, "cuts": ["last"]}], ids=str)
 def test_a_loss_that_is_no_number_names_step_and_layer(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
     broken = {"factory": f"{HERE / 'dropping.py'}:breaking", "arguments": {"after": 3}}
     config = run_config(images, tmp_path / "run", model=broken, plan=plan)

@@ -20,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer, united, without
-from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.snapshot import Snapshot, lacking, listed
 from mural.checkpoint.values import decode, encode
+from mural.comm import Mesh
+from mural.comm.agree import gather
 from mural.errors import CheckpointError
 
 
@@ -46,14 +47,14 @@ def state_of(
     optimizer: Optimizer | None = None,
     scheduler: Stateful | None = None,
     scaler: Stateful | None = None,
-    ranks: Ranks | None = None,
+    mesh: Mesh | None = None,
 ) -> State:
-    """The state of a training as it is now; with `ranks`, each of which holds a part of the model, collective."""
+    """The state of a training as it is now; where the ranks of a mesh hold parts of the model, collective."""
     model = plain(model)
     tensors, values = _model_state(model)
     if optimizer is not None:
         own = encode_optimizer(optimizer, _names(model), tensors)
-        parts = [own] if ranks is None else ranks.gather(own)
+        parts = [own] if mesh is None else list(gather(mesh, own, "the state of optimizers").values())
         values["optimizer"] = united(parts, [_clean(name) for name, _ in model.named_parameters()])
     for name, part in _parts(scheduler, scaler).items():
         values[name] = encode(part.state_dict(), name, tensors)

@@ -127,7 +127,9 @@ class Channels:
                 if alarm.heard:
                     raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {alarm.heard}")
                 awaited.works.pop(0)
-        return awaited.message.arrived(awaited.turn)
+        found = awaited.message.arrived(awaited.turn)
+        self.collect()  # while this rank waited, others took what it had sent
+        return found
 
     def collect(self) -> None:
         """Let go of messages that have left."""
@@ -139,6 +141,9 @@ class Channels:
             else:
                 kept.append(item)
         self.leaving = kept
+        for paths in self.transports[0].paths.values():
+            if paths.mail is not None:
+                paths.mail.collect()
 
     def finish(self) -> None:
         """Wait until all messages have left."""

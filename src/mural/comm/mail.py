@@ -89,6 +89,11 @@ class Mail:
             self.outboxes[other] = Outbox(self.lanes, self.memory, reads, self.written[other], read, announce)
             self.inboxes[other] = Inbox(other, self.lanes, self.memory, own, written, self.read[other], learn)
 
+    def collect(self) -> None:
+        """Free the memory of large messages that were read."""
+        for box in self.outboxes.values():
+            box.collect()
+
     def discard(self) -> None:
         """Let go of all slots without waiting for anybody."""
         self.close.detach()

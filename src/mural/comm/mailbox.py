@@ -113,7 +113,7 @@ class Outbox:
 
     def put(self, data: Tensor, transfer: int, after: Moment) -> tuple[Tensor, Moment]:
         """The header of a transfer's message, and the moment from which its bytes may be overwritten."""
-        self._collect()
+        self.collect()
         slot, loser = self._slot(data.nbytes)
         freed = [self.read[slot.message % MARKS]] if slot.message else []
         self.messages += 1
@@ -160,7 +160,7 @@ class Outbox:
         self.slots.append(slot)
         return slot
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Free the slots that the peer has closed."""
         waiting: list[tuple[Slot, int, int]] = []
         for slot, place, message in self.given_up:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from mural import cost
 from mural.errors import PlanError
 from mural.graph import Graph
 from mural.graph.cuts import resolve_cuts
 from mural.pipeline.partition import OBJECTIVES, partition
-from mural.plan import Plan
+from mural.plan import Plan, bytes_of
 
 
-def stage_starts(graph: Graph, plan: Plan) -> tuple[int, ...]:
-    """The first node of each stage."""
+def stage_starts(graph: Graph, plan: Plan, hardware: str = "cpu") -> tuple[int, ...]:
+    """The first node of each stage; time is that of some known hardware, the same on every rank."""
     if plan.stages == 1:
         return (0,)
     if isinstance(plan.cuts, tuple):
@@ -23,7 +24,11 @@ def stage_starts(graph: Graph, plan: Plan) -> tuple[int, ...]:
     if plan.cuts not in OBJECTIVES:
         names = ", ".join(map(repr, OBJECTIVES))
         raise PlanError(f"cuts = {plan.cuts!r}: balance by {names}, or name the blocks at which stages begin")
-    return (0, *partition(graph, plan.stages, plan.cuts, microbatches=under_way(plan)).cuts)
+    limit = bytes_of(plan.memory) if plan.memory else None
+    timed = plan.cuts in ("time", "both")
+    seconds = [s.forward + s.backward for s in cost.seconds(graph, hardware)] if timed else None
+    found = partition(graph, plan.stages, plan.cuts, limit=limit, microbatches=under_way(plan), seconds=seconds)
+    return (0, *found.cuts)
 
 
 def under_way(plan: Plan) -> list[int]:

@@ -72,7 +72,7 @@ def staged(result: Callable[[], Any], seating: Seating, world: Mesh, device: tor
     """A model's result as every rank of the run gets it. Collective."""
     if len(seating.meshes) == 1:
         return result()
-    last = len(seating.meshes) - 1
+    last = seating.schedule(1).seat_of[0, seating.plan.stages - 1]
     here, owner = seating.own == last, seating.ranks(last)[0]
     found = result() if here else None
     told: list[Any] = [pytree.tree_map(described, found) if here else None]

@@ -16,7 +16,7 @@ CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 def likely_graph(model: nn.Module) -> Graph:
-    """The graph of a model for the first likely image that it takes, in a batch of two.
+    """The graph of a model for the first likely image that it takes.
 
     The first convolution tells channels and dims, else the first linear layer tells the features.
     """
@@ -36,11 +36,17 @@ def likely_graph(model: nn.Module) -> Graph:
 
 
 def graph_for(model: nn.Module, image: Sequence[int] | Sequence[Sequence[int]]) -> Graph:
-    """The graph of a model for an image (C, H, W), or for several inputs of such shapes, in a batch of two."""
-    several = [part for part in image if isinstance(part, Sequence)]
-    one = [part for part in image if isinstance(part, int)]
+    """The graph of a model for an image (C, H, W), or for several inputs of such shapes.
+
+    It is the graph of a single image, or of two where the model takes no single one: batch norm of one value.
+    """
+    several = [tuple(part) for part in image if isinstance(part, Sequence)]
+    single = tuple(extent for extent in image if isinstance(extent, int))
     with without_hooks(model):
-        return capture(model, [(2, *shape) for shape in several or [one]])
+        try:
+            return capture(model, [(1, *shape) for shape in several] if several else (1, *single))
+        except ValueError:
+            return capture(model, [(2, *shape) for shape in several] if several else (2, *single))
 
 
 def likely_shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:

@@ -131,9 +131,8 @@ class Itineraries:
         plan = self.seating.plan
         if training:
             return self.seating.schedule(microbatches)
-        return forward_only(
-            self.seating.schedule(microbatches) if plan.schedule == "interleaved" else gpipe(plan.stage, microbatches)
-        )
+        own = plan.schedule == "interleaved" or plan.seats
+        return forward_only(self.seating.schedule(microbatches) if own else gpipe(plan.stage, microbatches))
 
 
 def shapes_of(image: Image, count: int) -> tuple[tuple[int, ...], ...]:

@@ -181,6 +181,11 @@ class Parallel:
         return next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
 
     @property
+    def first_stage(self) -> int:
+        """The first stage of the model that this rank holds."""
+        return 0
+
+    @property
     def training(self) -> bool:
         """Whether the model is in training mode."""
         return self.module.training

@@ -229,6 +229,11 @@ class Pipelined(Parallel):
         held = (t.device for t in (*self.plain.parameters(), *self.plain.buffers()) if not t.is_meta)
         return next(held, torch.device("cpu"))
 
+    @property
+    def first_stage(self) -> int:
+        """The first stage of the model that this rank holds."""
+        return min(self.seating.stages_here())
+
     def state_dict(self, rank0: bool = False) -> dict[str, Any]:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
         first = self._first_names()

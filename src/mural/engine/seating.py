@@ -56,7 +56,7 @@ class Seating:
         """The plan's schedule for that many micro-batches."""
         plan = self.plan
         make = {
-            "sequential": lambda: sequential(plan.stage, microbatches),
+            "sequential": lambda: sequential(plan.stages, microbatches, plan.seats or None),
             "gpipe": lambda: gpipe(plan.stage, microbatches),
             "1f1b": lambda: one_f_one_b(plan.stage, microbatches),
             "interleaved": lambda: interleaved(plan.stage, plan.chunks, microbatches),

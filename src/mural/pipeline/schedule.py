@@ -83,7 +83,7 @@ class Schedule:
         )
 
 
-def sequential(stages: int, microbatches: int, seats: int | None = None) -> Schedule:
+def sequential(stages: int, microbatches: int, seats: int | Sequence[int] | None = None) -> Schedule:
     """One micro-batch after the other goes all the way forward and backward: layer parallelism.
 
     Each seat holds the activations of one micro-batch at most. Two micro-batches over four stages, 24 units:
@@ -93,21 +93,30 @@ def sequential(stages: int, microbatches: int, seats: int | None = None) -> Sche
         ..0...aa......1...bb....
         ...0aa.........1bb......
 
-    With fewer `seats` than stages, stage s sits on seat s % seats.
+    With fewer `seats` than stages, stage s sits on seat s % seats; or `seats` names the seat of each stage.
 
     >>> print(sequential(stages=2, microbatches=2))
     seat 0: F0 B0 F1 B1
     seat 1: F0 B0 F1 B1
+    >>> print(sequential(stages=3, microbatches=1, seats=(0, 1, 0)))
+    seat 0: F0@0 F0@2 B0@2 B0@0
+    seat 1: F0@1 B0@1
     """
-    positive(stages=stages, microbatches=microbatches, seats=stages if seats is None else seats)
-    seats = min(stages, seats or stages)
-    rows: list[list[Action]] = [[] for _ in range(seats)]
+    if isinstance(seats, Sequence):
+        places = tuple(seats)
+        if len(places) != stages or set(places) != set(range(max(places, default=0) + 1)):
+            raise PlanError(f"seats = {places} for {stages} stages: give each stage a seat, and leave none out")
+    else:
+        positive(stages=stages, microbatches=microbatches, seats=stages if seats is None else seats)
+        places = tuple(stage % min(stages, seats or stages) for stage in range(stages))
+    positive(stages=stages, microbatches=microbatches)
+    rows: list[list[Action]] = [[] for _ in range(max(places) + 1)]
     for microbatch in range(microbatches):
         for stage in range(stages):
-            rows[stage % seats].append(Action("forward", stage, microbatch))
+            rows[places[stage]].append(Action("forward", stage, microbatch))
         for stage in reversed(range(stages)):
-            rows[stage % seats].append(Action("backward", stage, microbatch))
-    return in_line(rows, stages, microbatches)
+            rows[places[stage]].append(Action("backward", stage, microbatch))
+    return replace(in_line(rows, stages, microbatches), seat_of={(0, s): place for s, place in enumerate(places)})
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:

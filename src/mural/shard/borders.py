@@ -90,6 +90,9 @@ def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: t
         boxes = border_boxes(windows, own[rank], out[rank])
         if boxes is None or not all(symmetric(w, s, o) and s.start - w.span(o).start <= m for w, s, o, m in dims):
             return None
+        # torch's kernels refuse a piece that is thinner than the kernel, even where its padding makes up for it.
+        if any((s & w.reads(o)[0]).size < w.hi - w.lo for w, s, o, _ in dims):
+            return None
         need[rank] = boxes
     if not any(need.values()):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -15,12 +16,18 @@ from mural.engine import Parallel
 from mural.shard import ShardedTensor
 from mural.train.meters import gathered
 
+TURN = 2**32
+"""More calls than a step has."""
+
 
 class Finder:
-    """Watches the leaves of a model for one step; `seen` are those that gave bad values, in the order of the step."""
+    """Watches the leaves of a model for one step; `seen` are those that gave bad values, in the order of the step.
 
-    def __init__(self, model: nn.Module):
-        self.model = model
+    Where ranks hold different stages, an output of an earlier stage comes first, and so does a gradient of a later one.
+    """
+
+    def __init__(self, model: nn.Module, stage: int = 0, stages: int = 1):
+        self.model, self.stage, self.last = model, stage, stages - 1
         self.seen: list[tuple[int, str]] = []
         self.clock = 0
 
@@ -40,17 +47,18 @@ class Finder:
 
         def look(_: nn.Module, __: Any, output: Any) -> None:
             for tensor in tensors_of(output):
-                self.look(tensor, f"the output of {label}")
+                self.look(tensor, f"the output of {label}", self.stage)
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda grad: self.look(grad, f"the gradient at the output of {label}"))
+                    words, turn = f"the gradient at the output of {label}", 2 * self.last + 1 - self.stage
+                    tensor.register_hook(partial(self.look, where=words, turn=turn))
 
         return look
 
-    def look(self, tensor: Tensor, where: str) -> None:
-        """Note where a tensor is bad; every rank's clock counts the same calls."""
+    def look(self, tensor: Tensor, where: str, turn: int) -> None:
+        """Note where a tensor is bad; the clocks of a stage's ranks count the same calls."""
         self.clock += 1
         if tensor.numel() and not bool(tensor.isfinite().all()):
-            self.seen.append((self.clock, where))
+            self.seen.append((turn * TURN + self.clock, where))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
@@ -75,7 +83,7 @@ def first_bad(pm: Parallel, image: Any, target: Any, mesh: Mesh) -> str:
         return found
     pm.calls -= 1  # the same random numbers again
     pm.zero_grad()
-    with Finder(pm.module) as finder:
+    with Finder(pm.module, pm.first_stage, pm.plan.stages) as finder:
         pm.step(image, target, reduce=False)
     pm.zero_grad()
     moment, where = finder.seen[0] if finder.seen else (inf, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
@@ -119,8 +119,8 @@ class Run:
         with self.watchdog.pause():
             if self.saved != position.step:
                 self.pm.synchronise(self.optimizer)
-                shared = self.checkpoints.ranks if self.pm.plan.stages > 1 else None
-                state = state_of(self.pm.module, self.optimizer, self.schedule, ranks=shared)
+                parted = self.mesh if self.pm.plan.stages > 1 else None
+                state = state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
                 values = {**state.values, "position": asdict(position), "counts": counts, "loss": float(loss)}
                 values["batches"] = self.batches
@@ -160,7 +160,9 @@ class Run:
         return position, torch.tensor(float(snapshot.values["loss"]))
 
     def kept(self) -> str:
-        """What of the run is safe, in words."""
+        """What of the run is safe, in words; a save that is under way is waited for. Collective."""
+        with suppress(CheckpointError):  # what is said then is what there is
+            self.checkpoints.wait()
         steps = self.checkpoints.steps()
         return f"Step {steps[-1]} is saved in {self.checkpoints.folder}" if steps else "Nothing was saved yet"
 

@@ -1,0 +1,146 @@
+"""Predicted against measured: time and memory of layers, blocks and models. `mural bench cost`.
+
+mural bench cost --device cpu --output FILE.jsonl    measures: the held-out list, the twelve convolutions, the sweep
+mural bench cost --device cpu --fit FILE.jsonl …     fits the predictor of that device on the sweep in these files
+mural bench cost --page                              writes README.md's tables and the figures from results/
+
+A run that was stopped goes on where it was if it is started with the same --output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import measured
+import torch
+import twelve
+from harness.options import DEVICES, device_of
+from harness.results import Log
+
+from mural.cost.clock import clock_of
+from mural.cost.host import host_seconds
+from mural.cost.rates import rates
+from mural.cost.sweep import sweep
+from mural.cost.trial import release, try_case
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("rates", "held", "twelve", "host", "layers", "sweep")
+DONE: set[tuple[str, str]] = set()
+ITERATIONS = {"cuda": (8, 50, twelve.SIZE), "cpu": (1, 8, twelve.SIZE), "quick": (1, 4, 64)}
+"""Of the twelve convolutions: the batch, the iterations, the extent."""
+COUNTS = {"cuda": 9000, "cpu": 1500}
+
+
+def arguments() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"what is measured, in order ({','.join(PARTS)})")
+    parser.add_argument("--minutes", type=float, default=12.0, help="stop the sweep after about this long (12)")
+    parser.add_argument("--repeats", type=int, default=7, help="steps of each held-out model (7)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sweep; another seed adds to it (0)")
+    parser.add_argument("--output", type=Path, help="file of the measurements, one line for each")
+    parser.add_argument(
+        "--known", type=Path, nargs="*", default=[], help="files of measurements that need not come again"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few of each, to try it out: the numbers mean nothing")
+    options = parser.parse_args()
+    options.parts = [part for part in options.parts.split(",") if part in PARTS]
+    return options
+
+
+def attempt(log: Log, kind: str, name: str, work: Any) -> None:
+    """Write what a measurement found, unless it is known; one that fails is written too, and does not end the run."""
+    if (kind, name) in DONE:
+        return
+    DONE.add((kind, name))
+    begin = time.perf_counter()
+    try:
+        found = work()
+    except Exception as error:
+        log.write("failed", name=name, what=kind, error=f"{type(error).__name__}: {str(error)[:300]}")
+        log.say(f"{kind} {name} FAILED: {type(error).__name__} {str(error)[:200]}")
+        release()
+        return
+    log.write(kind, name=name, **found, load=os.getloadavg()[0])
+    if kind != "sweep":
+        log.say(f"{kind} {name}: {time.perf_counter() - begin:.2f} s")
+
+
+def measure(log: Log, device: str, options: argparse.Namespace) -> None:
+    """Everything that was asked for, until the time is over."""
+    entries = measured.entries(device)[:: 6 if options.quick else 1]
+    clock = clock_of(device)
+    if "rates" in options.parts:
+        attempt(log, "rates", device, lambda: asdict(rates(device)))
+    if "held" in options.parts:
+        for entry in entries:
+            work = lambda entry=entry: measured.step(*entry, clock, options.repeats)  # noqa: E731
+            attempt(log, "held", measured.key_of(*entry), work)
+    if "twelve" in options.parts:
+        given = (device, *ITERATIONS["quick" if options.quick else device])
+        attempt(log, "twelve", device, lambda: twelve.measure(*given))
+    if "host" in options.parts:
+        attempt(log, "host", device, lambda: {"seconds": host_seconds(device)})
+    if "layers" in options.parts:
+        known: dict[str, Any] = {}
+        for entry in entries:
+            attempt(log, "layers", measured.key_of(*entry), lambda entry=entry: found_layers(entry, clock, known))
+    if "sweep" in options.parts:
+        release()
+        for number, case in enumerate(sweep(device, 20 if options.quick else COUNTS[device], options.seed)):
+            if log.left < 0:
+                break
+            attempt(
+                log,
+                "sweep",
+                f"{options.seed}.{number}",
+                lambda case=case: {"case": case.encode()} | try_case(case, clock).encode(),
+            )
+            if device == "cuda" and number % 100 == 99:
+                release()
+
+
+def found_layers(entry: Any, clock: Any, known: dict[str, Any]) -> dict[str, Any]:
+    found = measured.layers(*entry, clock, known)
+    known |= found
+    return {"found": found}
+
+
+def main() -> None:
+    """Measure, fit, or write the page."""
+    options = arguments()
+    device = device_of(options)
+    if device == "cpu":
+        torch.set_num_threads(1)
+    log = Log("cost", options.output, options.known, options.minutes)
+    DONE.update((record["kind"], record.get("name", "")) for record in log.records)
+    log.write("versions", name=device, **versions(device))
+    measure(log, device, options)
+    log.say(f"finished: {len(log.records)} records")
+
+
+def versions(device: str) -> dict[str, Any]:
+    """What the numbers depend on."""
+    found: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": "cpu"}
+    if device == "cuda":
+        found |= {
+            "device": torch.cuda.get_device_name(),
+            "device_memory": torch.cuda.get_device_properties(0).total_memory,
+            "cudnn": torch.backends.cudnn.version(),
+            "convolutions_in_tf32": torch.backends.cudnn.allow_tf32,
+            "products_in_tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    main()

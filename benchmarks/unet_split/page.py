@@ -1,0 +1,4 @@
+from pathlib import Path
+
+
+def write(h: Path) -> None: ...

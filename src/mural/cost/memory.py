@@ -1,0 +1,276 @@
+"""Peak memory of a model or of a stage of it: a walk over its calls, forward and then backward, without running it.
+
+    forward    a call makes its outputs; a tensor goes when its last reader is done, unless backward keeps it
+    backward   in reverse: a call makes gradients, then what it kept goes, and the gradients that came in; a tensor
+               that several calls read gets the sum of their gradients, added up as they come
+
+What lies in one memory counts once. Sizes are rounded as the device's allocator does it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.utils import _pytree as pytree
+
+from mural.cost.effects import Effect, Made
+from mural.cost.ledger import Ledger
+from mural.cost.replay import At, reads
+from mural.cost.tally import ROUNDED
+from mural.errors import PlanError
+from mural.graph import Graph, Node
+from mural.graph.nodes import Value, needed_by
+from mural.graph.sites import At as Tensor_
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peak of a step in bytes, where it was, and what is there before and after.
+
+    `state` is parameters, buffers and the optimizer's numbers; `kept` is what forward leaves for backward.
+    """
+
+    bytes: int
+    site: str
+    phase: str
+    state: int
+    kept: int
+    gradients: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A stage, as the walk needs it: nodes `start` to `stop` - 1 of a graph, and the effects of all its nodes."""
+
+    graph: Graph
+    effects: Sequence[Effect]
+    wanted: Collection[At]
+    start: int
+    stop: int
+    workspace: Callable[[Node, str], int]
+    device: str = "cuda"
+    adds_in_place: bool = True
+    """Whether autograd adds a gradient to one that nobody else holds; while a dispatch mode watches, it does not."""
+
+    def peak(self, training: bool = True, optimizer: float = 0.0, early: bool = False) -> Peak:
+        """The peak of one step, on one micro-batch.
+
+        `optimizer` is how many numbers it keeps for each parameter (Adam 2, momentum 1). Without `training`, nothing
+        is kept. `early` says that the gradients of the outputs are there before forward.
+        """
+        step = Step(self, training)
+        state = step.enter_state(optimizer)
+        if early:
+            step.enter_gradients()
+        step.forward()
+        step.leave_forward()
+        kept = step.ledger.live - state
+        if training:
+            step.backward()
+        ledger = step.ledger
+        return Peak(ledger.peak, *ledger.where, state=state, kept=kept, gradients=step.gradient_bytes)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the stage."""
+        return self.graph.nodes[self.start : self.stop]
+
+
+class Step:
+    """The walk over one step."""
+
+    def __init__(self, walk: Walk, training: bool) -> None:
+        self.walk, self.training, self.ledger = walk, training, Ledger()
+        self.rounded = ROUNDED[walk.device]
+        self.memory: dict[At, int | None] = {}
+        self.coming: dict[At, int] = {}
+        self.kept: dict[int, list[int | None]] = {}
+        self.expected: Counter[At] = Counter()
+        self.gradient_bytes = 0
+        inside = {node.id for node in walk.nodes}
+        # How many calls of the stage read a tensor; what is read from outside is an input of the stage.
+        self.readers = Counter(read for node in walk.nodes for read in set(reads(node)))
+        self.outside = {at for at in self.readers if not (isinstance(at[0], int) and at[0] in inside)}
+        later = {read for node in walk.graph.nodes[walk.stop :] for read in reads(node)}
+        ends = {(output.source, output.pick) for output in walk.graph.outputs} | later
+        self.ends = [at for at in ends if at[0] in inside]
+        # What nothing reads later gets no gradient: what it kept goes with the last tensor of forward.
+        self.needed = needed_by({at[0] for at in self.ends if isinstance(at[0], int)}, walk.nodes)
+
+    def enter_state(self, optimizer: float) -> int:
+        """Bytes of parameters, buffers, constants and the optimizer's numbers; then the inputs are there too."""
+        values = {value.name: value for value in self.walk.graph.parameters}
+        for at in sorted(self.outside, key=str):
+            value = values.get(at[0]) if isinstance(at[0], str) else None
+            if value is not None:
+                self.memory[at] = None  # never goes
+                size = self.size_of(value)
+                self.ledger.live += size + int(optimizer * size * (value.role == "parameter"))
+        for _, node in self.walk.graph.effects:  # buffers that no call reads, as the number of batches
+            self.ledger.live += sum(map(self.rounded, sizes_of(node)))
+        state = self.ledger.live
+        for at in sorted(self.outside, key=str):
+            if at not in self.memory:
+                self.memory[at] = self.ledger.make(self.bytes_at(at))
+                self.ledger.hold(self.memory[at])
+        return state
+
+    def size_of(self, value: Value) -> int:
+        """The bytes of a parameter, buffer or input."""
+        return self.rounded(product(value.shape) * value.dtype.itemsize)
+
+    def bytes_at(self, at: At) -> int:
+        """The bytes of a tensor of the graph."""
+        source, pick = at
+        if isinstance(source, int):
+            node = self.walk.graph.nodes[source]
+            return self.rounded(product(node.output_shapes[pick]) * node.dtypes[pick].itemsize)
+        for value in (*self.walk.graph.inputs, *self.walk.graph.parameters):
+            if value.name == source:
+                return self.size_of(value)
+        raise PlanError(f"{source!r} is no tensor of this graph")
+
+    def forward(self) -> None:
+        """Run all calls; what is read no more goes, if backward does not keep it."""
+        last: dict[At, int] = {}
+        for node in self.walk.nodes:
+            last |= {(node.id, pick): node.id for pick in range(len(node.output_shapes))}
+            last |= dict.fromkeys(reads(node), node.id)
+        for moment, at in self.given():
+            last[at] = max(last.get(at, 0), min(moment, self.walk.stop - 1))
+        going: dict[int, list[At]] = {}
+        for at, moment in last.items():
+            if at not in self.ends and at not in self.outside:
+                going.setdefault(moment, []).append(at)
+        for node in self.walk.nodes:
+            self.forward_node(node)
+            for at in going.get(node.id, ()):
+                self.ledger.drop(self.memory[at])
+
+    def given(self) -> Iterator[tuple[int, At]]:
+        """What modules of the stage were given: Python holds it until they return, so until that node."""
+        inside = range(self.walk.start, self.walk.stop)
+        for call in self.walk.graph.calls[1:]:
+            for leaf in pytree.tree_leaves(
+                (call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, Tensor_)
+            ):
+                if isinstance(leaf, Tensor_) and leaf.source in inside and call.stop > call.start:
+                    yield call.stop - 1, (leaf.source, leaf.pick)
+
+    def forward_node(self, node: Node) -> None:
+        """Make the outputs of a call, and hold what its backward will need."""
+        ledger, effect, inputs = self.ledger, self.walk.effects[node.id].forward, reads(node)
+        ledger.touch(effect.peak + self.walk.workspace(node, "forward"), node.site, "forward")
+        for pick, made in enumerate(effect.outputs):
+            if made.shares is None:
+                memory = ledger.make(made.bytes)
+            elif made.shares < 0:
+                memory = self.memory[node.id, -1 - made.shares]
+            else:
+                memory = self.memory[inputs[made.shares]]
+            self.memory[node.id, pick] = memory
+            ledger.hold(memory)
+        if self.training:
+            kept = [self.memory[inputs[place]] for place in effect.keeps]
+            kept += [self.memory[node.id, place] for place in effect.holds]
+            if effect.inside:
+                kept.append(ledger.make(effect.inside))
+            for memory in kept:
+                ledger.hold(memory)
+            self.kept[node.id] = kept
+        ledger.touch(0, node.site, "forward")
+
+    def leave_forward(self) -> None:
+        """Let go of what calls kept whose results nobody reads."""
+        for number in sorted(self.kept.keys() - self.needed):
+            for memory in self.kept.pop(number):
+                self.ledger.drop(memory)
+
+    def backward(self) -> None:
+        """Run the backward of all calls that gradients come to, in reverse."""
+        self.enter_gradients()
+        self.ledger.touch(0, "", "backward")
+        for node in self.walk.nodes:
+            effect = self.walk.effects[node.id].backward
+            if effect is not None and node.id in self.needed:
+                gradients = zip(reads(node), effect.gradients, strict=True)
+                self.expected.update(at for at, gradient in gradients if gradient is not None and at in self.outside)
+        for node in reversed(self.walk.nodes):
+            self.backward_node(node)
+
+    def enter_gradients(self) -> None:
+        """Let the gradients of the outputs be there, unless they are."""
+        for at in self.ends:
+            if at in self.walk.wanted and at not in self.coming:
+                self.coming[at] = self.ledger.make(self.bytes_at(at))
+                self.ledger.hold(self.coming[at])
+                self.ledger.hold(self.coming[at])  # the caller has it too
+
+    def backward_node(self, node: Node) -> None:
+        """Make the gradients of a call's inputs, then let go of what came in and what was kept."""
+        effect, ledger = self.walk.effects[node.id].backward, self.ledger
+        mine = [self.coming.pop((node.id, pick), None) for pick in range(len(node.output_shapes))]
+        if effect is None or all(memory is None for memory in mine):
+            return
+        ledger.touch(effect.peak + self.walk.workspace(node, "backward"), node.site, "backward")
+        made: dict[int, int] = {}
+        for place, gradient in enumerate(effect.gradients):
+            if gradient is not None:
+                made[place] = self.memory_of(gradient, mine, made)
+                ledger.hold(made[place])
+        for memory in (*mine, *self.kept.pop(node.id, ())):
+            ledger.drop(memory)
+        for place, memory in made.items():
+            self.deliver(reads(node)[place], memory)
+        ledger.touch(0, node.site, "backward")
+
+    def memory_of(self, gradient: Made, mine: Sequence[int | None], made: dict[int, int]) -> int:
+        """Where a gradient lies: in memory of its own, in that of one that came in, or of another input's."""
+        if gradient.shares is None:
+            return self.ledger.make(gradient.bytes)
+        found = made[-1 - gradient.shares] if gradient.shares < 0 else mine[gradient.shares]
+        return self.ledger.make(gradient.bytes) if found is None else found
+
+    def deliver(self, at: At, memory: int) -> None:
+        """Add a gradient, which is held once for this, to what came before for the same tensor."""
+        ledger, before, whole = self.ledger, self.coming.get(at), self.bytes_at(at)
+        if before is None:
+            self.coming[at] = memory
+        elif self.walk.adds_in_place and ledger.alone(before) and ledger.size(before) == whole:
+            ledger.drop(memory)
+        else:
+            self.replace(at, whole)
+            ledger.drop(memory)
+        if at in self.outside:
+            self.expected[at] -= 1
+            if not self.expected[at]:
+                self.settle(at, whole)
+
+    def replace(self, at: At, whole: int) -> None:
+        """Put the gradient of a tensor into memory of its own."""
+        before = self.coming[at]
+        self.coming[at] = self.ledger.make(whole)
+        self.ledger.hold(self.coming[at])
+        self.ledger.touch(0, "", "backward")
+        self.ledger.drop(before)
+
+    def settle(self, at: At, whole: int) -> None:
+        """Leave the gradient of a parameter or an input; one that shares memory with others is copied."""
+        self.gradient_bytes += whole
+        if not self.ledger.alone(self.coming[at]) or self.ledger.size(self.coming[at]) != whole:
+            self.replace(at, whole)
+
+
+def sizes_of(node: Node) -> list[int]:
+    """The bytes of each tensor that a call makes."""
+    return [product(shape) * dtype.itemsize for shape, dtype in zip(node.output_shapes, node.dtypes, strict=True)]
+
+
+def product(shape: Sequence[int]) -> int:
+    """How many values a shape has."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count

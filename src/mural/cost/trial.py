@@ -1,0 +1,160 @@
+"""A trial: one layer or block run on real tensors, forward and backward, with its times and its memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mural.cost.clock import CYCLES, Clock, CudaClock, middle
+from mural.cost.layers import Case
+
+Forward = Callable[[], tuple[Tensor, ...]]
+PAUSE = 0.05
+"""Seconds in which a host queues a step of most models."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of forward and backward, and the most bytes that each needed beyond what was there before it.
+
+    In backward the gradient of the output was there before.
+    """
+
+    forward: float
+    backward: float
+    forward_bytes: int
+    backward_bytes: int
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON has it, with nanoseconds."""
+        return {key: round(value, 9) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+
+def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], clock: Clock) -> Timing:
+    """The times and memory of one piece of a model.
+
+    `forward` computes its outputs, `leaves` are the tensors whose gradients are wanted, and `fresh` those that the
+    piece before it had just written.
+    """
+    with torch.enable_grad():
+        outputs = forward()  # what happens once only: kernels are loaded, workspaces made
+        made = [output for output in outputs if output.requires_grad]
+        ones = [torch.ones_like(output) for output in made]
+        if made:
+            torch.autograd.grad(made, leaves, ones, allow_unused=True)
+        del outputs, made
+        ahead_bytes, outputs = clock.peak(forward)
+        made = [output for output in outputs if output.requires_grad]
+        back_bytes = 0
+        if made:
+            back_bytes, gradients = clock.peak(lambda: torch.autograd.grad(made, leaves, ones, allow_unused=True))
+            del gradients
+        del outputs, made
+        ahead = clock.seconds(forward, fresh)
+        made = [output for output in forward() if output.requires_grad]
+
+        def backward() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(made, leaves, ones, retain_graph=True, allow_unused=True)
+
+        back = clock.seconds(backward, ones) if made else [0.0]
+    return Timing(middle(ahead), middle(back), ahead_bytes, back_bytes)
+
+
+def try_case(case: Case, clock: Clock) -> Timing:
+    """The times and memory of a case of the sweep."""
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    with torch.device(clock.device):
+        module = case.module()
+        images = [torch.randn(shape).to(dtype).requires_grad_(case.gradient) for shape in case.shapes]
+    leaves = [tensor for tensor in (*images, *module.parameters()) if tensor.requires_grad]
+    return trial(lambda: (module(*images),), leaves, images, clock)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Whole steps of a model: seconds of each forward and backward by the clock, and the peak of its memory.
+
+    `device_forward` and `device_backward` are the seconds that a GPU needs when it never waits for the host.
+    """
+
+    forward: list[float]
+    backward: list[float]
+    peak: int = 0
+    reserved: int = 0
+    device_forward: float = 0.0
+    device_backward: float = 0.0
+
+
+def step_of(model: nn.Module, images: Sequence[Tensor], clock: Clock, repeats: int = 7) -> Step:
+    """Steps of a model by the clock, the gradient of its outputs given; the first two do not count."""
+    forward: list[float] = []
+    backward: list[float] = []
+    cuda = isinstance(clock, CudaClock)
+    now = time.thread_time if not cuda and torch.get_num_threads() == 1 else time.perf_counter
+
+    def wait() -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        return now()
+
+    gradients: list[Tensor] = []
+    for number in range(repeats + 2):
+        model.zero_grad(set_to_none=True)
+        for image in images:
+            image.grad = None
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        begin = wait()
+        outputs = tensors_of(model(*images))
+        between = wait()
+        gradients = gradients or [torch.ones_like(output) for output in outputs]
+        torch.autograd.backward(outputs, gradients)
+        end = wait()
+        del outputs
+        if number > 1:
+            forward.append(between - begin)
+            backward.append(end - between)
+    if not cuda:
+        return Step(forward, backward)
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return Step(forward, backward, *peaks, *on_device(model, images, gradients))
+
+
+def on_device(model: nn.Module, images: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[float, float]:
+    """Seconds of forward and backward on a GPU whose work is queued behind a pause, the fewer of two tries."""
+    found: list[tuple[float, float]] = []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+        torch.cuda._sleep(int(CYCLES * PAUSE))
+        marks[0].record()
+        outputs = tensors_of(model(*images))
+        marks[1].record()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(CYCLES * PAUSE))
+        marks[2].record()
+        torch.autograd.backward(outputs, list(gradients))
+        marks[3].record()
+        torch.cuda.synchronize()
+        del outputs
+        found.append((marks[0].elapsed_time(marks[1]) / 1000, marks[2].elapsed_time(marks[3]) / 1000))
+    return min(ahead for ahead, _ in found), min(back for _, back in found)
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """The outputs of a model that have a gradient."""
+    given = result if isinstance(result, (list, tuple)) else [result]
+    return [tensor for tensor in given if isinstance(tensor, Tensor) and tensor.requires_grad]
+
+
+def release() -> None:
+    """Give back what the last trial left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

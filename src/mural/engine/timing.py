@@ -1,0 +1,61 @@
+"""When the stages of a model worked, and when they should have: measured and predicted timelines of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mural import cost
+from mural.comm.agree import gather
+from mural.engine.inputs import Image, shape_of
+from mural.engine.microbatches import rows_of
+from mural.engine.pipelined import Pipelined
+from mural.graph.bytes import bytes_in
+from mural.pipeline import gantt
+from mural.pipeline.timeline import Costs, Span, Timeline, simulate
+
+
+def measured_spans(pm: Pipelined) -> tuple[Span, ...]:
+    """When each seat's first rank worked in the last step, in seconds from the first beginning. Collective.
+
+    Ranks of one machine have one clock; between machines the clocks differ.
+    """
+    own = pm.seating.own
+    mine = [(own, action, begin, end) for action, begin, end in pm.runner.spans]
+    first = pm.world_mesh.rank == pm.seating.ranks(own)[0]
+    told = gather(pm.world_mesh, mine if first else [], "spans")
+    found = [span for spans in told.values() for span in spans]
+    start = min((begin for _, _, begin, _ in found), default=0.0)
+    return tuple(Span(seat, action, begin - start, end - start) for seat, action, begin, end in found)
+
+
+def predicted_timeline(pm: Pipelined, image: Image, hardware: str | cost.Hardware = "cpu") -> Timeline:
+    """The timeline of a step on such a batch: seconds and bytes of the stages as predicted for some hardware."""
+    machine = hardware if isinstance(hardware, cost.Hardware) else cost.Hardware.named(hardware)
+    rows = rows_of(shape_of(image)[0], pm.plan.microbatches)
+    route = pm.itineraries.route(image, rows[0].count)
+    ranks = [mesh.world // mesh.size("data") for mesh in pm.seating.meshes]
+    schedule = pm.seating.schedule(len(rows))
+    share = [ranks[schedule.seat_of[0, stage]] for stage in range(schedule.stages)]
+    seconds = cost.seconds(route.graph, machine)
+    held = [bytes_in(route.graph, s.start, s.stop) for s in route.stretches]
+    spans = [seconds[s.start : s.stop] for s in route.stretches]
+    costs = Costs(
+        forward=tuple(sum(n.forward for n in span) / part for span, part in zip(spans, share, strict=True)),
+        backward=tuple(sum(n.backward for n in span) / part for span, part in zip(spans, share, strict=True)),
+        kept=tuple(found.saved // part for found, part in zip(held, share, strict=True)),
+        fixed=tuple(2 * found.parameters + found.buffers for found in held),
+        recompute=(pm.plan.recompute == "stages",) * schedule.stages,
+        sizes=tuple(part.count / rows[0].count for part in rows),
+        latency=machine.link.latency,
+        bandwidth=machine.link.bandwidth,
+    )
+    program = pm.itineraries.program(route.edges, len(rows), training=True, prefetch=1)
+    return simulate(program, costs)
+
+
+def draw_gantt(pm: Pipelined, image: Image, path: str | Path, hardware: str | cost.Hardware = "cpu") -> None:
+    """Write the drawing of the last step: predicted above, measured below. Collective; the first rank writes."""
+    measured = measured_spans(pm)
+    if pm.world_mesh.rank == 0:
+        predicted = predicted_timeline(pm, image, hardware)
+        Path(path).write_text(gantt.svg(predicted.spans, measured, title=str(pm.plan).replace("\n", ", ")))
