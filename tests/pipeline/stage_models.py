@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -165,7 +166,7 @@ class Stopped(nn.Module):
         return self.head(y + y.detach().mean((2, 3), keepdim=True))
 
 
-class Plan(nn.Module):
+class Random(nn.Module):
     """Random layers of every kind: dropout of values and channels, drop-path, noise on plain tensors."""
 
     def __init__(self, plain: bool = False) -> None:
@@ -187,8 +188,69 @@ class Plan(nn.Module):
         return self.head(y + 0.5 * F.dropout(y, 0.3, self.training))
 
 
-def stack_of(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(*layers)
+class Look(nn.Module):
+    """Looks at what it is given, and gives nothing back."""
+
+    def forward(self, x: Tensor) -> None:
+        self.shape = x.shape
+
+
+class Counted(nn.Module):
+    """Modules that call nothing: one that hands its argument on, one that only looks; or one number as the result."""
+
+    def __init__(self, mean: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = conv(3, 4), conv(4, 4), conv(4, 4), conv(4, 3, 1)
+        self.pass_on, self.look, self.norm = nn.Identity(), Look(), nn.BatchNorm2d(4)
+        self.mean = mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).relu()
+        self.look(y)
+        z = self.pass_on(self.b(y)) + y
+        out = self.head(self.pass_on(self.norm(self.c(z))))
+        return out.mean() if self.mean else out
+
+
+@dataclass
+class Report:
+    """A result that pytrees do not know."""
+
+    value: Tensor
+
+
+class Held(nn.Module):
+    """A model that returns such a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Report:
+        return Report(self.conv(x))
+
+
+class StochasticDepth(nn.Module):
+    """Leaves images out as torchvision's does: by a plain tensor, one number for each image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.empty([x.shape[0]] + [1] * (x.ndim - 1), dtype=x.dtype, device=x.device).bernoulli_(0.5)
+        return x * noise.div_(0.5) if self.training else x
+
+
+class Stochastic(nn.Module):
+    """Residual blocks that are left out for some images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.head = conv(3, 4), conv(4, 3, 1)
+        self.blocks = nn.ModuleList(nn.Sequential(conv(4, 4), nn.ReLU(), StochasticDepth()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inward(x)
+        for block in self.blocks:
+            y = y + block(y)
+        return self.head(y)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -208,8 +270,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "views": Views,
     "unused": Unused,
     "stopped": Stopped,
-    "random": Plan,
-    "random-plain": lambda: Plan(plain=True),
+    "counted": Counted,
+    "stochastic": Stochastic,
+    "random": Random,
+    "random-plain": lambda: Random(plain=True),
 }
 
 

@@ -33,6 +33,15 @@ class Awaited:
     outgoing: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
 
+@dataclass
+class Departing:
+    """A message that has not left yet, as the alarm looks at it."""
+
+    serial: int
+    outgoing: dict[int, Tensor]
+    incoming: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+
 class Channels:
     """The queues between this rank and all others of a run.
 
@@ -139,14 +148,23 @@ class Channels:
     def finish(self) -> None:
         """Wait until all messages have left."""
         self._flush()
-        for peer, message, works in self.leaving:
-            for work in works:
-                try:
-                    work.wait()
-                except RuntimeError as error:
-                    raise PeerError(f"sending to rank {peer}: {str(error).splitlines()[0]}") from error
+        while self.leaving:
+            peer, message, works = self.leaving[0]
+            alarm = self.transport(self.rank, peer).alarm
+            if alarm is None:
+                raise PeerError("channels need several ranks")
+            with alarm.watching(Departing(self.epoch + 1, {peer: message.wire})):
+                for work in works:
+                    try:
+                        work.wait()
+                    except RuntimeError as error:
+                        raise PeerError(
+                            f"sending to rank {peer}: {alarm.heard or str(error).splitlines()[0]}"
+                        ) from error
+            if alarm.heard:
+                raise PeerError(f"sending to rank {peer}: {alarm.heard}")
             message.sent()
-        self.leaving = []
+            self.leaving.pop(0)
 
     def raised(self, error: BaseException) -> None:
         """Tell the others that this rank raised in this step; end the waits of those that wait for it."""

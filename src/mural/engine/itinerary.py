@@ -19,7 +19,7 @@ from mural.engine.division import Division
 from mural.engine.inputs import Image, shape_of
 from mural.errors import PlanError
 from mural.graph import Graph, capture
-from mural.graph.replay import Replay
+from mural.graph.replay import Replay, check_hooks, check_result
 from mural.pipeline.checker import check
 from mural.pipeline.draws import draws_in_parts
 from mural.pipeline.instance import Stage
@@ -65,6 +65,7 @@ class Itineraries:
         if signature not in self.routes:
             with without_hooks(self.model), torch.enable_grad():
                 graph = capture(self.model, signature[0], signature[1])
+            check_result(graph)
             self.routes[signature] = self.division.route(graph)
         return self.routes[signature]
 
@@ -99,6 +100,7 @@ class Itineraries:
         """The lists of all seats for a batch in these micro-batches, and what is known of the tensors that cross."""
         counts = sorted({part.count for part in rows}, reverse=True)
         routes = [self.route(image, count) for count in counts]
+        check_hooks(self.model, (stretch for route in routes for stretch in route.stretches))
         if training and len(rows) > 1:
             check_batchnorm(routes[0].graph, self.seating.plan.batchnorm)
         edges = common_edges(routes, counts)

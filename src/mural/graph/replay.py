@@ -187,7 +187,6 @@ class Replay:
 
     def __call__(self, given: Mapping[Key, Tensor], device: torch.device) -> dict[Key, Tensor]:
         """What the stretch gives, and for the last one what the model's result consists of."""
-        self._check_hooks()
         values = dict(given)
         for key in self.stretch.copies:
             values[key] = values[key].clone()
@@ -200,16 +199,6 @@ class Replay:
             for key in step.frees:
                 values.pop(key, None)
         return values
-
-    def _check_hooks(self) -> None:
-        """Raise for a hook that would not be called."""
-        for path in self.stretch.opened:
-            module = self.modules[path]
-            if module._forward_hooks or module._forward_pre_hooks:
-                raise PlanError(
-                    f"module {path!r} has a forward hook, but is not called as a whole: its parts lie in several "
-                    f"stages, or exchange tensors past it. Hang the hook on a module inside of a stage, or move the cut"
-                )
 
     def result(self, values: Mapping[Key, Tensor]) -> Any:
         """The model's result, in the form in which the model returns it."""
@@ -269,6 +258,28 @@ class Replay:
         if name in self.graph.held:
             return self.graph.held[name]
         return attribute(self.model, name)
+
+
+def check_hooks(model: nn.Module, stretches: Iterable[Stretch]) -> None:
+    """Raise for a forward hook that would not be called, as its module is not."""
+    opened = {path for stretch in stretches for path in stretch.opened}
+    for path, module in model.named_modules():
+        if path in opened and (module._forward_hooks or module._forward_pre_hooks):
+            raise PlanError(
+                f"module {path!r} has a forward hook, but is not called as a whole: its parts lie in several stages, "
+                f"or exchange tensors past it. Hang the hook on a module inside of a stage, or move the cut"
+            )
+
+
+def check_result(graph: Graph) -> None:
+    """Raise for a result in which tensors may be that the graph does not know."""
+    for leaf in pytree.tree_leaves(graph.calls[0].outputs):
+        inside = [value for value in getattr(leaf, "__dict__", {}).values() if isinstance(value, Tensor)]
+        if inside and not isinstance(leaf, At):
+            raise PlanError(
+                f"the model returns a {type(leaf).__name__}, whose tensors cannot be seen: return tensors, or tuples, "
+                f"lists and dicts of them, or register the class by torch.utils._pytree.register_pytree_node"
+            )
 
 
 def stopped(run: Node | Call, graph: Graph, trained: Container[Source]) -> bool:
