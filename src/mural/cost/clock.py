@@ -37,6 +37,10 @@ class Clock(Protocol):
         """The seconds of each of some runs, after one that is not counted."""
         ...
 
+    def typical(self, times: Sequence[float]) -> float:
+        """The one number that stands for the times of some runs."""
+        ...
+
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
         """The most bytes beyond those held before while the work runs, and its result."""
         ...
@@ -75,6 +79,10 @@ class CudaClock:
         del result
         return start, stop
 
+    def typical(self, times: Sequence[float]) -> float:
+        """The median."""
+        return median(times)
+
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
         """The allocator's own count: tensors and workspaces."""
         before = torch.cuda.memory_allocated(self.device)
@@ -106,6 +114,10 @@ class CpuClock:
             found.append(now() - begin)
         return found
 
+    def typical(self, times: Sequence[float]) -> float:
+        """The least: other programs on the same cores and caches only ever add to it."""
+        return min(times)
+
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
         """The growth of the resident size of this process, which should do nothing else."""
         trim()
@@ -134,8 +146,3 @@ def trim() -> None:
 def clock_of(device: torch.device | str) -> Clock:
     """The clock for a device."""
     return CudaClock(device) if torch.device(device).type == "cuda" else CpuClock()
-
-
-def middle(times: Sequence[float]) -> float:
-    """The median of some times, which single interruptions do not change."""
-    return median(times)

@@ -170,5 +170,13 @@ def flatten(nodes: Any, at: int, into: tuple[list[int], list[float], list[int]])
 
 
 def samples_of(records: Iterable[Mapping[str, Any]], kind: str) -> list[Sample]:
-    """The samples of all records of a sweep."""
-    return [sample(record, kind) for record in records if record["kind"] == "sweep"]
+    """The samples of all records of a sweep; where memory was measured apart, as `spaces`, that counts."""
+    records = list(records)
+    spaces = {record["name"]: record for record in records if record["kind"] == "spaces"}
+    keys = ("forward_bytes", "backward_bytes")
+    found: list[Sample] = []
+    for record in records:
+        if record["kind"] == "sweep":
+            apart = spaces.get(record.get("name", ""))
+            found.append(sample({**record, **({key: apart[key] for key in keys} if apart else {})}, kind))
+    return found
