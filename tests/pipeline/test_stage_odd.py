@@ -487,8 +487,8 @@ def test_hooks_of_modules_run_or_are_refused() -> None:
     first, second = run_on(2, hooked)
     assert not first["wrong"]
     assert not second["wrong"]
-    assert first["seen"] == {"a", "look"}
-    assert second["seen"] >= {"b", "c", "norm", "head", "pass_on"}
+    assert first["seen"] == {"a"}
+    assert second["seen"] >= {"look", "b", "c", "norm", "head", "pass_on"}
     for found in (first, second):
         assert "has a forward hook, but is not called as a whole" in found["said"]
 

@@ -82,7 +82,7 @@ class Training(Passage):
         self.target, self.loss, self.weight, self.whole = target, loss, weight, whole  # `loss` runs in the plan's scope
         self.losses: list[Tensor] = []
         self.weights: list[float] | None = None
-        self.seeds: dict[int, list[Tensor]] = {}
+        self.seeds: dict[int, list[Tensor | None]] = {}
 
     def arrived(self, microbatch: int, result: Any) -> None:
         """Keep what the loss of the whole batch needs, or what the parts of the loss are weighed with."""
@@ -115,7 +115,7 @@ class Training(Passage):
             if not self.seeds:
                 self._all_at_once()
             pairs = zip(carriers(result), self.seeds.pop(microbatch), strict=True)
-            return [(carrier, seed) for carrier, seed in pairs if carrier.requires_grad]
+            return [(carrier, seed) for carrier, seed in pairs if carrier.requires_grad and seed is not None]
         share = (self.weights or [1.0])[microbatch]
         if share == 0.0:
             self._check_empty(result, microbatch)
@@ -141,7 +141,7 @@ class Training(Passage):
         every = [c for part in lists for c in part]
         grads: Iterator[Any] = iter(torch.autograd.grad(loss * self.weight, every, allow_unused=True))
         for m, part in zip(order, lists, strict=True):
-            self.seeds[m] = [torch.zeros_like(c) if g is None else g for c, g in ((c, next(grads)) for c in part)]
+            self.seeds[m] = [next(grads) for _ in part]
         self.results.clear()
 
     def total(self) -> Tensor | None:

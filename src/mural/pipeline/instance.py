@@ -105,10 +105,10 @@ class Stage:
 
     def backward(
         self, microbatch: int, grads: Mapping[Key, Tensor], ends: Iterable[tuple[Tensor, Tensor | None]]
-    ) -> dict[Key, Tensor]:
+    ) -> tuple[dict[Key, Tensor], set[Key]]:
         """The true gradients of what the stage took, from those of what it gave; `ends` are more tensors to start from.
 
-        Gradients of parameters are added to `.grad` as backward does.
+        Gradients of parameters are added to `.grad` as backward does. The set has what backward came to.
         """
         self.again(microbatch)
         kept = self.kept.pop(microbatch)
@@ -124,7 +124,9 @@ class Stage:
         if roots:
             with self.scope(), rows_of_batch(kept.rows):
                 torch.autograd.backward(roots, seeds)
-        return {key: self._gradient(value) for key, value in kept.leaves.items() if needs(value)}
+        wanted = {key: value for key, value in kept.leaves.items() if needs(value)}
+        reached = {key for key, value in wanted.items() if arrived_at(value)}
+        return {key: self._gradient(value) for key, value in wanted.items()}, reached
 
     def _gradient(self, value: Tensor) -> Tensor:
         """The true gradient of a leaf; zeros where backward did not reach it."""
@@ -143,6 +145,11 @@ class Stage:
 def needs(value: Tensor) -> bool:
     """Whether a leaf wants a gradient."""
     return value.local.requires_grad if isinstance(value, ShardedTensor) else value.requires_grad
+
+
+def arrived_at(value: Tensor) -> bool:
+    """Whether a leaf has a gradient."""
+    return (value.local if isinstance(value, ShardedTensor) else value).grad is not None
 
 
 def leaf(value: Tensor) -> Tensor:

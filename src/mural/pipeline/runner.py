@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mural.comm import Mesh
+from mural.comm.agree import any_rank
 from mural.comm.channels import Awaited, Channels
 from mural.errors import PlanError
 from mural.geometry import Box, volume
@@ -25,7 +26,7 @@ from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
 from mural.pipeline.instance import Stage, random_state, set_random_state
 from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
 from mural.pipeline.route import RANDOM
-from mural.pipeline.schedule import Action
+from mural.pipeline.schedule import Action, Work
 from mural.shard import ShardedTensor
 from mural.shard.layout import Layout
 from mural.shard.rows import Rows
@@ -35,6 +36,8 @@ Ends = list[tuple[Tensor, Tensor | None]]
 
 Name = tuple[Key, int, int]
 """A tensor that crosses: its value, the images of its micro-batch, the seat that makes it."""
+Telling = tuple[Name, Work, int]
+"""What is told once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
 
 
 class Job(Protocol):
@@ -81,13 +84,14 @@ class Seats:
 class Known:
     """What was learned of the tensors that cross between stages: their forms.
 
-    By value, images in a micro-batch, and the seat that makes it, as replicas may make it on other grids; `told` and
-    `heard` name the seat on the other side too.
+    By value, images in a micro-batch, and the seat that makes it, as replicas may make it on other grids.
     """
 
     forms: dict[Name, Form] = field(default_factory=dict[Name, Form])
-    told: set[tuple[Name, int]] = field(default_factory=set[tuple[Name, int]])
-    heard: set[tuple[Name, int]] = field(default_factory=set[tuple[Name, int]])
+    told: set[Telling] = field(default_factory=set[Telling])
+    heard: set[Telling] = field(default_factory=set[Telling])
+    reached: dict[tuple[Name, int], bool] = field(default_factory=dict[tuple[Name, int], bool])
+    """Whether the backward of a seat that uses a tensor came to it: without, autograd leaves no gradient at all."""
     complete: bool = False
 
 
@@ -167,13 +171,25 @@ class Runner:
         for parcel in needed_by(action, self.program.edges):
             grad = self._arrived(parcel)
             grad = grad.local if isinstance(grad, ShardedTensor) else grad
+            if self._absent(parcel, grad):
+                continue
             key = parcel.edge.value
             grads[key] = grads[key] + grad if key in grads else grad
         stage = self.job.stage(action.replica, action.stage, action.microbatch)
         ends: Ends = []
         if action.stage == self.program.schedule.stages - 1:
             ends = self.job.ends(action.microbatch, stage.again(action.microbatch))
-        self._hand(action, stage.backward(action.microbatch, grads, ends))
+        made, reached = stage.backward(action.microbatch, grads, ends)
+        for parcel in made_by(action, self.program.edges):
+            self.known.reached[self._name(parcel), self.seats.own] = parcel.edge.value in reached
+        self._hand(action, made)
+
+    def _absent(self, parcel: Parcel, grad: Tensor) -> bool:
+        """Whether there is no gradient, rather than one of zeros: optimizers pass over parameters without one."""
+        name, source = self._name(parcel), self._seat(parcel, parcel.source)
+        if self.known.reached.get((name, source), True):
+            return False
+        return not any_rank(self.seats.meshes[self.seats.own], bool(grad.any()))[0]
 
     def _hand(self, action: Action, made: Mapping[Key, Tensor]) -> None:
         """Keep what an action made for the stages that need it."""
@@ -201,11 +217,15 @@ class Runner:
     def _receive(self, parcel: Parcel) -> None:
         channels = self._channels()
         name, source = self._name(parcel), self._seat(parcel, parcel.source)
-        if parcel.work == "forward" and (name, source) not in self.known.heard:
-            self.known.heard.add((name, source))
+        if (name, parcel.work, source) not in self.known.heard:
+            self.known.heard.add((name, parcel.work, source))
             teller, _ = self._counterparts(source, self.seats.own)
-            header = channels.post(f"the form of {parcel}", teller, HEADER_BYTES, torch.empty(0, dtype=torch.uint8))
-            self.known.forms[name] = Form.unpacked(channels.wait(header))
+            size = HEADER_BYTES if parcel.work == "forward" else 1
+            header = channels.wait(channels.post(f"news of {parcel}", teller, size, torch.empty(0, dtype=torch.uint8)))
+            if parcel.work == "forward":
+                self.known.forms[name] = Form.unpacked(header)
+            else:
+                self.known.reached[name, source] = bool(header[0])
         form = self.known.forms[name]
         have, need = self._layouts(parcel, form)
         like = torch.empty(0, dtype=form.type, device="cpu" if parcel.edge.value[0] == RANDOM else self.device)
@@ -217,16 +237,23 @@ class Runner:
         channels = self._channels()
         tensor = self.handed.pop(parcel)
         name, target = self._name(parcel), self._seat(parcel, parcel.target)
-        if parcel.work == "forward" and (name, target) not in self.known.told:
-            self.known.told.add((name, target))
+        if (name, parcel.work, target) not in self.known.told:
+            self.known.told.add((name, parcel.work, target))
             for listener in self._counterparts(self.seats.own, target)[1]:
-                channels.send(listener, self.known.forms[name].packed())
+                channels.send(listener, self._news(parcel))
         have, need = self._layouts(parcel, self.known.forms[name])
         local = (tensor.local if isinstance(tensor, ShardedTensor) else tensor).detach()
         for peer, boxes in delivery(self.rank, have, need).sends:
             parts = [local[inside(have.box, part)].reshape(-1) for part in boxes]
             channels.send(peer, parts[0].contiguous() if len(parts) == 1 else torch.cat(parts))
         channels.collect()
+
+    def _news(self, parcel: Parcel) -> Tensor:
+        """What the other side has to know before the first such message."""
+        name = self._name(parcel)
+        if parcel.work == "forward":
+            return self.known.forms[name].packed()
+        return torch.tensor([self.known.reached[name, self.seats.own]], dtype=torch.uint8)
 
     def _arrived(self, parcel: Parcel) -> Tensor:
         """What another stage made, as this seat holds it."""
