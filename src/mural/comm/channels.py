@@ -186,4 +186,5 @@ class Channels:
         peer, message, works = item
         transport = self.transport(self.rank, peer)
         works += [w for _, w in transport.begin([dist.P2POp(dist.isend, message.wire, peer, transport.group)])]
+        message.begun()  # gloo says that a message has left only to who waits for it, at the end of the step
         self.leaving.append(item)
