@@ -8,7 +8,6 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
-import torch
 from stage_cases import Case, holds
 from stage_models import made
 
@@ -25,6 +24,13 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "densenet": {"sizes": ((32, 32),) * 3, "labels": "class"},
     "tied": {"sizes": ((9, 8),) * 3},
     "fan": {"sizes": ((9, 8),) * 3, "images": 5},
+}
+OTHERS: Mapping[str, dict[str, Any]] = {
+    "amoebanet": {"sizes": ((80, 80),) * 2, "labels": "class"},
+    "bottleneck": {"sizes": ((96, 96),) * 2, "labels": "class"},
+    "resnet": {"sizes": ((80, 80),) * 2, "labels": "class"},
+    "unet-residual": {"sizes": ((16, 12),) * 3},
+    "unet3d": {"sizes": ((6, 8, 8),) * 3},
 }
 PLACES: Mapping[str, dict[str, Any]] = {
     "2": {"stage": 2},
@@ -71,7 +77,7 @@ def covering(factors: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
 def graph_of(model: str) -> Any:
     plain = made(model)
     with without_hooks(plain):
-        return capture(plain, (2, 3, 32, 32))
+        return capture(plain, (2, 3, *((8, 8, 8) if model == "unet3d" else (32, 32))))
 
 
 def names_of(model: str, level: str, stages: int) -> tuple[str, ...]:
@@ -94,15 +100,48 @@ def case_of(choice: tuple[Any, ...]) -> Case:
     schedule, place, cuts, model, recompute = choice
     plan = mural.Plan(**PLACES[place], **SCHEDULES[schedule], recompute=recompute, batchnorm="micro")
     named = names_of(model, cuts, plan.stages) if cuts in ("module", "block", "layer", "site") else cuts
-    settings = {"images": 4} | MODELS[model]
+    settings = {"images": 4} | (MODELS | OTHERS)[model]  # type: ignore[operator]
     plan = mural.Plan(**PLACES[place], **SCHEDULES[schedule], cuts=named, recompute=recompute, batchnorm="micro")
     return Case(model, plan, **settings)
 
 
-CASES = list(covering(FACTORS))
+SMALL = (
+    ("sequential", "gpipe", "1f1b", "interleaved", "woven", "lean"),
+    ("2", "3", "2 on rows", "2 and 1 ranks"),
+    ("block", "site", "memory", "layers"),
+    ("tied", "fan"),
+    RECOMPUTE,
+)
+"""Choices for the tests that are not slow: small models on few ranks."""
+WHOLE = [
+    ("1f1b", "2", "block", "unet", "stages"),
+    ("pipelined", "2 by data", "module", "unet-instance", ()),
+    ("gpipe", "2", "time", "resnet-v2", "all"),
+    ("woven", "3", "layer", "densenet", ()),
+    ("1f1b", "2", "module", "amoebanet", ()),
+]
 
 
-@pytest.mark.parametrize("choice", CASES, ids=str)
+@pytest.mark.parametrize("choice", [*covering(SMALL), *WHOLE], ids=str)
 def test_training_in_stages_equals_one_device(choice: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
     holds(case_of(choice))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", list(covering(FACTORS)), ids=str)
+def test_every_pair_of_choices(choice: tuple[Any, ...]) -> None:
+    holds(case_of(choice))
+
+
+LARGE = [
+    (model, *choice)
+    for model in ("amoebanet", "bottleneck", "resnet", "unet-residual", "unet3d")
+    for choice in [("3", "1f1b", "block", ()), ("4", "woven", "layers", "stages"), ("2 on rows", "gpipe", "site", ())]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", LARGE, ids=str)
+def test_larger_models(choice: tuple[Any, ...]) -> None:
+    model, place, schedule, cuts, recompute = choice
+    holds(case_of((schedule, place, cuts, model, recompute)))

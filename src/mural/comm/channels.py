@@ -7,9 +7,11 @@ between two ranks is a queue without tags: its n-th message sent is its n-th rec
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,7 +47,8 @@ class Departing:
 class Channels:
     """The queues between this rank and all others of a run.
 
-    NCCL runs the messages of a pair in a group one after the other, so each direction has a group of its own. All
+    NCCL runs the messages of a batch behind all others of their group, so each message is posted by itself: then they
+    wait for those between the same two ranks alone. That holds for both directions, so each has a group of its own. All
     models of a run use the same channels: `Channels.of(world)`. Collective.
     """
 
@@ -64,6 +67,7 @@ class Channels:
         self.leaving: list[tuple[int, Outgoing, list[Any]]] = []
         self.unsent: list[tuple[int, Outgoing, list[Any]]] = []
         self.epoch = 0
+        self.met: set[tuple[int, int]] = set()
 
     @classmethod
     def of(cls, world: Transport) -> Channels:
@@ -76,6 +80,25 @@ class Channels:
         for transport in self.transports:
             if transport.alarm is not None:
                 transport.alarm.since = self.epoch
+
+    def meet(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Let pairs of ranks exchange a first message, before any that others wait behind. Collective.
+
+        NCCL connects two ranks when they first meet, and both wait there. In one order for all, nobody waits in a ring.
+        """
+        token = torch.zeros(1, dtype=torch.uint8)
+        for pair in sorted({(min(two), max(two)) for two in pairs} - self.met):
+            self.met.add(pair)
+            if self.rank not in pair:
+                continue
+            low, high = pair
+            if self.rank == low:
+                self.send(high, token)
+                greeting = self.post("a first message", high, 1, token)
+            else:
+                greeting = self.post("a first message", low, 1, token)
+                self.send(low, token)
+            self.wait(greeting)
 
     def transport(self, source: int, target: int) -> Transport:
         """What carries messages of that direction."""
@@ -107,8 +130,8 @@ class Channels:
         message = transport.way(peer, like, count).receive(count, like)
         paths = transport.paths.get(like.device.type)
         turn = Turn(self.received[peer], paths.lanes.now() if paths is not None else None)
-        works = transport.begin([dist.P2POp(dist.irecv, message.wire, peer, transport.group)])
-        return Awaited(name, peer, message, turn, [w for _, w in works], self.epoch + 1, {peer: message.wire})
+        works = begun(dist.irecv, message.wire, peer, transport)
+        return Awaited(name, peer, message, turn, works, self.epoch + 1, {peer: message.wire})
 
     def wait(self, awaited: Awaited) -> Tensor:
         """The values of a message, once they are here."""
@@ -185,6 +208,16 @@ class Channels:
     def _start(self, item: tuple[int, Outgoing, list[Any]]) -> None:
         peer, message, works = item
         transport = self.transport(self.rank, peer)
-        works += [w for _, w in transport.begin([dist.P2POp(dist.isend, message.wire, peer, transport.group)])]
+        works += begun(dist.isend, message.wire, peer, transport)
         message.begun()  # gloo says that a message has left only to who waits for it, at the end of the step
         self.leaving.append(item)
+
+
+def begun(call: Callable[..., Any], wire: Tensor, peer: int, transport: Transport) -> list[Any]:
+    """What to wait for of a message that starts now; nothing does not travel."""
+    if not wire.numel():
+        return []
+    try:
+        return [call(wire, peer, group=transport.group)]
+    except RuntimeError as error:
+        raise PeerError(f"a message could not be posted: {error}. A peer has probably ended; see its log") from error

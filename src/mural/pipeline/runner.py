@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -123,6 +124,8 @@ class Runner:
         self.program, self.seats, self.job, self.known = program, seats, job, known
         self.learning, self.seed, self.rank = learning, seed, seats.meshes[seats.own].rank
         self.spans = []
+        if learning and self.channels is not None:
+            self.channels.meet(pairs_of(program, seats))
         for step in program.seats[seats.own]:
             if isinstance(step, Receive):
                 self._receive(step.parcel)
@@ -284,3 +287,9 @@ class Runner:
         if self.channels is None:
             raise PlanError("a program with messages needs several ranks")
         return self.channels
+
+
+def pairs_of(program: Program, seats: Seats) -> set[tuple[int, int]]:
+    """The ranks between which a program may send messages."""
+    sends = {(seat, step.peer) for seat, row in enumerate(program.seats) for step in row if isinstance(step, Send)}
+    return {pair for source, target in sends for pair in product(seats.ranks(source), seats.ranks(target))}
