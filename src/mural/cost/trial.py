@@ -21,7 +21,7 @@ PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of forward and backward, and the most bytes that each needed beyond what was there before it.
+    """Seconds of forward and backward, to the nanosecond, and the most bytes that each needed beyond those before it.
 
     In backward the gradient of the output was there before.
     """
@@ -32,8 +32,8 @@ class Timing:
     backward_bytes: int
 
     def encode(self) -> dict[str, Any]:
-        """As JSON has it, with nanoseconds."""
-        return {key: round(value, 9) if isinstance(value, float) else value for key, value in asdict(self).items()}
+        """As JSON has it."""
+        return asdict(self)
 
 
 def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], clock: Clock) -> Timing:
@@ -51,7 +51,7 @@ def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], c
             return torch.autograd.grad(made, leaves, ones, retain_graph=True, allow_unused=True)
 
         back = clock.seconds(backward, ones) if made else [0.0]
-    return Timing(clock.typical(ahead), clock.typical(back), ahead_bytes, back_bytes)
+    return Timing(round(clock.typical(ahead), 9), round(clock.typical(back), 9), ahead_bytes, back_bytes)
 
 
 def peaks(forward: Forward, leaves: Sequence[Tensor], clock: Clock) -> tuple[int, int, list[Tensor]]:
