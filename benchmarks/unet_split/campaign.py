@@ -9,20 +9,23 @@ from typing import Any
 
 from harness.case import GIB
 from harness.results import Log, Record
+from harness.search import HEADROOM as FILLED
 from harness.search import next_size
 from harness.team import CaseFailed, Pool, Team
-from ways import Forecast
+from ways import HEADROOM, Forecast
 
 from mural.plan import Plan
 
 Answers = list[dict[str, Any]]
+FEW_SIDES = (512, 2048, 4096)
+"""Where the ways that were not published are measured."""
 
 
 class Campaign:
     """Asks teams of ranks, and writes each result at once. A team serves until its ranks run out of memory."""
 
-    def __init__(self, log: Log, pool: Pool, cap: int, step: int, sides: Sequence[int], spares: int) -> None:
-        self.log, self.pool, self.cap, self.step, self.sides, self.spares = log, pool, cap, step, sides, spares
+    def __init__(self, log: Log, pool: Pool, cap: int, step: int, sides: Sequence[int]) -> None:
+        self.log, self.pool, self.cap, self.step, self.sides = log, pool, cap, step, sides
         self.stack = ExitStack()
         self.held: tuple[Team, int, Any] | None = None
         self.facts: dict[str, Any] = {}
@@ -84,19 +87,21 @@ class Campaign:
     def run(self, net: str, forecast: Forecast, repeats: int, budget: float, need: float) -> None:
         """The table's sides as far as they are predicted to fit, and then the search for the largest."""
         name = forecast.way.name
-        if self.log.find("limit", net=net, way=name, cap=self.cap) is not None:
+        if self.log.find("limit", net=net, way=name, cap=self.cap) is not None or self.log.left < need:
             return
-        self.pool.settle()  # times are taken while nothing starts
         reach = forecast.largest(self.cap)
-        for side in (s for s in self.sides if s <= reach and (forecast.way.full or s >= min(512, reach / 4))):
+        some = self.sides if forecast.way.full else FEW_SIDES
+        for side in (s for s in self.sides if s <= reach and s in some):
             if self.log.left < need or self.measure(net, forecast, side, repeats, budget) is None:
                 break
-        self.pool.prepare(self.spares)
         peaks, failed, why = self.seen(net, name)
         while len(failed) < 3:
-            size = next_size(peaks, failed, guess=reach, step=self.step, cap=self.cap, dims=2)
-            if size is None or self.log.left < need:
+            size = next_size(peaks, failed, guess=reach, step=self.step, cap=self.cap * HEADROOM / FILLED, dims=2)
+            if size is None:
                 break
+            if self.log.left < need:
+                self.log.say(f"{net}, {name}: no time left for {size}²; {sorted(peaks)} fit")
+                return
             record = self.measure(net, forecast, size, repeats=1, budget=0.0)
             peaks, failed, why = self.seen(net, name)
             if record is None and why not in ("", "memory"):
@@ -117,7 +122,7 @@ class Campaign:
 
     def agree(self, plans: dict[str, Plan], side: int) -> None:
         """How far small models in stages are from one device."""
-        for name, plan in plans.items():
+        for name, plan in sorted(plans.items(), key=lambda item: item[1].devices):
             try:
                 answers = self.team(plan.devices).ask("agrees", plan=asdict(plan), side=side)
             except CaseFailed as failure:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from agreement import difference
 from harness.problem import noise
-from harness.worker import Rank, serve
+from harness.worker import Rank
+
 from nets import NETS
 from torch import Tensor
 
@@ -90,8 +91,7 @@ class Splitter(Rank):
         return loss.detach()
 
     def timed(self, pictures: list[Picture], masks: list[Picture]) -> float:
-        """Seconds of one step by the clock, all ranks beginning together, with no garbage to collect."""
-        gc.collect()
+        """Seconds of one step by the clock, all ranks beginning together, without collecting garbage."""
         gc.disable()
         if self.ranks > 1:
             dist.barrier()
@@ -106,6 +106,3 @@ class Splitter(Rank):
         """The largest relative differences from one device, in float64."""
         return difference(Plan(**plan), self.device, side)
 
-
-if __name__ == "__main__":
-    serve(Splitter())

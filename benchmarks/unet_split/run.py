@@ -22,6 +22,7 @@ from campaign import Campaign
 from harness.options import add_options, cap_of, device_of
 from harness.results import Log, collect
 from harness.team import Pool
+from nursery import forked
 from published import SIDES
 
 HERE = Path(__file__).resolve().parent
@@ -36,13 +37,13 @@ def arguments() -> argparse.Namespace:
     add_options(parser, minutes=30)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"what is done ({','.join(PARTS)})")
     parser.add_argument("--nets", default="classic,deep", help="the U-Nets (classic,deep)")
-    parser.add_argument("--ways", default="", help="names of ways, with commas (all)")
+    parser.add_argument("--ways", default="", help="names of ways, with semicolons (all)")
     parser.add_argument("--step", type=int, help="the largest sides are found to this (64)")
     options = parser.parse_args()
     options.ranks = 4 if options.quick else 8
     options.nets = ["toy"] if options.quick else options.nets.split(",")
     options.parts = options.parts.split(",")
-    options.ways = [way.strip() for way in options.ways.split(",") if way.strip()]
+    options.ways = [way.strip() for way in options.ways.split(";") if way.strip()]
     options.step = options.step or (16 if options.quick else 64)
     options.bytes = QUICK_CAP if options.quick else cap_of(options)
     if unknown := set(options.parts) - set(PARTS):
@@ -76,19 +77,18 @@ def measure(options: argparse.Namespace, forecasts: predictions.Forecasts) -> No
     device = device_of(options)
     output = options.output or (None if options.quick else HERE / "results" / f"{device}.jsonl")
     log = Log("unet_split", output, options.known, options.minutes)
-    spares = options.ranks if device == "cuda" else 0
-    pool = Pool(device, module="unet_split.rank")
+    pool = Pool(device, start=forked)
     sides = (32, 64) if options.quick else (*SIDES, *MORE_SIDES)
-    campaign = Campaign(log, pool, options.bytes, options.step, sides, spares)
+    campaign = Campaign(log, pool, options.bytes, options.step, sides)
     try:
-        pool.prepare(spares)
         if "agreement" in options.parts:
-            campaign.agree({name: plan for name, plan in PLANS.items() if plan.devices <= options.ranks}, 32)
+            campaign.agree(PLANS, 32)
             campaign.drop()
-        for net, found in forecasts.items() if "measured" in options.parts else ():
-            for forecast in found.values():
-                if net in options.nets and (not options.ways or forecast.way.name in options.ways):
-                    campaign.run(net, forecast, *((1, 0.0, 5.0) if options.quick else (3, 1.0, 12.0)))
+        names = options.ways or dict.fromkeys(name for found in forecasts.values() for name in found)
+        for name in names if "measured" in options.parts else ():
+            for net in options.nets:
+                if name in forecasts[net]:
+                    campaign.run(net, forecasts[net][name], *((1, 0.0, 5.0) if options.quick else (3, 1.0, 12.0)))
     finally:
         campaign.drop()
         pool.close()
