@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -10,9 +14,13 @@ import torch
 from held_out import HELD_OUT, Held, Shape
 
 from mural.cost import replay
-from mural.cost.clock import Clock, CpuClock, trim
-from mural.cost.trial import release, step_of, trial
+from mural.cost.clock import Clock, CpuClock
+from mural.cost.layers import Case
+from mural.cost.trial import peaks_of, release, step_of, trial
 from mural.graph import Graph, capture
+
+THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+"""The variable by which glibc is told from which size on memory comes from the system, and goes back to it."""
 
 
 def entries(device: str) -> list[tuple[Held, Shape, str]]:
@@ -57,33 +65,46 @@ def step(held: Held, shape: Shape, dtype: str, clock: Clock, repeats: int) -> di
 
 def alone(held: Held, shape: Shape) -> int:
     """The growth of the resident size of a fresh process over two steps, its parameters and inputs included."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
+    with returning() as pool:
         return pool.apply(grown, (HELD_OUT.index(held), shape))
 
 
-def grown(index: int, shape: Shape) -> int:
-    """Runs in a process of its own. A tiny layer of each kind is run before, so that libraries are loaded."""
+@contextmanager
+def returning() -> Iterator[Any]:
+    """A process that gives each tensor's memory back to the system as soon as it is freed.
+
+    glibc keeps freed memory between tensors that live, as much as a third more for the small models here; how much
+    depends on the order of all that a process ever did, so it is measured without.
+    """
+    before = os.environ.get(THRESHOLD)
+    os.environ[THRESHOLD] = "65536"
+    try:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            yield pool
+    finally:
+        os.environ.pop(THRESHOLD) if before is None else os.environ.update({THRESHOLD: before})
+
+
+def spaces(cases: Sequence[Case]) -> list[tuple[int, int]]:
+    """The most bytes that forward and backward of layers need, in such a process."""
     torch.set_num_threads(1)
-    held = HELD_OUT[index]
-    warm_up()
+    clock = CpuClock()
+    return [peaks_of(case, clock) for case in cases]
+
+
+def grown(index: int, shape: Shape) -> int:
+    """Runs in a process of its own: the growth over two steps, after two that load libraries and fill their caches."""
+    torch.set_num_threads(1)
     clock = CpuClock()
 
     def work() -> None:
-        model = held.build()
+        model = HELD_OUT[index].build()
         image = torch.rand(shape).requires_grad_(inside(shape))
         step_of(model, [image], clock, repeats=0)
 
-    trim()
+    work()
+    gc.collect()
     return clock.peak(work)[0]
-
-
-def warm_up() -> None:
-    """Load what torch loads when a layer is first run."""
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Flatten(), torch.nn.Linear(64, 8)
-    )
-    model(torch.rand(2, 3, 4, 4)).sum().backward()
 
 
 def layers(held: Held, shape: Shape, dtype: str, clock: Clock, known: dict[str, Any]) -> dict[str, Any]:

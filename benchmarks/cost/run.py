@@ -1,18 +1,23 @@
-"""Predicted against measured: time and memory of layers, blocks and models. `mural bench cost`.
+"""Predicted against measured: time and memory of layers, blocks and models.
 
-mural bench cost --device cpu --output FILE.jsonl    measures: the held-out list, the twelve convolutions, the sweep
-mural bench cost --device cpu --fit FILE.jsonl …     fits the predictor of that device on the sweep in these files
-mural bench cost --page                              writes README.md's tables and the figures from results/
+mural bench cost --output FILE.jsonl           measures: the held-out list, the twelve convolutions, the sweep
+mural bench cost --collect FILE.jsonl …        puts such files into results/, for the fit and the page
+mural bench cost --fit                         fits the predictor of a device on the sweep in results/
+mural bench cost --page                        writes README.md's tables and the figures from results/
 
-A run that was stopped goes on where it was if it is started with the same --output.
+A run that was stopped goes on where it was if it is started again with the same --output. --device cpu or cuda names
+the kind of device, for all of these.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,16 +28,18 @@ import measured
 import torch
 import twelve
 from harness.options import DEVICES, device_of
-from harness.results import Log
+from harness.results import Log, identity, read
 
+import mural.cost
 from mural.cost.clock import clock_of
 from mural.cost.host import host_seconds
 from mural.cost.rates import rates
+from mural.cost.refit import model_of
 from mural.cost.sweep import sweep
 from mural.cost.trial import release, try_case
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("rates", "held", "twelve", "host", "layers", "sweep")
+PARTS = ("rates", "held", "twelve", "host", "layers", "spaces", "sweep")
 DONE: set[tuple[str, str]] = set()
 ITERATIONS = {"cuda": (8, 50, twelve.SIZE), "cpu": (1, 8, twelve.SIZE), "quick": (1, 4, 64)}
 """Of the twelve convolutions: the batch, the iterations, the extent."""
@@ -52,6 +59,9 @@ def arguments() -> argparse.Namespace:
         "--known", type=Path, nargs="*", default=[], help="files of measurements that need not come again"
     )
     parser.add_argument("--quick", action="store_true", help="a few of each, to try it out: the numbers mean nothing")
+    parser.add_argument("--collect", type=Path, nargs="+", help="only put files of measurements into results/")
+    parser.add_argument("--fit", action="store_true", help="only fit the predictor, from results/")
+    parser.add_argument("--page", action="store_true", help="only write README.md and the figures, from results/")
     options = parser.parse_args()
     options.parts = [part for part in options.parts.split(",") if part in PARTS]
     return options
@@ -94,15 +104,22 @@ def measure(log: Log, device: str, options: argparse.Namespace) -> None:
         known: dict[str, Any] = {}
         for entry in entries:
             attempt(log, "layers", measured.key_of(*entry), lambda entry=entry: found_layers(entry, clock, known))
+    cases = sweep(device, 20 if options.quick else COUNTS[device], options.seed)
+    names = [f"{options.seed}.{number}" for number in range(len(cases))]
+    if "spaces" in options.parts and device == "cpu" and ("spaces", names[-1]) not in DONE:
+        with measured.returning() as pool:
+            for name, (ahead, back) in zip(names, pool.apply(measured.spaces, (cases,)), strict=True):
+                log.write("spaces", name=name, forward_bytes=ahead, backward_bytes=back)
+        log.say(f"spaces of {len(cases)} layers")
     if "sweep" in options.parts:
         release()
-        for number, case in enumerate(sweep(device, 20 if options.quick else COUNTS[device], options.seed)):
+        for number, case in enumerate(cases):
             if log.left < 0:
                 break
             attempt(
                 log,
                 "sweep",
-                f"{options.seed}.{number}",
+                names[number],
                 lambda case=case: {"case": case.encode()} | try_case(case, clock).encode(),
             )
             if device == "cuda" and number % 100 == 99:
@@ -119,6 +136,18 @@ def main() -> None:
     """Measure, fit, or write the page."""
     options = arguments()
     device = device_of(options)
+    if options.collect:
+        collect(options.collect, device)
+        return
+    if options.fit or options.page:
+        import page  # noqa: PLC0415 (needs matplotlib and scikit-learn)
+
+        if options.fit:
+            model = model_of(page.records_of(HERE, device), device, page.MODELS[device])
+            model.save(Path(mural.cost.__file__).parent / "data" / f"{page.MODELS[device]}.json")
+        else:
+            page.write(HERE)
+        return
     if device == "cpu":
         torch.set_num_threads(1)
     log = Log("cost", options.output, options.known, options.minutes)
@@ -126,6 +155,24 @@ def main() -> None:
     log.write("versions", name=device, **versions(device))
     measure(log, device, options)
     log.say(f"finished: {len(log.records)} records")
+
+
+def collect(files: Sequence[Path], device: str) -> None:
+    """Put the records of files together; of two about the same, the later counts. The sweep has a file of its own."""
+    found = {
+        identity(record): record
+        for file in files
+        for record in read(file)
+        if record["kind"] not in ("failed", "skipped")
+    }
+    swept = [record for record in found.values() if record["kind"] in ("sweep", "spaces")]
+    others = [record for record in found.values() if record["kind"] not in ("sweep", "spaces")]
+    (HERE / "results").mkdir(exist_ok=True)
+    text = ",\n  ".join(json.dumps(record) for record in others)
+    (HERE / "results" / f"{device}.json").write_text(f'{{\n "records": [\n  {text}\n ]\n}}\n')
+    with gzip.GzipFile(HERE / "results" / f"sweep-{device}.jsonl.gz", "wb", mtime=0) as file:
+        file.write("".join(json.dumps(record) + "\n" for record in swept).encode())
+    print(f"{len(others)} records and {len(swept)} of the sweep in results/")
 
 
 def versions(device: str) -> dict[str, Any]:

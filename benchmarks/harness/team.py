@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +40,19 @@ class CaseFailed(RuntimeError):
         self.kind, self.message, self.printed = kind, message, printed
 
 
+def started(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """A new process that becomes a rank; what it prints goes to the log."""
+    command = [sys.executable, "-P", "-m", "harness.worker"]
+    pipe = subprocess.PIPE
+    with log.open("w") as errors:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+
+
 class Worker:
     """One process, which says `ready` once it has imported everything."""
 
-    def __init__(
-        self, log: Path, module: str, environment: dict[str, str], inbox: queue.Queue[tuple[Worker, str | None]]
-    ) -> None:
-        self.log, self.ready, self.ended = log, False, False
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
+    def __init__(self, log: Path, process: Any, inbox: queue.Queue[tuple[Worker, str | None]]) -> None:
+        self.log, self.process, self.ready, self.ended = log, process, False, False
         threading.Thread(target=self._listen, args=(inbox,), daemon=True).start()
 
     def _listen(self, inbox: queue.Queue[tuple[Worker, str | None]]) -> None:
@@ -83,10 +80,10 @@ class Worker:
 
 
 class Pool:
-    """Processes ready for teams; `spares` of them are kept ahead of need. `module` is what they run."""
+    """Processes ready for teams; `spares` of them are kept ahead of need, `start` starts one as `started` does."""
 
-    def __init__(self, device: str, spares: int = 0, module: str = "harness.worker") -> None:
-        self.device, self.spares, self.module = device, spares, module
+    def __init__(self, device: str, spares: int = 0, start: Callable[[Path, dict[str, str]], Any] = started) -> None:
+        self.device, self.spares, self.start = device, spares, start
         self.folder = tempfile.TemporaryDirectory(prefix="mural-bench-")
         self.inbox: queue.Queue[tuple[Worker, str | None]] = queue.Queue()
         self.idle: list[Worker] = []
@@ -102,7 +99,7 @@ class Pool:
         while len(self.idle) < count:
             self.started += 1
             log = Path(self.folder.name) / f"worker{self.started}.log"
-            self.idle.append(Worker(log, self.module, self.environment, self.inbox))
+            self.idle.append(Worker(log, self.start(log, self.environment), self.inbox))
 
     def settle(self, workers: list[Worker] | None = None) -> None:
         """Wait until those processes (all idle ones) have imported what they need, and the machine is quiet."""

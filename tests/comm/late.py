@@ -115,7 +115,7 @@ class LateMemory:
     def share(self, slot: Tensor) -> bytes:
         return f"{slot.nbytes} {self.paths.pop(slot.data_ptr())}".encode()
 
-    def open(self, handle: bytes) -> Tensor:
+    def open(self, handle: bytes, brief: bool) -> Tensor:
         size, path = handle.decode().split(" ", 1)
         slot = torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
         os.unlink(path)

@@ -217,10 +217,10 @@ def test_ranks_that_run_out_of_memory_together_may_go_on() -> None:
 class Stubborn(LateMemory):
     """Memory that one rank cannot open."""
 
-    def open(self, handle: bytes) -> torch.Tensor:
+    def open(self, handle: bytes, brief: bool) -> torch.Tensor:
         if torch.distributed.get_rank() == 1:
             raise OSError("no IPC here")
-        return super().open(handle)
+        return super().open(handle, brief)
 
 
 def refused() -> str:

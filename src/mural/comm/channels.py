@@ -209,6 +209,7 @@ class Channels:
         peer, message, works = item
         transport = self.transport(self.rank, peer)
         works += begun(dist.isend, message.wire, peer, transport)
+        message.begun()  # gloo says that a message has left only to who waits for it, at the end of the step
         self.leaving.append(item)
 
 

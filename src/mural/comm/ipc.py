@@ -1,8 +1,9 @@
 """CUDA IPC: GPU memory and events of one process that another process on the same GPU opens.
 
 torch counts who has opened a shared block, and keeps it until the last one closed it. Mailboxes know better (a slot is
-given up only after the peer said that it closed it), so the count is given back at once: a process that ends first
-would else warn of blocks that nobody uses.
+given up only after the peer said that it closed it), so the count of slots that are kept is given back at once: a
+process that ends first would else warn of blocks that nobody uses. A slot that goes with its own message is counted to
+its end: closing it counts once more, and below zero torch would take the block for opened and never free it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class CudaMemory:
         with torch.cuda.stream(self.lanes.outward):
             return pickle.dumps(storage._share_cuda_())
 
-    def open(self, handle: bytes) -> Tensor:
+    def open(self, handle: bytes, brief: bool) -> Tensor:
         """See `Memory`."""
         _, block, size, offset, counter, counter_offset, event, _ = pickle.loads(handle)
         opener: Any = torch.UntypedStorage
@@ -43,7 +44,8 @@ class CudaMemory:
             storage = opener._new_shared_cuda(
                 self.device.index, block, size, offset, counter, counter_offset, event, False
             )
-            opener._release_ipc_counter_cuda(counter, counter_offset)
+            if not brief:
+                opener._release_ipc_counter_cuda(counter, counter_offset)
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (size,), (1,))
 
     def close(self, opened: dict[int, Tensor], numbers: Sequence[int]) -> None:

@@ -44,8 +44,8 @@ class Memory(Protocol):
         """The handle with which another process opens allocated bytes."""
         ...
 
-    def open(self, handle: bytes) -> Tensor:
-        """Another process's bytes."""
+    def open(self, handle: bytes, brief: bool) -> Tensor:
+        """Another process's bytes; `brief` says that they are closed after one message."""
         ...
 
     def close(self, opened: dict[int, Tensor], numbers: Sequence[int]) -> None:
@@ -188,7 +188,8 @@ class Inbox:
         """The moment when the bytes of that transfer's message have been copied."""
         header = self._checked(wire, transfer, into.nbytes)
         if header.slot not in self.opened:
-            self.opened[header.slot] = self.memory.open(self.learn(header.slot))
+            brief = header.given_up == header.slot
+            self.opened[header.slot] = self.memory.open(self.learn(header.slot), brief)
         mark = header.message % MARKS
         source = self.opened[header.slot][: header.size]
         done = self.lanes.copy(into, source, False, (after, self.written[mark]), self.read[mark])

@@ -44,6 +44,10 @@ class Outgoing(Protocol):
         """Wait until the wire may be sent."""
         ...
 
+    def begun(self) -> None:
+        """Let go of what is not needed once the wire is on its way."""
+        ...
+
     def sent(self) -> None:
         """Give back what the message used; its source may be overwritten from here on."""
         ...
@@ -91,6 +95,9 @@ class Handed:
     wire: Tensor
 
     def ready(self) -> None:
+        """See `Outgoing`."""
+
+    def begun(self) -> None:
         """See `Outgoing`."""
 
     def sent(self) -> None:
@@ -145,6 +152,9 @@ class StagedOut:
     def ready(self) -> None:
         """See `Outgoing`."""
         self.arena.lanes.finish(self.copied)
+
+    def begun(self) -> None:
+        """See `Outgoing`."""
 
     def sent(self) -> None:
         """See `Outgoing`."""
@@ -201,16 +211,22 @@ class MailedOut:
 
     prompt: ClassVar[bool] = True
     lanes: Lanes
-    source: Tensor
+    source: Tensor | None
     wire: Tensor
     copied: Moment
 
     def ready(self) -> None:
         """See `Outgoing`."""
 
+    def begun(self) -> None:
+        """See `Outgoing`. The values are in the slot, or will be before the calling stream goes on."""
+        if self.source is not None:
+            self.lanes.join(self.copied, self.source)
+            self.source = None
+
     def sent(self) -> None:
         """See `Outgoing`."""
-        self.lanes.join(self.copied, self.source)
+        self.begun()
 
 
 @dataclass

@@ -1,14 +1,15 @@
 """Clocks: seconds and peak bytes of a piece of work, on a CPU or a GPU, as it would have them inside a model.
 
 Inside a model, what a layer reads first was just written, and the rest (parameters, what backward kept) was used
-long ago. So on a GPU the cache is emptied before each run, and only `fresh` tensors are brought back into it. Results
-of a round are kept until it ends, as the activations of a model are: memory is not handed from run to run.
+long ago. So on a GPU the cache is emptied before each run, and only `fresh` tensors are brought back into it. On a CPU
+results are kept for a while, so that a run does not write to what is still in the cache from the last.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,13 +20,13 @@ from torch import Tensor
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CACHE = 2**27
-"""Bytes that displace all others from a GPU's cache."""
+"""Bytes that displace all others from a cache."""
 CYCLES = 2e9
 """About a GPU's cycles a second."""
 PAUSE = 4e-4
 """Seconds in which a host queues a layer, with what goes before it."""
-ROUND = 2**32
-"""The bytes of results that a round keeps at most."""
+KEPT = 8
+"""So many results stay, while more are made, on a CPU."""
 
 
 class Clock(Protocol):
@@ -35,6 +36,10 @@ class Clock(Protocol):
 
     def seconds(self, work: Callable[[], Any], fresh: Sequence[Tensor] = (), *, repeats: int = 5) -> list[float]:
         """The seconds of each of some runs, after one that is not counted."""
+        ...
+
+    def typical(self, times: Sequence[float]) -> float:
+        """The one number that stands for the times of some runs."""
         ...
 
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
@@ -75,6 +80,10 @@ class CudaClock:
         del result
         return start, stop
 
+    def typical(self, times: Sequence[float]) -> float:
+        """The median."""
+        return median(times)
+
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
         """The allocator's own count: tensors and workspaces."""
         before = torch.cuda.memory_allocated(self.device)
@@ -90,21 +99,27 @@ class CpuClock:
         self.device = torch.device("cpu")
 
     def seconds(self, work: Callable[[], Any], fresh: Sequence[Tensor] = (), *, repeats: int = 5) -> list[float]:
-        """Of runs that follow each other; their results live until the last."""
+        """Of runs that follow each other; the results of some are kept, so that the next writes to other memory."""
         now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
         begin = now()
-        results = [work()]
+        result = work()
         first = now() - begin
         size = (
-            sum(t.nbytes for t in results[0] if isinstance(t, Tensor)) if isinstance(results[0], (list, tuple)) else 0
+            sum(leaf.nbytes for leaf in result if isinstance(leaf, Tensor)) if isinstance(result, (list, tuple)) else 0
         )
-        repeats = max(3, min(repeats * 4, int(0.1 / max(first, 1e-5)), ROUND // max(1, size)))
+        kept = deque([result], maxlen=max(1, min(KEPT, CACHE // max(1, size))))
+        del result
+        repeats = max(3, min(repeats * 4, int(0.1 / max(first, 1e-5))))
         found: list[float] = []
-        for _ in range(repeats):
+        for _ in range(len(kept) + repeats):
             begin = now()
-            results.append(work())
+            kept.append(work())
             found.append(now() - begin)
-        return found
+        return found[1:]
+
+    def typical(self, times: Sequence[float]) -> float:
+        """The least: other programs on the same cores and caches only ever add to it."""
+        return min(times)
 
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
         """The growth of the resident size of this process, which should do nothing else."""
@@ -134,8 +149,3 @@ def trim() -> None:
 def clock_of(device: torch.device | str) -> Clock:
     """The clock for a device."""
     return CudaClock(device) if torch.device(device).type == "cuda" else CpuClock()
-
-
-def middle(times: Sequence[float]) -> float:
-    """The median of some times, which single interruptions do not change."""
-    return median(times)

@@ -28,6 +28,8 @@ SMALL: dict[str, Any] = {"max_iter": 60, "max_leaf_nodes": 8}
 LARGE: dict[str, Any] = {"max_iter": 300, "max_leaf_nodes": 24}
 MANY = 1000
 """From so many measurements on, a family gets more and larger trees."""
+MOST = 32.0
+"""The largest share that counts: unfolding an image for a kernel of 27 values takes about so much."""
 WORTH = 0.02
 """Workspaces below this share of what a family reads and writes, on average, count as none."""
 
@@ -112,13 +114,13 @@ def fit_workspace(samples: Sequence[Sample], phase: Phase) -> Curve | None:
     """Trees for the share of what is read and written that kernels take for themselves; None where it is nothing."""
     works = [each.work for each in samples]
     share = np.array([each.workspace[phase] / max(1, each.work.read + each.work.written) for each in samples])
-    if len(samples) < 20 or np.minimum(share, 4.0).mean() < WORTH:
+    if len(samples) < 20 or np.minimum(share, MOST).mean() < WORTH:
         return None
     features = sorted({name for work in works for name in work.features})
     curve = Curve({}, features, Trees(0.0))
     table = np.array([curve.row(work, 1.0, 0.0) for work in works])
     size = np.array([work.read + work.written for work in works], dtype=float)
-    return Curve({}, features, grown(table, np.minimum(share, 4.0), np.log2(size + 2)))
+    return Curve({}, features, grown(table, np.minimum(share, MOST), np.log2(size + 2)))
 
 
 def weighed(rows: Numbers, seconds: Numbers) -> Numbers:
@@ -170,5 +172,13 @@ def flatten(nodes: Any, at: int, into: tuple[list[int], list[float], list[int]])
 
 
 def samples_of(records: Iterable[Mapping[str, Any]], kind: str) -> list[Sample]:
-    """The samples of all records of a sweep."""
-    return [sample(record, kind) for record in records if record["kind"] == "sweep"]
+    """The samples of all records of a sweep; where memory was measured apart, as `spaces`, that counts."""
+    records = list(records)
+    spaces = {record["name"]: record for record in records if record["kind"] == "spaces"}
+    keys = ("forward_bytes", "backward_bytes")
+    found: list[Sample] = []
+    for record in records:
+        if record["kind"] == "sweep":
+            apart = spaces.get(record.get("name", ""))
+            found.append(sample({**record, **({key: apart[key] for key in keys} if apart else {})}, kind))
+    return found

@@ -108,8 +108,9 @@ class Step:
                 self.memory[at] = None  # never goes
                 size = self.size_of(value)
                 self.ledger.live += size + int(optimizer * size * (value.role == "parameter"))
-        for _, node in self.walk.graph.effects:  # buffers that no call reads, as the number of batches
-            self.ledger.live += sum(map(self.rounded, sizes_of(node)))
+        for before, node in self.walk.graph.effects:  # buffers that no call reads, as the number of batches
+            if self.walk.start <= min(before, len(self.walk.graph.nodes) - 1) < self.walk.stop:
+                self.ledger.live += sum(map(self.rounded, sizes_of(node)))
         state = self.ledger.live
         for at in sorted(self.outside, key=str):
             if at not in self.memory:

@@ -16,6 +16,8 @@ START = 1e-6
 PRODUCTS = frozenset(["conv", "transposed", "linear", "matmul", "attention"])
 """Families that are products of matrices."""
 BY_KIND = frozenset(["pointwise", "softmax", "loss", "copy"])
+UNFOLDED = log2(20480)
+"""On one CPU thread, torch unfolds images whose first four extents have no larger product, and calls no oneDNN."""
 TILE, DEPTH = 128, 32
 """Products are computed in tiles of about that many rows and columns, and that many channels at a time."""
 
@@ -80,6 +82,8 @@ def variant(work: Work) -> str:
         else:
             word = "thin" if f["c_in"] < log2(8) else "k1" if f["kernel"] == 0 else "dense"
         word += "" if f["dims"] == 2 else f" in {f['dims']:.0f} dims"
+        if word.startswith("dense in 3") and f["four"] <= UNFOLDED:
+            word += ", small"
     elif work.family == "interpolate":
         word = "smooth" if f["smooth"] else "nearest"
     elif work.family in BY_KIND:

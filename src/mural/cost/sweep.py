@@ -93,18 +93,22 @@ class Draw:
 
 
 def draw_plain(draw: Draw) -> Case | None:
-    """A convolution as most models have them: k1 or k3 on images, all channels with all."""
-    r = draw.random
-    inputs, outputs = draw.channels(), draw.channels()
+    """A convolution as most models have them: k1 or k3 on images, at times volumes, all channels with all."""
+    r, dims = draw.random, draw.random.choices((2, 3), (7, 1))[0]
+    inputs, outputs = (draw.channels() if dims == 2 else r.choice((1, 4, 8, 12, 16, 24, 32, 64, 128)) for _ in range(2))
     if r.random() < 0.4:
         outputs = r.choice((inputs, inputs, 2 * inputs, max(8, inputs // 2), max(8, inputs // 4)))
     kernel, stride = r.choices((1, 3, 5, 7), (8, 14, 1, 1))[0], r.choices((1, 2), (6, 1))[0]
-    shape = draw.image(inputs, 2, draw.elements() / max(1, outputs / inputs / stride**2))
-    work = 2 * prod(shape) / stride**2 * outputs * kernel**2
-    if min(shape[2:]) < kernel or work > draw.scale.operations or outputs * inputs * kernel**2 > draw.scale.largest / 4:
+    shape = draw.image(inputs, dims, draw.elements() / max(1, outputs / inputs / stride**dims))
+    work = 2 * prod(shape) / stride**dims * outputs * kernel**dims
+    if (
+        min(shape[2:]) < kernel
+        or work > draw.scale.operations
+        or outputs * inputs * kernel**dims > draw.scale.largest / 4
+    ):
         return None
-    options = {"dims": 2, "inputs": inputs, "outputs": outputs, "kernel_size": [kernel] * 2, "stride": stride}
-    options |= {"padding": [kernel // 2] * 2, "dilation": 1, "groups": 1, "bias": r.random() < 0.3}
+    options = {"dims": dims, "inputs": inputs, "outputs": outputs, "kernel_size": [kernel] * dims, "stride": stride}
+    options |= {"padding": [kernel // 2] * dims, "dilation": 1, "groups": 1, "bias": r.random() < 0.3}
     return Case("conv", (shape,), options, gradient=r.random() < 0.97)
 
 
@@ -213,7 +217,7 @@ def draw_pool(draw: Draw) -> Case:
         if r.random() < 0.4:
             return Case("mean", (shape,), {"dims": dims})
         return Case("adaptive", (shape,), {"dims": dims, "size": r.choice((1, 1, 1, 7))})
-    kernel, stride, padding = r.choice(((2, 2, 0), (3, 2, 1), (3, 1, 1)))
+    kernel, stride, padding = r.choice(((2, 2, 0), (3, 2, 1), (3, 1, 1))[: 3 if min(shape[2:]) > 2 else 1])
     options = {
         "kind": r.choice(("max", "avg")),
         "dims": dims,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mural.cost.clock import CYCLES, Clock, CudaClock, middle
+from mural.cost.clock import CYCLES, Clock, CudaClock
 from mural.cost.layers import Case
 
 Forward = Callable[[], tuple[Tensor, ...]]
@@ -21,7 +21,7 @@ PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of forward and backward, and the most bytes that each needed beyond what was there before it.
+    """Seconds of forward and backward, to the nanosecond, and the most bytes that each needed beyond those before it.
 
     In backward the gradient of the output was there before.
     """
@@ -32,8 +32,8 @@ class Timing:
     backward_bytes: int
 
     def encode(self) -> dict[str, Any]:
-        """As JSON has it, with nanoseconds."""
-        return {key: round(value, 9) if isinstance(value, float) else value for key, value in asdict(self).items()}
+        """As JSON has it."""
+        return asdict(self)
 
 
 def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], clock: Clock) -> Timing:
@@ -42,20 +42,8 @@ def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], c
     `forward` computes its outputs, `leaves` are the tensors whose gradients are wanted, and `fresh` those that the
     piece before it had just written.
     """
+    ahead_bytes, back_bytes, ones = peaks(forward, leaves, clock)
     with torch.enable_grad():
-        outputs = forward()  # what happens once only: kernels are loaded, workspaces made
-        made = [output for output in outputs if output.requires_grad]
-        ones = [torch.ones_like(output) for output in made]
-        if made:
-            torch.autograd.grad(made, leaves, ones, allow_unused=True)
-        del outputs, made
-        ahead_bytes, outputs = clock.peak(forward)
-        made = [output for output in outputs if output.requires_grad]
-        back_bytes = 0
-        if made:
-            back_bytes, gradients = clock.peak(lambda: torch.autograd.grad(made, leaves, ones, allow_unused=True))
-            del gradients
-        del outputs, made
         ahead = clock.seconds(forward, fresh)
         made = [output for output in forward() if output.requires_grad]
 
@@ -63,17 +51,50 @@ def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], c
             return torch.autograd.grad(made, leaves, ones, retain_graph=True, allow_unused=True)
 
         back = clock.seconds(backward, ones) if made else [0.0]
-    return Timing(middle(ahead), middle(back), ahead_bytes, back_bytes)
+    return Timing(round(clock.typical(ahead), 9), round(clock.typical(back), 9), ahead_bytes, back_bytes)
+
+
+def peaks(forward: Forward, leaves: Sequence[Tensor], clock: Clock) -> tuple[int, int, list[Tensor]]:
+    """The most bytes that forward and backward need, and gradients for the outputs.
+
+    Both run once before: what happens once only, as loading kernels and making workspaces, is no part of it.
+    """
+    with torch.enable_grad():
+        outputs = [output for output in forward() if output.requires_grad]
+        ones = [torch.ones_like(output) for output in outputs]
+        if not outputs:
+            return clock.peak(forward)[0], 0, []
+        torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+        del outputs
+        ahead, made = clock.peak(forward)
+        outputs = [output for output in made if output.requires_grad]
+        del made
+        back, gradients = clock.peak(lambda: torch.autograd.grad(outputs, leaves, ones, allow_unused=True))
+        del gradients
+    return ahead, back, ones
 
 
 def try_case(case: Case, clock: Clock) -> Timing:
     """The times and memory of a case of the sweep."""
+    forward, leaves, images = prepared(case, clock.device)
+    return trial(forward, leaves, images, clock)
+
+
+def peaks_of(case: Case, clock: Clock) -> tuple[int, int]:
+    """The most bytes that forward and backward of a case need."""
+    forward, leaves, _ = prepared(case, clock.device)
+    ahead, back, _ = peaks(forward, leaves, clock)
+    return ahead, back
+
+
+def prepared(case: Case, device: torch.device) -> tuple[Forward, list[Tensor], list[Tensor]]:
+    """The forward of a case, the tensors that get gradients, and those that it is given."""
     dtype: torch.dtype = getattr(torch, case.dtype)
-    with torch.device(clock.device):
+    with torch.device(device):
         module = case.module()
         images = [torch.randn(shape).to(dtype).requires_grad_(case.gradient) for shape in case.shapes]
     leaves = [tensor for tensor in (*images, *module.parameters()) if tensor.requires_grad]
-    return trial(lambda: (module(*images),), leaves, images, clock)
+    return lambda: (module(*images),), leaves, images
 
 
 @dataclass(frozen=True)

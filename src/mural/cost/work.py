@@ -129,6 +129,7 @@ def describe_conv(node: Node) -> dict[str, float]:
         "extent_in": lg(prod(image[-dims:])),
         "extent_out": lg(prod(result[-dims:])),
         "row": lg(result[-1]),
+        "four": lg(prod(image[:4])),
         "aligned_in": alignment(inputs // groups),
         "aligned_out": alignment(outputs // groups),
         "aligned_row": alignment(image[-1]),

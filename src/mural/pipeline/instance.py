@@ -104,11 +104,12 @@ class Stage:
         return kept.result
 
     def backward(
-        self, microbatch: int, grads: Mapping[Key, Tensor], ends: Iterable[tuple[Tensor, Tensor | None]]
+        self, microbatch: int, grads: dict[Key, Tensor], ends: Iterable[tuple[Tensor, Tensor | None]]
     ) -> tuple[dict[Key, Tensor], set[Key]]:
         """The true gradients of what the stage took, from those of what it gave; `ends` are more tensors to start from.
 
-        Gradients of parameters are added to `.grad` as backward does. The set has what backward came to.
+        Gradients of parameters are added to `.grad` as backward does. The given gradients are taken out of `grads`. The
+        set has what backward came to.
         """
         self.again(microbatch)
         kept = self.kept.pop(microbatch)
@@ -117,7 +118,9 @@ class Stage:
         for key, (edge, place) in kept.roots.items():
             if key in grads:
                 roots.append(edge)
-                seeds.append(raw_gradient(grads[key], place) if place is not None else grads[key])
+                grad = grads.pop(key)
+                seeds.append(raw_gradient(grad, place) if place is not None else grad)
+                del grad
         for tensor, seed in ends:
             roots.append(tensor)
             seeds.append(seed)

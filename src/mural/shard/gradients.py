@@ -23,7 +23,8 @@ def replicated_axes(layout: Layout) -> tuple[str, ...]:
 
 def true_gradient(grad: Tensor, layout: Layout) -> Tensor:
     """The single-device gradient of a piece."""
-    return merged(grad, layout.mesh, replicated_axes(layout), "gradient") / layout.mesh.replicas
+    found = merged(grad, layout.mesh, replicated_axes(layout), "gradient")
+    return found / layout.mesh.replicas if layout.mesh.replicas > 1 else found
 
 
 def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
@@ -31,7 +32,7 @@ def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
     copies = 1
     for axis in replicated_axes(layout):
         copies *= layout.mesh.size(axis)
-    return grad * (layout.mesh.replicas / copies)
+    return grad * (layout.mesh.replicas / copies) if layout.mesh.replicas > copies else grad
 
 
 def require_gradient(x: ShardedTensor, wanted: bool = True) -> ShardedTensor:

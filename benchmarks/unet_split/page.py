@@ -1,4 +1,0 @@
-from pathlib import Path
-
-
-def write(h: Path) -> None: ...
