@@ -212,6 +212,18 @@ class Counted(nn.Module):
         return out.mean() if self.mean else out
 
 
+class OneNorm(nn.Module):
+    """A norm that is called twice, far apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = conv(3, 4), conv(4, 4), conv(4, 3, 1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.b(self.norm(self.a(x)).relu())))
+
+
 @dataclass
 class Report:
     """A result that pytrees do not know."""
@@ -271,6 +283,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "unused": Unused,
     "stopped": Stopped,
     "counted": Counted,
+    "one-norm": OneNorm,
     "stochastic": Stochastic,
     "random": Random,
     "random-plain": lambda: Random(plain=True),

@@ -78,6 +78,28 @@ def test_a_buffer_that_replicas_of_gems_would_each_write_is_refused() -> None:
     assert all("writes to seen" in text for text in found), found
 
 
+def one_norm(cut: str, training: bool, later: bool) -> tuple[str, dict[str, float]]:
+    """The law for a norm that is called twice; `later` turns training on when the model is divided already."""
+    plan = mural.Plan(stage=2, cuts=(cut,), schedule="gems", microbatches=2, batchnorm="micro")
+    case = Case("one-norm", plan, sizes=((8, 8),) * 2, training=training)
+    try:
+        pm = parallel_of(case)
+        return "", compared(case, model_of(case), pm.train() if later else pm)
+    except PlanError as error:
+        return str(error), {}
+
+
+def test_a_norm_is_not_divided_between_stages_that_move_it() -> None:
+    for text, _ in run_on(2, one_norm, "b", True, False):
+        assert "'norm@2' reads it afterwards" in text
+    for text, _ in run_on(2, one_norm, "b", False, True):
+        assert "norm.running_mean, which stages [0, 1] use" in text
+    for cut, training in (("b", False), ("head", True)):
+        found = run_on(2, one_norm, cut, training, False)
+        assert [text for text, _ in found] == ["", ""]
+        assert not worst([differences for _, differences in found])
+
+
 def refused_by_gems() -> str:
     case = Case("unused", mural.Plan(stage=2, schedule="gems", microbatches=2), sizes=((8, 8),))
     try:

@@ -97,6 +97,7 @@ def test_random_models_in_two_stages(drawn: Drawn) -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=60)
 @given(drawn_cases(places=len(PLACES)))
 def test_random_models_in_stages_on_grids(drawn: Drawn) -> None:
     holds(drawn)

@@ -41,6 +41,7 @@ class Route:
         compiler = Compiler(graph)
         stretches = tuple(compiler.stretch(a, b) for a, b in pairwise(bounds))
         check_writes(graph, bounds)
+        check_buffers(graph, bounds)
         return cls(graph, stretches, (*crossings(graph, stretches, bounds), *random_chain(graph, bounds)))
 
     @property
@@ -110,6 +111,25 @@ def check_writes(graph: Graph, bounds: Sequence[int]) -> None:
                         f"place, but they lie in stages {stage(node.id)}, {stage(source)} and {stage(writer)}: move a "
                         f"cut so that two of them share a stage"
                     )
+
+
+def check_buffers(graph: Graph, bounds: Sequence[int]) -> None:
+    """Raise where one stage writes to a buffer that another one uses: each would have its own."""
+    users: dict[str, set[int]] = {}
+    writers: dict[str, Node] = {}
+    for position, node in (*enumerate(graph), *graph.effects):
+        stage = bisect_right(bounds, min(position, len(graph) - 1)) - 1
+        held = [source for source in (*node.inputs, *node.writes) if isinstance(source, str)]
+        for name in held:
+            users.setdefault(name, set()).add(stage)
+        writers |= {str(name): node for name in node.writes if name in held}
+    inputs = {value.name for value in graph.inputs}
+    for name, node in writers.items():
+        if name not in inputs and len(users[name]) > 1:
+            raise PlanError(
+                f"{node.site or node.op} writes to {name}, which stages {sorted(users[name])} use: each would have one "
+                f"of its own. Move a cut so that one stage has all of these calls"
+            )
 
 
 def crossings(graph: Graph, stretches: Sequence[Stretch], bounds: Sequence[int]) -> Iterable[Edge]:
