@@ -82,9 +82,7 @@ class Worker:
 class Pool:
     """Processes ready for teams; `spares` of them are kept ahead of need, `start` starts one as `started` does."""
 
-    def __init__(
-        self, device: str, spares: int = 0, start: Callable[[Path, dict[str, str]], Any] = started
-    ) -> None:
+    def __init__(self, device: str, spares: int = 0, start: Callable[[Path, dict[str, str]], Any] = started) -> None:
         self.device, self.spares, self.start = device, spares, start
         self.folder = tempfile.TemporaryDirectory(prefix="mural-bench-")
         self.inbox: queue.Queue[tuple[Worker, str | None]] = queue.Queue()

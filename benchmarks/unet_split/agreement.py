@@ -21,7 +21,10 @@ STEPS = 3
 PLANS: dict[str, Plan] = {
     **{
         f"{stages} stages, {schedule}": Plan(
-            stage=stages, schedule=schedule, microbatches=4, batchnorm="micro"  # pyright: ignore[reportArgumentType]
+            stage=stages,
+            schedule=schedule,
+            microbatches=4,
+            batchnorm="micro",  # pyright: ignore[reportArgumentType]
         )
         for stages in (2, 3, 4)
         for schedule in ("gpipe", "1f1b", "gems")
@@ -80,7 +83,10 @@ def alone(model: nn.Module, image: Tensor, target: Tensor, parts: int) -> tuple[
 def apart(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     """The largest difference of what was found, relative to the largest wanted value of all."""
     largest = max(float(t.double().abs().max()) for t in wanted.values())
-    return max((float((found[k].cpu().double() - wanted[k].cpu().double()).abs().max()) for k in found), default=0.0) / largest
+    return (
+        max((float((found[k].cpu().double() - wanted[k].cpu().double()).abs().max()) for k in found), default=0.0)
+        / largest
+    )
 
 
 def main() -> None:

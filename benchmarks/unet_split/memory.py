@@ -1,11 +1,12 @@
 """What a stage needs: its peak of memory, predicted from the graph alone by walking its calls forward and backward.
 
     forward    what it received, what backward keeps so far, results that are still read, and what a call makes
-    between    what backward keeps, and a copy of each result on its way to another stage
+    between    what backward keeps, a copy of each result on its way to another stage, and room for its gradient
     backward   what is still kept, gradients that came from outside, and those that calls make and need
 
-Blocks that are recomputed keep their inputs alone, and are walked forward and backward once more in backward. Memory
-grows with the pixels of the image, but for parameters; cuDNN's workspaces and the allocator's gaps are not predicted.
+A convolution needs a workspace as large as its input and its result together (cuDNN orders them anew), a call in place
+on what was received a copy of it. Blocks that are recomputed keep their inputs alone, and are walked once more in
+backward. Memory grows with the pixels of the image, but for parameters.
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ class Walk:
             self.last[made] = max(self.last[made], *flow.readers, len(graph) if flow.returned else 0)
         self.before = [[s for s in dict.fromkeys(node.inputs) if isinstance(s, int)] for node in graph]
         """The calls whose results each call reads."""
+        self.workspace = [
+            float(self.sizes[i] + max(map(math.prod, node.input_shapes)) * node.dtypes[0].itemsize)
+            if node.op.startswith("conv") else 0.0
+            for i, node in enumerate(graph)
+        ]  # fmt: skip
+        """Where cuDNN puts input and result in another order."""
         self.again, self.block = list(again), dict[int, Span]()
 
     # -- one stage ----------------------------------------------------------------------------------------------------
@@ -74,10 +81,17 @@ class Walk:
         self.block = {i: s for s in self.again if start <= s[0] and s[1] <= stop for i in range(*s)}
         received = {s for i in range(start, stop) for s in self.before[i] if s < start}
         gives = [i for i in range(start, stop) if self.last[i] >= stop and self.last[i] < len(self.graph)]
-        kept_so_far = self.keeping(start, stop, self.held(received))
+        came = self.held(received)
+        written = {s for i in range(start, stop) for s in self.graph.nodes[i].writes if s in received}
+        # A call that writes in place to what the stage received writes to a copy.
+        came |= {("copy", s): float(self.sizes[s]) for s in written if isinstance(s, int)}
+        kept_so_far = self.keeping(start, stop, came)
         peaks = self.forward(start, stop, kept_so_far)
         mail = float(sum(self.sizes[i] for i in gives))
-        peaks.append(kept_so_far[-1] + 2 * mail)
+        # Results that backward does not keep, the copies of all on the way, and room for gradients, made ahead.
+        names = {name for i in range(start, stop) for name in self.kept_by(i)}
+        loose = float(sum(self.sizes[i] for i in gives if self.name[i] not in names))
+        peaks.append(kept_so_far[-1] + loose + 2 * mail)
         outside = mail if stop < len(self.graph) else 3.0 * self.sizes[-1]  # scores, their softmax and its gradient
         return max(peaks + self.backward(start, stop, kept_so_far, outside, received))
 
@@ -122,7 +136,7 @@ class Walk:
             live[name] = (max(size, self.sizes[i]), max(until, self.last[i]))
             kept_names.update(self.kept_by(i))
             loose = sum(size for other, (size, _) in live.items() if other not in kept_names)
-            peaks.append(kept_so_far[i - start + 1] + loose)
+            peaks.append(kept_so_far[i - start + 1] + loose + self.workspace[i])
             live = {n: (s, u) for n, (s, u) in live.items() if u > i}
         return peaks
 
@@ -148,7 +162,7 @@ class Walk:
             # A concatenation's gradients are views of the one that came.
             fresh = sum(made.values())
             extra = max(0.0, fresh - mine) if self.graph.nodes[i].op == "cat" else fresh
-            peaks.append(now + outside + mine + sum(grads.values()) + extra)
+            peaks.append(now + outside + mine + sum(grads.values()) + extra + self.workspace[i])
             grads |= made
         leaving = sum(size for source, size in grads.items() if source in received)
         return [*peaks, kept_so_far[0] + outside + 2 * leaving]
@@ -206,9 +220,7 @@ def opposite_needs(graph: Graph, starts: Sequence[int]) -> list[Need]:
     return [Need(a.fixed + b.fixed, max(a.pixels, b.pixels)) for a, b in zip(one, reversed(one), strict=True)]
 
 
-def best(
-    graph: Graph, ranks: Sequence[int], scale: float, again: Sequence[Span] = ()
-) -> tuple[tuple[int, ...], float]:
+def best(graph: Graph, ranks: Sequence[int], scale: float, again: Sequence[Span] = ()) -> tuple[tuple[int, ...], float]:
     """The cuts under which the largest predicted peak is least for that many times the pixels, and that peak.
 
     `ranks` says for each stage among how many ranks its images are cut.

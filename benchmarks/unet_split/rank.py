@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from agreement import difference
 from harness.problem import noise
 from harness.worker import Rank
-
 from nets import NETS
 from torch import Tensor
 
@@ -83,7 +82,9 @@ class Splitter(Rank):
             return self.pm.step(pictures, masks)
         self.model.zero_grad(set_to_none=True)
         whole = [(0, extent) for extent in pictures[0].shape]
-        images, goals = (torch.stack([p.read([(0, p.shape[0]), *whole[1:]]) for p in each]) for each in (pictures, masks))
+        images, goals = (
+            torch.stack([p.read([(0, p.shape[0]), *whole[1:]]) for p in each]) for each in (pictures, masks)
+        )
         loss = F.cross_entropy(self.model(images), goals[:, 0])
         loss.backward()
         return loss.detach()
@@ -103,4 +104,3 @@ class Splitter(Rank):
     def agrees(self, plan: dict[str, Any], side: int) -> dict[str, Any]:
         """The largest relative differences from one device, in float64."""
         return difference(Plan(**plan), self.device, side)
-

@@ -13,7 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import page
 import predictions
@@ -39,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nets", default="classic,deep", help="the U-Nets (classic,deep)")
     parser.add_argument("--ways", default="", help="names of ways, with semicolons (all)")
     parser.add_argument("--step", type=int, help="the largest sides are found to this (64)")
+    parser.add_argument("--sides-only", action="store_true", help="do not look for the largest side that fits")
     options = parser.parse_args()
     options.ranks = 4 if options.quick else 8
     options.nets = ["toy"] if options.quick else options.nets.split(",")
@@ -88,7 +90,8 @@ def measure(options: argparse.Namespace, forecasts: predictions.Forecasts) -> No
         for name in names if "measured" in options.parts else ():
             for net in options.nets:
                 if name in forecasts[net]:
-                    campaign.run(net, forecasts[net][name], *((1, 0.0, 5.0) if options.quick else (3, 1.0, 12.0)))
+                    times = (1, 0.0, 5.0) if options.quick else (3, 1.0, 12.0)
+                    campaign.run(net, forecasts[net][name], *times, search=not options.sides_only)
     finally:
         campaign.drop()
         pool.close()

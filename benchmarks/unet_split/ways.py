@@ -1,11 +1,10 @@
-"""The ways to divide a U-Net: each a plan for some ranks, with the cuts that it makes and what they are predicted to need.
+"""The ways to divide a U-Net: each a plan for some ranks, with its cuts and what its ranks are predicted to need.
 
 A plan's named cuts, where it has some, come from the graph alone: nothing is measured for them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -31,7 +30,7 @@ between 0.87 and 0.94)."""
 
 @dataclass(frozen=True)
 class Way:
-    """One way: `cuts` may be a function of the graph; `full` says that all sides of the published table are measured."""
+    """One way: `cuts` may be a function of the graph; `full` says that all sides of the table are measured."""
 
     name: str
     words: str
@@ -189,5 +188,4 @@ def goals(net: Net, graph: Graph, stages: int, cap: float) -> dict[str, Any]:
         "share": found.share,
         "bound": found.bound,
         "gain": found.optimum,
-        "pixels": math.nan if not aim else aim**2,
     }
