@@ -67,10 +67,24 @@ def test_a_model_is_cut_anywhere(name: str) -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "gems"])
 @pytest.mark.parametrize("name", ["in-place", "views", "stopped", "several", "unused", "tied", "fan", "counted"])
 def test_a_model_is_cut_at_each_place(name: str, schedule: str, recompute: Any) -> None:
-    if (name, schedule) == ("unused", "gems"):
-        pytest.skip("it writes to a buffer of its own, which GEMS refuses")
-    found = run_on(2, at_every_cut, name, PIPED | {"schedule": schedule, "recompute": recompute}, (0, 1))
-    assert not worst(found)
+    options = PIPED | {"schedule": schedule, "recompute": recompute}
+    if name == "unused":  # it counts its calls
+        options |= {"schedule": "1f1b", "microbatches": 1}
+    assert not worst(run_on(2, at_every_cut, name, options, (0, 1)))
+
+
+def test_a_buffer_that_replicas_of_gems_would_each_write_is_refused() -> None:
+    found = run_on(2, refused_by_gems)
+    assert all("writes to seen" in text for text in found), found
+
+
+def refused_by_gems() -> str:
+    case = Case("unused", mural.Plan(stage=2, schedule="gems", microbatches=2), sizes=((8, 8),))
+    try:
+        parallel_of(case).step(*batch(case, 0))
+    except PlanError as error:
+        return str(error)
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------- batches and steps

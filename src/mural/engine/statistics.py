@@ -51,14 +51,14 @@ class Statistics:
         modules, route = dict(model.named_modules()), self.division
         names = {name for name, _ in model.named_buffers()}
         calls: dict[str, int] = {}
-        for node in graph:
+        for node in (*graph, *(effect for _, effect in graph.effects)):
             written = [str(source) for source in node.writes if source in names]
             if written and not isinstance(modules.get(node.module), _NormBase):
                 raise PlanError(
-                    f"{node.site} writes to {written[0]}: under GEMS two replicas would each write their own, and "
-                    f"mural can put together the running statistics of norms alone; use another schedule"
+                    f"{node.site or node.op} writes to {written[0]}: under GEMS two replicas would each write their "
+                    f"own, and mural can put together the running statistics of norms alone; use another schedule"
                 )
-            if written:
+            if written and node.id < len(graph):  # not what counts batches beside the dataflow
                 calls[node.module] = calls.get(node.module, 0) + 1
         for path, count in calls.items():
             module: Any = modules[path]
