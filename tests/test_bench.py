@@ -128,6 +128,7 @@ def bench(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProce
     return done
 
 
+@pytest.mark.slow
 def test_bigconv_runs_at_toy_size_and_survives_want_of_memory(tmp_path: Path) -> None:
     output = tmp_path / "toy.jsonl"
     toy = ("--quick", "--device", "cpu", "--ranks", "1,2", "--models", "CNN2D")

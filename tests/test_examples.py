@@ -47,6 +47,7 @@ def test_a_run_that_resumes_elsewhere_prints_the_losses_of_one_that_never_stoppe
     assert [mine for mine, _ in found] == [other for _, other in found]
 
 
+@pytest.mark.slow
 def test_own_pieces_learn() -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", printed("06_own_pieces"))]
     assert len(losses) == 5

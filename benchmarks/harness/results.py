@@ -126,7 +126,7 @@ def lines_of(text: str) -> Iterator[Record]:
 
 def identity(record: Record) -> str:
     """What a record is about: a later record of the same replaces it."""
-    about = {k: record[k] for k in ("kind", "case", "cap", "name", "date") if k in record}
+    about = {k: record[k] for k in ("kind", "case", "net", "way", "side", "cap", "name", "date") if k in record}
     return json.dumps(about, sort_keys=True)
 
 

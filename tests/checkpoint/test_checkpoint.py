@@ -81,7 +81,10 @@ def load_on_ranks(folder: str, step: int, pieces: bool) -> dict[str, Any]:
     return dict(snapshot.values)
 
 
-WORLDS = [(1, 2), (2, 1), (2, 2), (1, 1), (2, 4), (4, 2), (4, 1), (1, 4), (4, 4)]
+WORLDS = [
+    (1, 2), (2, 1), (2, 4), (4, 2),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((2, 2), (1, 1), (4, 1), (1, 4), (4, 4))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("writers", "readers"), WORLDS)

@@ -122,7 +122,11 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("choice", [*covering(SMALL), *WHOLE], ids=str)
+PAIRS = list(covering(SMALL))
+LATER = [pytest.param(choice, marks=pytest.mark.slow) for choice in (*PAIRS[10:], *WHOLE[2:])]
+
+
+@pytest.mark.parametrize("choice", [*PAIRS[:10], *WHOLE[:2], *LATER], ids=str)
 def test_training_in_stages_equals_one_device(choice: tuple[Any, ...]) -> None:
     holds(case_of(choice))
 

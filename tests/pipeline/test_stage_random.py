@@ -90,7 +90,7 @@ def holds(drawn: Drawn) -> None:
         assert not wrong, f"rank {rank}, {plan}: {wrong}"
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(drawn_cases(places=1))
 def test_random_models_in_two_stages(drawn: Drawn) -> None:
     holds(drawn)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from mural.cost.links import Link
+from mural.cost.model import load
 from mural.cost.rates import Rates, rates
 from mural.errors import PlanError
 
@@ -44,42 +45,35 @@ class Hardware:
         if name == "here":
             return Hardware.here()
         if name not in KNOWN:
-            raise PlanError(
-                f'no hardware is called {name!r}: choose one of {", ".join(KNOWN)}, or "here" to measure it'
-            )
-        return KNOWN[name]
+            raise PlanError(f"no hardware is called {name!r}: choose {', '.join(KNOWN)}, or 'here' to measure it")
+        known = KNOWN[name]
+        return Hardware(name, known.kind, known.memory, load(name).rates, known.link, known.host, name)
 
     @staticmethod
     def here(device: torch.device | str | None = None) -> Hardware:
         """The machine at hand: a GPU where there is one. Its rates are measured in a second or two, not its links."""
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        like = KNOWN["h200" if device.type == "cuda" else "cpu"]
+        like = "h200" if device.type == "cuda" else "cpu"
         if device.type == "cuda":
             memory, name = torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)
         else:
             memory, name = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "cpu"
-        return Hardware(name, device.type, memory, rates(device), like.link, like.host, like.model)
+        return Hardware(name, device.type, memory, rates(device), KNOWN[like].link, KNOWN[like].host, like)
 
 
-KNOWN: dict[str, Hardware] = {
-    "h200": Hardware(
-        "h200",
-        "cuda",
-        150109880320,
-        Rates(5.064e13, 8.124e14, 2.1e14, 4.178e12, 68157440, 132),
-        link=Link(1e-5, 4e11),
-        host=Link(1e-5, 5.5e10),
-        model="h200",
-    ),
-    "cpu": Hardware(
-        "cpu",
-        "cpu",
-        16 * GIB,
-        Rates(5e10, 2e11, 1e11, 2.5e10, 0, 1),
-        link=Link(5e-5, 2e9),
-        host=Link(0.0, 2.5e10),
-        model="cpu",
-    ),
+@dataclass(frozen=True)
+class Known:
+    """What is known of a machine beside the rates, which stand in its fitted model."""
+
+    kind: str
+    memory: int
+    link: Link
+    host: Link
+
+
+KNOWN: dict[str, Known] = {
+    "h200": Known("cuda", 150109880320, link=Link(1e-5, 4e11), host=Link(1e-5, 5.5e10)),
+    "cpu": Known("cpu", 16 * GIB, link=Link(5e-5, 2e9), host=Link(0.0, 2.5e10)),
 }
-"""Machines whose rates were measured (`mural bench cost`). The H200's link is NVLink's by its datasheet, less a tenth;
-a CPU is one thread of a server."""
+"""Machines whose models come with the package. The H200's link is NVLink's by its datasheet, less a tenth; its way to
+the host was measured. The CPU is one thread of a server, and its link one between two processes over gloo."""

@@ -120,6 +120,11 @@ def copies_back(node: Node, work: Work, effect: Effect) -> list[Work]:
     if work.family == "view":
         made = sum(gradient.bytes for gradient in effect.backward.gradients if gradient is not None)
         return [move(made, node)] if made else []
+    if work.family == "pointwise" and node.writes:
+        # Writing to a view, autograd copies the whole of it back and forth.
+        made = sum(gradient.bytes for gradient in effect.backward.gradients if gradient is not None)
+        more = effect.backward.peak - made
+        return [move(more, node)] * 2 if more > made // 2 else []
     if work.family not in ORDERED:
         return []
     outputs = zip(node.output_shapes, node.dtypes, effect.incoming, strict=True)

@@ -94,7 +94,7 @@ class Draw:
 
 def draw_plain(draw: Draw) -> Case | None:
     """A convolution as most models have them: k1 or k3 on images, at times volumes, all channels with all."""
-    r, dims = draw.random, draw.random.choices((2, 3), (7, 1))[0]
+    r, dims = draw.random, draw.random.choices((2, 3), (5, 1))[0]
     inputs, outputs = (draw.channels() if dims == 2 else r.choice((1, 4, 8, 12, 16, 24, 32, 64, 128)) for _ in range(2))
     if r.random() < 0.4:
         outputs = r.choice((inputs, inputs, 2 * inputs, max(8, inputs // 2), max(8, inputs // 4)))
@@ -124,7 +124,7 @@ def draw_conv(draw: Draw) -> Case | None:
     stride = r.choices((1, 2, 4), (10, 3, 1 if kernel > 3 else 0))[0]
     dilation = r.choices((1, 2, 6), (18, 1, 1))[0]
     groups = 1
-    if r.random() < 0.18:
+    if r.random() < 0.3:
         groups = inputs if r.random() < 0.7 else r.choice([g for g in (2, 4, 8, 32) if inputs % g == 0] or [1])
         outputs = inputs if groups == inputs else outputs // groups * groups or groups
     shape = draw.image(inputs, dims, draw.elements() / max(1, outputs / inputs / stride**dims))
@@ -278,7 +278,7 @@ def draw_scores(draw: Draw) -> Case:
 
 DRAWN: dict[str, tuple[int, Callable[[Draw], Case | None]]] = {
     "plain": (40, draw_plain),
-    "conv": (18, draw_conv),
+    "conv": (24, draw_conv),
     "transposed": (4, draw_transposed),
     "linear": (7, draw_linear),
     "product": (2, draw_product),

@@ -1,0 +1,150 @@
+"""The measurements: for each way, the sides of the table, and then the largest side that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from harness.case import GIB
+from harness.results import Log, Record
+from harness.search import HEADROOM as FILLED
+from harness.search import next_size
+from harness.team import CaseFailed, Pool, Team
+from ways import HEADROOM, Forecast
+
+from mural.plan import Plan
+
+Answers = list[dict[str, Any]]
+FEW_SIDES = (512, 2048, 2304, 4096, 5120)
+"""Where the ways that were not published are measured; 2304 and 5120 are twice what naive cuts reach, or more."""
+
+
+class Campaign:
+    """Asks teams of ranks, and writes each result at once. A team serves until its ranks run out of memory."""
+
+    def __init__(self, log: Log, pool: Pool, cap: int, step: int, sides: Sequence[int]) -> None:
+        self.log, self.pool, self.cap, self.step, self.sides = log, pool, cap, step, sides
+        self.stack = ExitStack()
+        self.held: tuple[Team, int, Any] | None = None
+        self.facts: dict[str, Any] = {}
+
+    def team(self, ranks: int) -> Team:
+        """The team at hand if it has that many ranks, else a new one."""
+        if self.held is None or self.held[1] != ranks:
+            self.drop()
+            team = self.stack.enter_context(self.pool.team(ranks, self.cap))
+            self.held = team, ranks, None
+            if team.facts != self.facts:
+                self.facts = team.facts
+                self.log.write("versions", **self.facts)
+        return self.held[0]
+
+    def drop(self) -> None:
+        """End the team at hand."""
+        self.held = None
+        self.stack.close()
+
+    def divided(self, net: str, forecast: Forecast) -> Team:
+        """A team whose ranks hold their parts of the model."""
+        team = self.team(forecast.way.ranks)
+        about = (net, forecast.way.name)
+        if self.held is None or self.held[2] != about:
+            plan = None if forecast.plan is None else asdict(forecast.plan)
+            answers = team.ask("divide", net=net, plan=plan, aim=forecast.aim)
+            self.held = team, forecast.way.ranks, about
+            if self.log.find("divided", net=net, way=forecast.way.name) is None:
+                first = answers[0]
+                self.log.write(
+                    "divided", net=net, way=forecast.way.name, sites=first["sites"], messages=first["messages"],
+                    parameters=[a["parameters"] for a in answers],
+                )  # fmt: skip
+        return team
+
+    def measure(self, net: str, forecast: Forecast, side: int, repeats: int, budget: float) -> Record | None:
+        """Peaks and times of images of that side, or None and a record of the failure."""
+        way = forecast.way
+        about: dict[str, Any] = {"net": net, "way": way.name, "side": side, "cap": self.cap}
+        if (known := self.log.find("measure", **about)) is not None:
+            return known
+        try:
+            team = self.divided(net, forecast)
+            limit = min(60.0, max(0.0, self.log.left) + 15.0)
+            answers = team.ask("steps", limit=limit, side=side, images=way.images, repeats=repeats, budget=budget)
+        except CaseFailed as failure:
+            self.drop()
+            self.log.write("failure", **about, why=failure.kind, message=failure.message)
+            self.log.say(f"{net}, {way.name}, {side}²: {failure}"[:160])
+            print(failure.printed, end="\n" if failure.printed else "", flush=True)
+            return None
+        record = self.log.write("measure", **about, predicted=forecast.peak(side), **merged(answers))
+        times = f", {min(record['seconds']):.3f} s an image" if record["seconds"] else ""
+        peaks = f"{record['allocated'] / GIB:.2f} GiB of {record['predicted'] / GIB:.2f} predicted"
+        self.log.say(f"{net}, {way.name}, {side}²: {peaks}{times}")
+        return record
+
+    def run(self, net: str, forecast: Forecast, repeats: int, budget: float, need: float, search: bool) -> None:
+        """The table's sides as far as they are predicted to fit, and then the search for the largest."""
+        name = forecast.way.name
+        if self.log.find("limit", net=net, way=name, cap=self.cap) is not None or self.log.left < need:
+            return
+        reach = forecast.largest(self.cap)
+        some = self.sides if forecast.way.full or len(self.sides) < len(FEW_SIDES) else FEW_SIDES
+        for side in (s for s in some if s <= reach):
+            if self.log.left < need or self.measure(net, forecast, side, repeats, budget) is None:
+                break
+        peaks, failed, why = self.seen(net, name)
+        while search and len(failed) < 3:
+            size = next_size(peaks, failed, guess=reach, step=self.step, cap=self.cap * HEADROOM / FILLED, dims=2)
+            if size is None:
+                break
+            if self.log.left < need:
+                self.log.say(f"{net}, {name}: no time left for {size}²; {sorted(peaks)} fit")
+                return
+            record = self.measure(net, forecast, size, repeats=1, budget=0.0)
+            peaks, failed, why = self.seen(net, name)
+            if record is None and why not in ("", "memory"):
+                break  # not a matter of size
+        if not search:
+            return
+        largest = max(peaks, default=0)
+        sure = (largest + self.step) in failed
+        self.log.write("limit", net=net, way=name, cap=self.cap, largest=largest, step=self.step, sure=sure,
+                       predicted=reach)  # fmt: skip
+        self.log.say(f"{net}, {name}: {largest}² is the largest ({reach}² predicted)")
+
+    def seen(self, net: str, way: str) -> tuple[dict[int, float], set[int], str]:
+        """Peaks of the sides that fit, the sides that did not, and why the last one failed."""
+        mine = [r for r in self.log.records if (r.get("net"), r.get("way"), r.get("cap")) == (net, way, self.cap)]
+        peaks = {r["side"]: float(r["allocated"]) for r in mine if r["kind"] == "measure"}
+        failures = [r for r in mine if r["kind"] == "failure"]
+        failed = {r["side"] for r in failures if r["why"] == "memory"}
+        return peaks, failed, failures[-1]["why"] if failures else ""
+
+    def agree(self, plans: dict[str, Plan], side: int) -> None:
+        """How far small models in stages are from one device."""
+        for name, plan in sorted(plans.items(), key=lambda item: item[1].devices):
+            try:
+                answers = self.team(plan.devices).ask("agrees", plan=asdict(plan), side=side)
+            except CaseFailed as failure:
+                self.drop()
+                self.log.write("failure", name="agrees", plan=name, why=failure.kind, message=failure.message)
+                self.log.say(f"{name}: {failure}")
+                print(failure.printed, flush=True)
+                continue
+            found = {key: max(a[key] for a in answers) for key in answers[0]}
+            self.log.write("agrees", name=name, device=self.facts.get("device"), **found)
+            self.log.say(f"{name}: {found}")
+
+
+def merged(answers: Answers) -> dict[str, Any]:
+    """What the ranks measured together: the largest peak and every rank's, the slowest time of each step."""
+    steps = zip(*(a["seconds"] for a in answers), strict=True)
+    return {
+        "allocated": max(a["allocated"] for a in answers),
+        "each": [a["allocated"] for a in answers],
+        "reserved": max(a["reserved"] for a in answers),
+        "loss": answers[0]["loss"],
+        "seconds": [max(ranks) for ranks in steps],
+    }
