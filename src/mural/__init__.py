@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mural import comm
+from mural.capture import capture
 from mural.check import check
 from mural.comm import Mesh as Mesh
 from mural.comm import init
@@ -13,7 +14,6 @@ from mural.errors import PeerError as PeerError
 from mural.errors import PlanError as PlanError
 from mural.errors import UnsupportedOp as UnsupportedOp
 from mural.geometry import Cuts
-from mural.graph import capture
 from mural.parallelize import parallelize
 from mural.plan import Plan
 from mural.replicate import reduce_gradients

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
+import mural
 from mural import Plan
 from mural.cli import graph as graph_command
+from mural.engine.cuts import stage_starts
 from mural.errors import ConfigError, PlanError
 from mural.graph import Graph, capture
 from mural.graph.blocks import blocks
@@ -307,13 +309,11 @@ def test_page_needs_nothing_else_and_holds_any_name(tmp_path: Path) -> None:
     assert boxes["role"] == ["block", "input", "layer", "output"]
 
 
-def test_stages_by_node_name_plan_and_number(interconnected: Graph, tmp_path: Path) -> None:
+def test_stages_by_node_name_and_number(interconnected: Graph, tmp_path: Path) -> None:
     assert starts_of(interconnected, [0, "conv2", 7]) == [0, 3, 7]
     assert starts_of(interconnected, ["conv1", "relu:2"]) == [0, 4]
     named = draw(interconnected, stages=["conv2", "fc1"])
-    assert draw(interconnected, stages=Plan(stage=3, cuts=("conv2", "fc1"))) == named
-    assert draw(interconnected, stages=Plan(stage=3, cuts="layers")) == draw(interconnected, stages=3)
-    assert draw(interconnected, stages=Plan()) == draw(interconnected)
+    assert draw(interconnected, stages=["conv1", "conv2", "fc1"]) == named
     page = draw(interconnected, tmp_path / "a.html", stages=[3, 7])
     data = re.search(r'id="data">(.*?)</script>', page)
     assert data is not None
@@ -324,6 +324,14 @@ def test_stages_by_node_name_plan_and_number(interconnected: Graph, tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("cuts", ["layers", "time", "memory", ("conv2", "fc1")])
+def test_a_plan_colours_the_stages_that_it_runs(cuts: str | tuple[str, ...]) -> None:
+    graph = mural.capture(Interconnected(), (4, 3, 32, 32))
+    plan = Plan(stage=3, cuts=cuts)
+    assert graph.draw(stages=plan) == graph.draw(stages=stage_starts(graph, plan)) != graph.draw(stages=Plan())
+    assert graph.draw(stages=Plan()) == graph.draw()
+
+
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
@@ -332,7 +340,6 @@ def test_stages_by_node_name_plan_and_number(interconnected: Graph, tmp_path: Pa
         (["fc1", "conv2"], "forward order"),
         (13, "give 1 to 12"),
         (0, "give 1 to 12"),
-        (Plan(stage=2, cuts="memory"), "names of the blocks"),
     ],
 )
 def test_stages_that_are_none_raise(interconnected: Graph, stages: object, said: str) -> None:

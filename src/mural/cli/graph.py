@@ -10,14 +10,11 @@ import torch
 import typer
 from torch import nn
 
+from mural.capture import capture
 from mural.cli.app import app
 from mural.cli.data import extents
-from mural.engine.cuts import stage_starts
 from mural.errors import ConfigError
-from mural.graph import capture
 from mural.graph.blocks import Level
-from mural.graph.draw import draw
-from mural.graph.stages import Stages
 from mural.plan import Plan
 from mural.train.config import Config, ModelConfig
 from mural.train.factory import make_model
@@ -51,8 +48,7 @@ def graph(
         raise typer.BadParameter("--stages and --plan both say where stages begin: give one of them")
     shapes = [extents(text, "--shape") for text in shape or ["1,3,1024,1024"]]
     captured = capture(built(config_of(model, arguments)), [each for each in shapes if each])
-    wanted: Stages | None = stages if plan is None else stage_starts(captured, Plan.load(plan))
-    drawn = draw(captured, output, stages=wanted, level=level)
+    drawn = captured.draw(output, stages if plan is None else Plan.load(plan), level)
     typer.echo(drawn if output is None else f"{output}: {captured!r}", nl=output is not None)
 
 

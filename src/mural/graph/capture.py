@@ -18,8 +18,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
-from mural.graph.model_graph import ModelGraph
-from mural.graph.nodes import Shape
+from mural.graph.nodes import Graph, Shape
 from mural.graph.recorder import META, Recorder, twin_of
 
 Shapes = Sequence[int] | Sequence[Sequence[int]]
@@ -27,7 +26,7 @@ Dtypes = torch.dtype | Sequence[torch.dtype] | None
 REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
-def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> ModelGraph:
+def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
     """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
 
     Nothing is allocated and the model does not change: parameters, buffers and inputs are meta tensors, whatever
@@ -54,7 +53,7 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> ModelGraph
         recorder.modules.begin_model(model, tuple(images))
         with unchanged(model), torch.random.fork_rng(devices=[]), recorder.watching(model):
             result = functional_call(model, named, tuple(images), tie_weights=False)
-        return ModelGraph.of(recorder.graph(names, result), model)
+        return recorder.graph(names, result)
 
 
 def check_python(model: nn.Module) -> None:

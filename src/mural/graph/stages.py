@@ -10,11 +10,10 @@ from mural.errors import PlanError
 from mural.graph.cuts import cut_names
 from mural.graph.nodes import Graph
 from mural.graph.outline import Outline
-from mural.plan import Plan
 
-Stages = int | Sequence[int | str] | Plan
-"""Where stages begin: ids of nodes, call-sites or calls of modules, in forward order; or a plan that names them; or how
-many there are, with as many layers each."""
+Stages = int | Sequence[int | str]
+"""Where stages begin: ids of nodes, call-sites or calls of modules, in forward order; or how many there are, with as
+many layers each."""
 
 
 HUES = (210, 28, 140, 275, 345, 52, 180, 310, 100, 240, 10, 160)
@@ -36,8 +35,6 @@ class Stage:
 
 def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
     """The stages of a drawing; none where none are given."""
-    if isinstance(stages, Plan):
-        stages = planned(stages)
     if stages is None:
         return ()
     starts = equal_starts(outline, stages) if isinstance(stages, int) else starts_of(outline.graph, stages)
@@ -64,20 +61,6 @@ def stages_in(stages: Sequence[Stage], start: int, stop: int) -> list[Stage]:
 def hue(number: int) -> int:
     """The colour of a stage, in degrees."""
     return HUES[number] if number < len(HUES) else round(number * 137.5) % 360
-
-
-def planned(plan: Plan) -> int | tuple[str, ...] | None:
-    """Where the stages of a plan begin: at the names it gives, or after as many layers each; None if it has one."""
-    if not isinstance(plan.cuts, str):
-        return plan.cuts
-    if plan.stages == 1:
-        return None
-    if plan.cuts != "layers":
-        raise PlanError(
-            f'cuts = "{plan.cuts}" balances {plan.stages} stages by cost, which a drawing does not know: give the '
-            f'names of the blocks at which they begin, or cuts = "layers"'
-        )
-    return plan.stages
 
 
 def equal_starts(outline: Outline, count: int) -> list[int]:

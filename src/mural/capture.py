@@ -1,4 +1,4 @@
-"""The graph of a model, and what can be asked of it: blocks, work, bytes, what is alive at a cut, stages, drawings."""
+"""`mural.capture`: the graph of a model, and what can be asked of it: blocks, work, bytes, cuts, stages, drawings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 
 from torch import nn
 
+from mural.engine.cuts import stage_starts
 from mural.graph import adjacency as neighbours
+from mural.graph import capture as calls
 from mural.graph.blocks import Block, Branch, Level, blocks, tree
 from mural.graph.bytes import Bytes, bytes_in
+from mural.graph.capture import Dtypes, Shapes
 from mural.graph.cuts import cut_points, resolve_cuts
 from mural.graph.draw import draw
 from mural.graph.edges import Edge, edges
@@ -19,13 +22,13 @@ from mural.graph.nodes import Graph
 from mural.graph.split import StageModule, split
 from mural.graph.stages import Stages
 from mural.graph.work import GraphWork, table, work
+from mural.plan import Plan
 
 
 @dataclass(frozen=True, repr=False)
 class ModelGraph(Graph):
     """What `capture` returns: the nodes of one forward pass, and the model that made it.
 
-    >>> from mural.graph import capture
     >>> graph = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)), (1, 3, 16, 16))
     >>> graph.adjacency("layer")
     {'0': [], '1': ['0'], '2': ['1']}
@@ -80,9 +83,28 @@ class ModelGraph(Graph):
         """The stages as modules; they share the model's own."""
         return split(self, self.model, cuts)
 
-    def draw(self, path: str | Path | None = None, stages: Stages | None = None, level: Level | None = None) -> str:
-        """The drawing of the graph, written to a file where one is given: .html, .dot or .txt."""
+    def draw(
+        self, path: str | Path | None = None, stages: Stages | Plan | None = None, level: Level | None = None
+    ) -> str:
+        """The drawing of the graph, written to a file where one is given: .html, .dot or .txt.
+
+        Stages have colours: those of a plan, as it would run, or those that begin at given nodes, or a number of them.
+        """
+        if isinstance(stages, Plan):
+            stages = stage_starts(self, stages) if stages.stages > 1 else None
         return draw(self, path, stages, level)
 
     def _node(self, cut: str | int) -> int:
         return cut if isinstance(cut, int) else resolve_cuts(self, [cut])[0]
+
+
+def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> ModelGraph:
+    """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
+
+    Nothing is allocated and the model does not change, so any size will do. The dtype, one for all inputs or one for
+    each, is that of the parameters unless given.
+
+    >>> capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (1, 3, 131072, 131072))
+    Graph(2 nodes, input (1, 3, 131072, 131072) -> output (1, 8, 131070, 131070))
+    """
+    return ModelGraph.of(calls(model, shape, dtype), model)
