@@ -51,8 +51,8 @@ class Division:
                 if name in self.stages and stage not in self.stages[str(name)]:
                     raise PlanError(
                         f"for an input of shape {graph.inputs[0].shape}, {node.site} of stage {stage} reads {name}, "
-                        f"which stage {sorted(self.stages[str(name)])} holds: give parallelize(…, image=…) the shape "
-                        f"of the images, or name the cuts"
+                        f"which stage {sorted(self.stages[str(name)])} holds, as the stages were cut for another "
+                        f"shape: give parallelize(…, image=…) the shape of the images"
                     )
         return route
 
