@@ -70,6 +70,6 @@ def test_bad_settings_are_refused() -> None:
         check_alike([member("a"), member("a")], "a")
     with pytest.raises(PlanError, match="other parameters than that of b"):
         check_alike([member("a"), member("b", form="g")], "a")
-    for samples in (0, None, 2.5):
+    for samples in (-1, None, 2.5):
         with pytest.raises(PlanError, match="number of samples"):
             check_samples(samples)

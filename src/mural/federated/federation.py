@@ -28,7 +28,7 @@ from mural.federated.roster import Member, Patience, Roster, Turn, store_at
 ATTEMPTS = 20
 """How often a round is tried again before its error is raised."""
 Local = Callable[[nn.Module, int], int]
-"""Trains the model in place for a round, of this number, and returns on how many samples."""
+"""Trains the model in place for a round, of this number, and returns on how many samples; 0 to sit it out."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,15 @@ class Round:
     members: tuple[str, ...]
     samples: int
     """Those of all members together."""
+
+    def words(self) -> str:
+        """The round for a person.
+
+        >>> Round(3, 0, ("Accra", "Lomé"), 120).words()
+        'round 3: Accra, Lomé; 120 samples'
+        """
+        again = f" at attempt {self.attempt + 1}" if self.attempt else ""
+        return f"round {self.number}{again}: {', '.join(self.members)}; {self.samples} samples"
 
 
 @dataclass
@@ -62,6 +71,8 @@ class Federation:
     masked: bool = False
     timeout: float = 60.0
     """Seconds after which a member that does not answer counts as gone."""
+    say: Callable[[str], None] = print
+    """What gets a line about every round."""
     history: list[Round] = field(default_factory=list[Round])
 
     version: int = 0
@@ -91,13 +102,16 @@ class Federation:
             try:
                 members = roster.meet(turn, replace(me, version=self.version))
                 if members is None:
+                    self.say(f"{turn} goes on without {self.name}: waiting for the next")
                     turn = roster.await_later(turn)
                     continue
                 self._take(turn, members, roster, model, local)
+                self.say(self.history[-1].words())
                 turn = Turn(turn.round + 1)
             except PeerError:
                 if turn.attempt == ATTEMPTS:
                     raise
+                self.say(f"{turn}: a member has left; once more with those who are there")
                 turn = Turn(turn.round, turn.attempt + 1)
             roster.advance(turn)
             turn = max(turn, roster.latest())
@@ -114,7 +128,8 @@ class Federation:
                 samples = local(model, turn.round)
                 self.trained = read(model), check_samples(samples)
             total = self._sum(turn, members, mine, group)
-        self.base = total[:-1] / total[-1]
+        if total[-1] > 0:
+            self.base = total[:-1] / total[-1]
         write(model, self.base)
         self.version, self.trained = turn.round + 1, None
         self.history.append(Round(turn.round, turn.attempt, tuple(m.name for m in members), int(total[-1])))
@@ -154,6 +169,7 @@ def together(store: Store, turn: Turn, rank: int, size: int, timeout: float) -> 
     place = PrefixStore(f"group/{turn.round}/{turn.attempt}", store)
     try:
         dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+        all_reduce(torch.zeros(1), "ring", dist.group.WORLD)  # a roll call: from here on, connections tell who leaves
         yield dist.group.WORLD
     except RuntimeError as error:  # torch's errors of lost peers are these
         raise PeerError(f"{turn}: a member is gone: {str(error).splitlines()[0]}") from error
@@ -201,6 +217,6 @@ def check_alike(members: Sequence[Member], name: str) -> int:
 
 def check_samples(samples: object) -> int:
     """The number of samples that a clinic trained on; raise unless it is one."""
-    if not isinstance(samples, int) or samples < 1:
-        raise PlanError(f"local training returned {samples!r}: return the number of samples that it used, at least 1")
+    if not isinstance(samples, int) or samples < 0:
+        raise PlanError(f"local training returned {samples!r}: return the number of samples that it used, or 0")
     return samples
