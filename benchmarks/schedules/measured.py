@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from problems import Division, problem
 
 import mural
+from mural.cost import Hardware
+from mural.engine.timing import measured_spans, predicted_timeline
+from mural.pipeline.timeline import Span
 
 WARMUP = 1
 
@@ -36,8 +39,10 @@ def measure(rank: int, folder: str, name: str, division: Division, settings: dic
             seconds.append(took)
     peaks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(peaks, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    answer = {"seconds": seconds, "losses": losses, "peaks": peaks, "plan": str(plan)}
+    if division.stage > 1 and division.data == 1:
+        answer |= timelines(rank, pm, image)
     if rank == 0:
-        answer = {"seconds": seconds, "losses": losses, "peaks": peaks, "plan": str(plan)}
         (Path(folder) / "measured.json").write_text(json.dumps(answer))
 
 
@@ -56,3 +61,17 @@ def timed(pm: Any, optimizer: Any, image: torch.Tensor, labels: torch.Tensor) ->
     gc.enable()
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return float(took), float(loss)
+
+
+def timelines(rank: int, pm: Any, image: torch.Tensor) -> dict[str, Any]:
+    """When each seat worked in the last step, and when it was to work by the prediction for this machine; on rank 0."""
+    found = {"spans": rows(measured_spans(pm))}
+    if rank == 0:
+        found["predicted_spans"] = rows(predicted_timeline(pm, image, Hardware.here("cpu")).spans)
+    return found
+
+
+def rows(spans: tuple[Span, ...]) -> list[list[Any]]:
+    """Spans as rows: seat, kind, stage, micro-batch, replica, start and end."""
+    actions = ((span, span.action) for span in spans)
+    return [[s.seat, a.kind, a.stage, a.microbatch, a.replica, s.start, s.end] for s, a in actions]

@@ -14,6 +14,8 @@ from harness.plots import pyplot, save
 from harness.tables import NONE, gib, markdown, place
 
 from mural.pipeline.gantt import chart, text
+from mural.pipeline.schedule import Action
+from mural.pipeline.timeline import Span
 
 FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
 COLOURS = {
@@ -113,45 +115,79 @@ def draw_simulated(results: Results, path: Path) -> None:
 MEASURED_HEAD = ("model", "division", "ranks", "step, s", "images/s", "÷ one rank", "÷ ranks", "largest rank, GiB")
 
 
+def collected(files: list[Results]) -> Results:
+    """Several runs as one: the later of two records about the same counts."""
+    if unlike := [name for name in ("machine", "torch") if any(file[name] != files[0][name] for file in files)]:
+        raise SystemExit(f"these runs differ in {', '.join(unlike)}: put those of one machine and version together")
+    records = {(r["model"], r["division"]): r for file in files for r in file["records"]}
+    commands = [command for file in files for command in file.get("commands", [file["command"]])]
+    loads = {"load_at_start": max(file["load_at_start"] for file in files)}
+    return files[0] | loads | {"commands": list(dict.fromkeys(commands)), "records": list(records.values())}
+
+
+def done(results: Results) -> list[Results]:
+    """The records of divisions that ran."""
+    return [record for record in results["records"] if "error" not in record]
+
+
 def images_per_second(record: Results) -> float:
     """Of the median step."""
     return record["batch"] / statistics.median(record["seconds"])
 
 
 def measured_text(results: Results) -> str:
-    """The table of all divisions, and what was published beside the same quotients of ours."""
+    """The table of all divisions, what was published beside the same quotients of ours, and what failed."""
     at, settings = results["machine"], results["settings"]
+    steps = sorted({len(record["seconds"]) for record in done(results)} or {0})
+    commands = ", ".join(f"`{command}`" for command in results.get("commands", [results["command"]]))
     caption = (
         f"{at['cpu']}, {at['cores']} cores, one thread a rank, torch {results['torch']}, Python {at['python']}, load "
         f"{results['load_at_start']:.1f} at the start, commit {at['commit']}, {results['date'][:10]}; "
         f"{settings['batch']} images a step, {settings['microbatches']} micro-batches where there are stages, median "
-        f"of {settings['rounds']} steps. Command: `{results['command']}`."
+        f"of {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))} steps after one that is not counted. "
+        f"Commands: {commands}."
     )
-    rows = []
-    for name in dict.fromkeys(r["model"] for r in results["records"]):
-        alone = next((r for r in results["records"] if r["model"] == name and r["ranks"] == 1), None)
-        for record in (r for r in results["records"] if r["model"] == name):
-            rate = images_per_second(record)
-            times = rate / images_per_second(alone) if alone else None
-            rows.append(
-                [
-                    problems.PROBLEMS[name].words,
-                    record["division"],
-                    str(record["ranks"]),
-                    f"{statistics.median(record['seconds']):.3g}",
-                    f"{rate:.3g}",
-                    f"{times:.2f}" if times else NONE,
-                    f"{100 * times / record['ranks']:.0f}%" if times else NONE,
-                    gib(max(record["peaks"])),
-                ]
-            )
-    return "\n\n".join([caption, markdown(MEASURED_HEAD, rows), markdown(*beside(results))])
+    tables = [markdown(MEASURED_HEAD, measured_rows(results)), markdown(*beside(results))]
+    return "\n\n".join([caption, *tables, *failures(results)])
+
+
+def measured_rows(results: Results) -> list[list[str]]:
+    """A row for each division: its step, and what it is worth beside one rank."""
+    alone = {r["model"]: images_per_second(r) for r in done(results) if r["ranks"] == 1}
+    rows: list[list[str]] = []
+    for record in results["records"]:
+        about = [problems.PROBLEMS[record["model"]].words, record["division"], str(record["ranks"])]
+        if "error" in record:
+            rows.append([*about, "failed", *[NONE] * (len(MEASURED_HEAD) - 4)])
+            continue
+        rate = images_per_second(record)
+        times = rate / alone[record["model"]] if record["model"] in alone else None
+        rows.append(
+            [
+                *about,
+                f"{statistics.median(record['seconds']):.3g}",
+                f"{rate:.3g}",
+                f"{times:.2f}" if times else NONE,
+                f"{100 * times / record['ranks']:.0f}%" if times else NONE,
+                gib(max(record["peaks"])),
+            ]
+        )
+    return rows
+
+
+def failures(results: Results) -> list[str]:
+    """What ended each division that did not run."""
+    return [
+        f"{problems.PROBLEMS[r['model']].words}, {r['division']}: {r['error'].splitlines()[-1]}"
+        for r in results["records"]
+        if "error" in r
+    ]
 
 
 def beside(results: Results) -> tuple[list[str], list[list[str]]]:
     """Published quotients, and ours of the same kind, for each model that has the divisions."""
     names = list(dict.fromkeys(r["model"] for r in results["records"]))
-    rates = {(r["model"], r["division"]): images_per_second(r) for r in results["records"]}
+    rates = {(r["model"], r["division"]): images_per_second(r) for r in done(results)}
     stages, ranks = results["settings"]["stages"], results["settings"]["ranks"]
     data = max(1, ranks // stages)
     plain, line = f"data {data * stages}", f"GEMS {stages}"
@@ -175,6 +211,20 @@ def beside(results: Results) -> tuple[list[str], list[list[str]]]:
     return ["quotient of images/s", "published", *(problems.PROBLEMS[name].words for name in names)], rows
 
 
+def spans_of(rows: list[list[Any]]) -> list[Span]:
+    """Spans from the rows of a result."""
+    return [Span(seat, Action(*action), begin, end) for seat, *action, begin, end in rows]
+
+
+def draw_measured(results: Results, folder: Path) -> None:
+    """For each division whose spans were measured: predicted above measured."""
+    for record in (r for r in done(results) if "spans" in r):
+        title = f"{problems.PROBLEMS[record['model']].words}: {record['division']}, {record['batch']} images"
+        panels = {"predicted": spans_of(record["predicted_spans"]), "measured": spans_of(record["spans"])}
+        name = f"{record['model']}-{record['division'].replace(' ', '-').lower()}.svg"
+        (folder / name).write_text(chart(panels, title))
+
+
 TEXTS = {"simulated": simulated_text, "measured": measured_text}
 
 
@@ -193,3 +243,5 @@ def write(here: Path) -> None:
             place(readme, part, make(results))
             if part == "simulated":
                 draw_simulated(results, figures / "simulated.svg")
+            else:
+                draw_measured(results, figures)

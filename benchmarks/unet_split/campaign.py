@@ -19,6 +19,10 @@ from mural.plan import Plan
 Answers = list[dict[str, Any]]
 FEW_SIDES = (512, 2048, 2304, 4096, 5120)
 """Where the ways that were not published are measured; 2304 and 5120 are twice what naive cuts reach, or more."""
+LIMIT = 60.0
+"""Seconds for the steps of one side."""
+STACK_LINES = 60
+"""What is printed of a rank that did not answer."""
 
 
 class Campaign:
@@ -68,15 +72,18 @@ class Campaign:
         about: dict[str, Any] = {"net": net, "way": way.name, "side": side, "cap": self.cap}
         if (known := self.log.find("measure", **about)) is not None:
             return known
+        team: Team | None = None
         try:
             team = self.divided(net, forecast)
-            limit = min(60.0, max(0.0, self.log.left) + 15.0)
+            limit = min(LIMIT, max(0.0, self.log.left) + 15.0)
             answers = team.ask("steps", limit=limit, side=side, images=way.images, repeats=repeats, budget=budget)
         except CaseFailed as failure:
             self.drop()
             self.log.write("failure", **about, why=failure.kind, message=failure.message)
             self.log.say(f"{net}, {way.name}, {side}²: {failure}"[:160])
             print(failure.printed, end="\n" if failure.printed else "", flush=True)
+            if failure.kind == "late":
+                self.show_stacks(team)
             return None
         record = self.log.write("measure", **about, predicted=forecast.peak(side), **merged(answers))
         times = f", {min(record['seconds']):.3f} s an image" if record["seconds"] else ""
@@ -84,10 +91,16 @@ class Campaign:
         self.log.say(f"{net}, {way.name}, {side}²: {peaks}{times}")
         return record
 
+    def show_stacks(self, team: Team | None) -> None:
+        """Print what the ranks of a team said before it was ended: a rank that is late prints where it is."""
+        for rank, worker in enumerate(team.members if team else ()):
+            lines = worker.log.read_text(errors="replace").splitlines()
+            print(f"rank {rank}:", *lines[-STACK_LINES:], sep="\n  ", flush=True)
+
     def run(self, net: str, forecast: Forecast, repeats: int, budget: float, need: float, search: bool) -> None:
         """The table's sides as far as they are predicted to fit, and then the search for the largest."""
         name = forecast.way.name
-        if self.log.find("limit", net=net, way=name, cap=self.cap) is not None or self.log.left < need:
+        if self.log.find("limit", net=net, way=name, cap=self.cap, sure=True) is not None or self.log.left < need:
             return
         reach = forecast.largest(self.cap)
         some = self.sides if forecast.way.full or len(self.sides) < len(FEW_SIDES) else FEW_SIDES
@@ -104,22 +117,22 @@ class Campaign:
                 return
             record = self.measure(net, forecast, size, repeats=1, budget=0.0)
             peaks, failed, why = self.seen(net, name)
-            if record is None and why not in ("", "memory"):
+            if record is None and why not in ("", "memory", "late"):
                 break  # not a matter of size
         if not search:
             return
         largest = max(peaks, default=0)
-        sure = (largest + self.step) in failed
-        self.log.write("limit", net=net, way=name, cap=self.cap, largest=largest, step=self.step, sure=sure,
+        sure = self.log.find("failure", net=net, way=name, side=largest + self.step, cap=self.cap, why="memory")
+        self.log.write("limit", net=net, way=name, cap=self.cap, largest=largest, step=self.step, sure=sure is not None,
                        predicted=reach)  # fmt: skip
         self.log.say(f"{net}, {name}: {largest}² is the largest ({reach}² predicted)")
 
     def seen(self, net: str, way: str) -> tuple[dict[int, float], set[int], str]:
-        """Peaks of the sides that fit, the sides that did not, and why the last one failed."""
+        """Peaks of the sides that fit, the sides that did not (or came to no end), and why the last one failed."""
         mine = [r for r in self.log.records if (r.get("net"), r.get("way"), r.get("cap")) == (net, way, self.cap)]
         peaks = {r["side"]: float(r["allocated"]) for r in mine if r["kind"] == "measure"}
         failures = [r for r in mine if r["kind"] == "failure"]
-        failed = {r["side"] for r in failures if r["why"] == "memory"}
+        failed = {r["side"] for r in failures if r["why"] in ("memory", "late")} - set(peaks)
         return peaks, failed, failures[-1]["why"] if failures else ""
 
     def agree(self, plans: dict[str, Plan], side: int) -> None:
@@ -145,6 +158,7 @@ def merged(answers: Answers) -> dict[str, Any]:
         "allocated": max(a["allocated"] for a in answers),
         "each": [a["allocated"] for a in answers],
         "reserved": max(a["reserved"] for a in answers),
+        "retries": max(a["retries"] for a in answers),
         "loss": answers[0]["loss"],
         "seconds": [max(ranks) for ranks in steps],
     }
