@@ -11,6 +11,7 @@ import problems
 import published
 import simulated
 from harness.plots import pyplot, save
+from harness.results import Record, read
 from harness.tables import NONE, gib, markdown, place
 
 from mural.pipeline.gantt import chart, text
@@ -112,53 +113,72 @@ def draw_simulated(results: Results, path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------- measured
 
-MEASURED_HEAD = ("model", "division", "ranks", "step, s", "images/s", "÷ one rank", "÷ ranks", "largest rank, GiB")
+MEASURED_HEAD = (
+    "model", "division", "ranks", "images", "step, s", "images/s", "÷ one rank", "÷ ranks", "largest rank, GiB",
+    "messages a rank", "waits, s",
+)  # fmt: skip
 
 
-def collected(files: list[Results]) -> Results:
-    """Several runs as one: the later of two records about the same counts."""
-    if unlike := [name for name in ("machine", "torch") if any(file[name] != files[0][name] for file in files)]:
-        raise SystemExit(f"these runs differ in {', '.join(unlike)}: put those of one machine and version together")
-    records = {(r["model"], r["division"]): r for file in files for r in file["records"]}
-    commands = [command for file in files for command in file.get("commands", [file["command"]])]
-    loads = {"load_at_start": max(file["load_at_start"] for file in files)}
-    return files[0] | loads | {"commands": list(dict.fromkeys(commands)), "records": list(records.values())}
+class Measured:
+    """Divisions that were measured: with the images of a rank fixed (weak scaling), or those of a step (strong)."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+        self.steps = [r for r in records if r["kind"] == "step"]
+        self.done = [r for r in self.steps if "error" not in r]
+        alone = sorted({r["batch"] for r in self.done if r["ranks"] == 1})
+        self.each, self.all = (alone[0], alone[-1]) if alone else (0, 0)
+
+    def weak(self) -> list[Record]:
+        """As many images for each rank."""
+        return [r for r in self.steps if r["batch"] == self.each * r["ranks"]]
+
+    def strong(self) -> list[Record]:
+        """As many images for all ranks together."""
+        return [r for r in self.steps if r["batch"] == self.all] if self.all != self.each else []
 
 
-def done(results: Results) -> list[Results]:
-    """The records of divisions that ran."""
-    return [record for record in results["records"] if "error" not in record]
-
-
-def images_per_second(record: Results) -> float:
+def images_per_second(record: Record) -> float:
     """Of the median step."""
     return record["batch"] / statistics.median(record["seconds"])
 
 
-def measured_text(results: Results) -> str:
-    """The table of all divisions, what was published beside the same quotients of ours, and what failed."""
-    at, settings = results["machine"], results["settings"]
-    steps = sorted({len(record["seconds"]) for record in done(results)} or {0})
-    commands = ", ".join(f"`{command}`" for command in results.get("commands", [results["command"]]))
-    caption = (
-        f"{at['cpu']}, {at['cores']} cores, one thread a rank, torch {results['torch']}, Python {at['python']}, load "
-        f"{results['load_at_start']:.1f} at the start, commit {at['commit']}, {results['date'][:10]}; "
-        f"{settings['batch']} images a step, {settings['microbatches']} micro-batches where there are stages, median "
-        f"of {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))} steps after one that is not counted. "
-        f"Commands: {commands}."
+def measured_text(records: list[Record]) -> str:
+    """The tables of all divisions, what was published beside the same quotients of ours, and what failed."""
+    found = Measured(records)
+    parts = [caption(found), markdown(*beside(found.weak())), f"### {found.each} images for each rank"]
+    parts += [markdown(MEASURED_HEAD, measured_rows(found.weak()))]
+    if strong := found.strong():
+        parts += [f"### {found.all} images for all ranks together", markdown(MEASURED_HEAD, measured_rows(strong))]
+    return "\n\n".join(parts + failures(found))
+
+
+def caption(found: Measured) -> str:
+    """Where the numbers come from."""
+    headers = [r for r in found.records if r["kind"] == "header"]
+    versions = [r for r in found.records if r["kind"] == "versions"]
+    at = headers[-1]["machine"]
+    steps = sorted({len(record["seconds"]) for record in found.done} or {0})
+    commands = ", ".join(dict.fromkeys(f"`{header['command']}`" for header in headers))
+    commits = ", ".join(sorted({header["machine"]["commit"] for header in headers}))
+    most = " to ".join(map(str, sorted({steps[0], steps[-1]})))
+    return (
+        f"{at['cpu']}, {at['cores']} cores, one thread a rank, torch {versions[-1]['torch']}, Python {at['python']}, "
+        f"commit {commits}, {headers[-1]['date'][:10]}; median of {most} steps after "
+        f"one that is not counted. Commands: {commands}."
     )
-    tables = [markdown(MEASURED_HEAD, measured_rows(results)), markdown(*beside(results))]
-    return "\n\n".join([caption, *tables, *failures(results)])
 
 
-def measured_rows(results: Results) -> list[list[str]]:
-    """A row for each division: its step, and what it is worth beside one rank."""
-    alone = {r["model"]: images_per_second(r) for r in done(results) if r["ranks"] == 1}
+def measured_rows(records: list[Record]) -> list[list[str]]:
+    """A row for each division: its step, what it is worth beside one rank, and what it sends and waits for."""
+    alone = {r["model"]: images_per_second(r) for r in records if r["ranks"] == 1 and "error" not in r}
+    order = list(problems.PROBLEMS)
     rows: list[list[str]] = []
-    for record in results["records"]:
+    for record in sorted(records, key=lambda r: (order.index(r["model"]), r["ranks"])):
         about = [problems.PROBLEMS[record["model"]].words, record["division"], str(record["ranks"])]
+        about.append(str(record["batch"]))
         if "error" in record:
-            rows.append([*about, "failed", *[NONE] * (len(MEASURED_HEAD) - 4)])
+            rows.append([*about, "failed", *[NONE] * (len(MEASURED_HEAD) - len(about) - 1)])
             continue
         rate = images_per_second(record)
         times = rate / alone[record["model"]] if record["model"] in alone else None
@@ -170,37 +190,42 @@ def measured_rows(results: Results) -> list[list[str]]:
                 f"{times:.2f}" if times else NONE,
                 f"{100 * times / record['ranks']:.0f}%" if times else NONE,
                 gib(max(record["peaks"])),
+                str(max(record["messages"])) if "messages" in record else NONE,
+                f"{statistics.mean(record['waited']):.2f}" if "waited" in record else NONE,
             ]
         )
     return rows
 
 
-def failures(results: Results) -> list[str]:
+def failures(found: Measured) -> list[str]:
     """What ended each division that did not run."""
     return [
-        f"{problems.PROBLEMS[r['model']].words}, {r['division']}: {r['error'].splitlines()[-1]}"
-        for r in results["records"]
+        f"{problems.PROBLEMS[r['model']].words}, {r['division']}, {r['batch']} images: {r['error'].splitlines()[-1]}"
+        for r in found.steps
         if "error" in r
     ]
 
 
-def beside(results: Results) -> tuple[list[str], list[list[str]]]:
+def beside(records: list[Record]) -> tuple[list[str], list[list[str]]]:
     """Published quotients, and ours of the same kind, for each model that has the divisions."""
-    names = list(dict.fromkeys(r["model"] for r in results["records"]))
-    rates = {(r["model"], r["division"]): images_per_second(r) for r in done(results)}
-    stages, ranks = results["settings"]["stages"], results["settings"]["ranks"]
-    data = max(1, ranks // stages)
-    plain, line = f"data {data * stages}", f"GEMS {stages}"
+    names = [name for name in problems.PROBLEMS if any(r["model"] == name for r in records)]
+    rates = {(r["model"], r["division"]): images_per_second(r) for r in records if "error" not in r}
+    ranks = max((r["ranks"] for r in records), default=1)
+    data = max((r["data"] for r in records if r["data"] < r["ranks"]), default=1)
+    stages = ranks // data
+    plain, line = f"data {ranks}", f"GEMS {stages}"
     hybrid, twofold = f"data {data} × stage {stages}", f"data {data} × {line}"
-    efficiency = 100 * published.SCALING_EFFICIENCY
+    efficiency = f"{100 * published.SCALING_EFFICIENCY}% (GEMS, 1,024 GPUs)"
     kinds = [
         (f"{hybrid} ÷ {plain}", f"{published.HYBRID_OVER_DATA}× (HyPar-Flow, ResNet-1001)", hybrid, plain, 1, "×"),
-        (f"{twofold} ÷ ({data} · {line})", f"{efficiency}% (GEMS, 1,024 GPUs)", twofold, line, data, "%"),
+        (f"{twofold} ÷ ({data} · {line})", efficiency, twofold, line, data, "%"),
+        (f"{hybrid} ÷ ({data} · stage {stages})", efficiency, hybrid, f"stage {stages}", data, "%"),
+        (f"{plain} ÷ ({ranks} · one rank)", efficiency, plain, "one rank", ranks, "%"),
         (f"{twofold} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", twofold, "one rank", 1, "×"),
     ]
-    rows = []
+    rows: list[list[str]] = []
     for words, cited, above, below, times, unit in kinds:
-        cells = []
+        cells: list[str] = []
         for name in names:
             if (name, above) in rates and (name, below) in rates:
                 value = rates[name, above] / (times * rates[name, below])
@@ -216,32 +241,27 @@ def spans_of(rows: list[list[Any]]) -> list[Span]:
     return [Span(seat, Action(*action), begin, end) for seat, *action, begin, end in rows]
 
 
-def draw_measured(results: Results, folder: Path) -> None:
+def draw_measured(found: Measured, folder: Path) -> None:
     """For each division whose spans were measured: predicted above measured."""
-    for record in (r for r in done(results) if "spans" in r):
+    for record in (r for r in found.done if "spans" in r):
         title = f"{problems.PROBLEMS[record['model']].words}: {record['division']}, {record['batch']} images"
         panels = {"predicted": spans_of(record["predicted_spans"]), "measured": spans_of(record["spans"])}
         name = f"{record['model']}-{record['division'].replace(' ', '-').lower()}.svg"
         (folder / name).write_text(chart(panels, title))
 
 
-TEXTS = {"simulated": simulated_text, "measured": measured_text}
-
-
 def write(here: Path) -> None:
     """Put the tables of all results into the page, and draw the figures."""
-    readme = here / "README.md"
+    readme, results, figures = here / "README.md", here / "results", here / "figures"
+    figures.mkdir(exist_ok=True)
     place(readme, "example", example_text())
     spans = {name: timeline.spans for name, timeline in simulated.example().items()}
-    figures = here / "figures"
-    figures.mkdir(exist_ok=True)
     (figures / "gems.svg").write_text(chart(spans, "Four stages, two images: forward 1 unit, backward 2", "units"))
-    for part, make in TEXTS.items():
-        source = here / "results" / FILES[part]
-        if source.is_file():
-            results = json.loads(source.read_text())
-            place(readme, part, make(results))
-            if part == "simulated":
-                draw_simulated(results, figures / "simulated.svg")
-            else:
-                draw_measured(results, figures)
+    if (results / FILES["simulated"]).is_file():
+        found = json.loads((results / FILES["simulated"]).read_text())
+        place(readme, "simulated", simulated_text(found))
+        draw_simulated(found, figures / "simulated.svg")
+    if (results / FILES["measured"]).is_file():
+        records = read(results / FILES["measured"])
+        place(readme, "measured", measured_text(records))
+        draw_measured(Measured(records), figures)

@@ -28,6 +28,15 @@ PATIENCE = 40.0
 """Seconds after which steps that are not done print where they are."""
 
 
+def warm_up() -> None:
+    """Let CUDA and cuDNN begin in this process, and hold nothing but that."""
+    image, weight = (torch.zeros(1, 1, side, side, device="cuda") for side in (8, 3))
+    F.conv2d(image, weight)
+    torch.cuda.synchronize()
+    del image, weight
+    torch.cuda.empty_cache()
+
+
 class Picture:
     """An endless image, or its mask, of some side, made on the device piece by piece; a rank keeps what it took."""
 

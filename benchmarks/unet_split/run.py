@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -79,7 +80,8 @@ def measure(options: argparse.Namespace, forecasts: predictions.Forecasts) -> No
     device = device_of(options)
     output = options.output or (None if options.quick else HERE / "results" / f"{device}.jsonl")
     log = Log("unet_split", output, options.known, options.minutes)
-    pool = Pool(device, start=forked)
+    cuda = device == "cuda"
+    pool = Pool(device, spares=options.ranks if cuda else 0, start=partial(forked, warm=cuda))
     sides = (32, 64) if options.quick else (*SIDES, *MORE_SIDES)
     campaign = Campaign(log, pool, options.bytes, options.step, sides)
     try:
