@@ -28,11 +28,14 @@ STACK_LINES = 60
 class Campaign:
     """Asks teams of ranks, and writes each result at once. A team serves until its ranks run out of memory."""
 
-    def __init__(self, log: Log, pool: Pool, cap: int, step: int, sides: Sequence[int]) -> None:
-        self.log, self.pool, self.cap, self.step, self.sides = log, pool, cap, step, sides
+    def __init__(
+        self, log: Log, pool: Pool, cap: int, step: int, sides: Sequence[int], wanted: Sequence[int] = ()
+    ) -> None:
+        self.log, self.pool, self.cap, self.step, self.sides, self.wanted = log, pool, cap, step, sides, wanted
         self.stack = ExitStack()
         self.held: tuple[Team, int, Any] | None = None
         self.facts: dict[str, Any] = {}
+        self.messages = ""
 
     def team(self, ranks: int) -> Team:
         """The team at hand if it has that many ranks, else a new one."""
@@ -58,6 +61,7 @@ class Campaign:
             plan = None if forecast.plan is None else asdict(forecast.plan)
             answers = team.ask("divide", net=net, plan=plan, aim=forecast.aim)
             self.held = team, forecast.way.ranks, about
+            self.messages = answers[0]["messages"]
             if self.log.find("divided", net=net, way=forecast.way.name) is None:
                 first = answers[0]
                 self.log.write(
@@ -85,7 +89,8 @@ class Campaign:
             if failure.kind == "late":
                 self.show_stacks(team)
             return None
-        record = self.log.write("measure", **about, predicted=forecast.peak(side), **merged(answers))
+        found = merged(answers) | {"messages": self.messages}
+        record = self.log.write("measure", **about, predicted=forecast.peak(side), **found)
         times = f", {min(record['seconds']):.3f} s an image" if record["seconds"] else ""
         peaks = f"{record['allocated'] / GIB:.2f} GiB of {record['predicted'] / GIB:.2f} predicted"
         self.log.say(f"{net}, {way.name}, {side}²: {peaks}{times}")
@@ -104,7 +109,7 @@ class Campaign:
             return
         reach = forecast.largest(self.cap)
         some = self.sides if forecast.way.full or len(self.sides) < len(FEW_SIDES) else FEW_SIDES
-        for side in (s for s in some if s <= reach):
+        for side in (s for s in self.wanted or some if s <= reach):
             if self.log.left < need or self.measure(net, forecast, side, repeats, budget) is None:
                 break
         peaks, failed, why = self.seen(net, name)

@@ -28,15 +28,6 @@ PATIENCE = 40.0
 """Seconds after which steps that are not done print where they are."""
 
 
-def warm_up() -> None:
-    """Let CUDA and cuDNN begin in this process, and hold nothing but that."""
-    image, weight = (torch.zeros(1, 1, side, side, device="cuda") for side in (8, 3))
-    F.conv2d(image, weight)
-    torch.cuda.synchronize()
-    del image, weight
-    torch.cuda.empty_cache()
-
-
 class Picture:
     """An endless image, or its mask, of some side, made on the device piece by piece; a rank keeps what it took."""
 
@@ -68,7 +59,7 @@ class Splitter(Rank):
             self.pm = mural.parallelize(self.model, Plan(**plan), loss=F.cross_entropy, image=image)
         held: Any = self.pm if self.pm is not None else self.model
         sites = list(self.pm.division.sites) if hasattr(self.pm, "division") else []
-        words = self.pm.mesh.transport.describe() if self.pm is not None else "plain torch"
+        words = self.pm.world_mesh.transport.describe() if self.pm is not None else "plain torch"
         return {"parameters": sum(p.numel() for p in held.parameters()), "sites": sites, "messages": words}
 
     def steps(self, side: int, images: int, repeats: int, budget: float) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,7 +20,7 @@ import page
 import predictions
 from agreement import PLANS
 from campaign import Campaign
-from harness.options import add_options, cap_of, device_of
+from harness.options import add_options, cap_of, device_of, numbers
 from harness.results import Log, collect
 from harness.team import Pool
 from nursery import forked
@@ -41,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nets", default="classic,deep", help="the U-Nets (classic,deep)")
     parser.add_argument("--ways", default="", help="names of ways, with semicolons (all)")
     parser.add_argument("--step", type=int, help="the largest sides are found to this (64)")
+    parser.add_argument("--sides", type=numbers, default=(), help="sides to measure, in this order (the table's)")
     parser.add_argument("--sides-only", action="store_true", help="do not look for the largest side that fits")
     options = parser.parse_args()
     options.ranks = 4 if options.quick else 8
@@ -80,10 +80,9 @@ def measure(options: argparse.Namespace, forecasts: predictions.Forecasts) -> No
     device = device_of(options)
     output = options.output or (None if options.quick else HERE / "results" / f"{device}.jsonl")
     log = Log("unet_split", output, options.known, options.minutes)
-    cuda = device == "cuda"
-    pool = Pool(device, spares=options.ranks if cuda else 0, start=partial(forked, warm=cuda))
+    pool = Pool(device, start=forked)
     sides = (32, 64) if options.quick else (*SIDES, *MORE_SIDES)
-    campaign = Campaign(log, pool, options.bytes, options.step, sides)
+    campaign = Campaign(log, pool, options.bytes, options.step, sides, options.sides)
     try:
         if "agreement" in options.parts:
             campaign.agree(PLANS, 32)
