@@ -146,10 +146,12 @@ def images_per_second(record: Record) -> float:
 def measured_text(records: list[Record]) -> str:
     """The tables of all divisions, what was published beside the same quotients of ours, and what failed."""
     found = Measured(records)
-    parts = [caption(found), markdown(*beside(found.weak())), f"### {found.each} images for each rank"]
-    parts += [markdown(MEASURED_HEAD, measured_rows(found.weak()))]
-    if strong := found.strong():
-        parts += [f"### {found.all} images for all ranks together", markdown(MEASURED_HEAD, measured_rows(strong))]
+    parts = [caption(found)]
+    scalings = {f"{found.all} images for all ranks together": found.strong()}
+    scalings[f"{found.each} images for each rank"] = found.weak()
+    for words, steps in scalings.items():
+        if steps:
+            parts += [f"### {words}", markdown(*beside(steps)), markdown(MEASURED_HEAD, measured_rows(steps))]
     return "\n\n".join(parts + failures(found))
 
 
@@ -174,7 +176,7 @@ def measured_rows(records: list[Record]) -> list[list[str]]:
     alone = {r["model"]: images_per_second(r) for r in records if r["ranks"] == 1 and "error" not in r}
     order = list(problems.PROBLEMS)
     rows: list[list[str]] = []
-    for record in sorted(records, key=lambda r: (order.index(r["model"]), r["ranks"])):
+    for record in sorted(records, key=lambda r: (order.index(r["model"]), r["ranks"], "GEMS" in r["division"])):
         about = [problems.PROBLEMS[record["model"]].words, record["division"], str(record["ranks"])]
         about.append(str(record["batch"]))
         if "error" in record:
@@ -207,33 +209,42 @@ def failures(found: Measured) -> list[str]:
 
 
 def beside(records: list[Record]) -> tuple[list[str], list[list[str]]]:
-    """Published quotients, and ours of the same kind, for each model that has the divisions."""
+    """Published quotients, and ours of the same kind, for each model; a row for what any model has."""
     names = [name for name in problems.PROBLEMS if any(r["model"] == name for r in records)]
     rates = {(r["model"], r["division"]): images_per_second(r) for r in records if "error" not in r}
-    ranks = max((r["ranks"] for r in records), default=1)
-    data = max((r["data"] for r in records if r["data"] < r["ranks"]), default=1)
-    stages = ranks // data
-    plain, line = f"data {ranks}", f"GEMS {stages}"
-    hybrid, twofold = f"data {data} × stage {stages}", f"data {data} × {line}"
-    efficiency = f"{100 * published.SCALING_EFFICIENCY}% (GEMS, 1,024 GPUs)"
-    kinds = [
-        (f"{hybrid} ÷ {plain}", f"{published.HYBRID_OVER_DATA}× (HyPar-Flow, ResNet-1001)", hybrid, plain, 1, "×"),
-        (f"{twofold} ÷ ({data} · {line})", efficiency, twofold, line, data, "%"),
-        (f"{hybrid} ÷ ({data} · stage {stages})", efficiency, hybrid, f"stage {stages}", data, "%"),
-        (f"{plain} ÷ ({ranks} · one rank)", efficiency, plain, "one rank", ranks, "%"),
-        (f"{twofold} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", twofold, "one rank", 1, "×"),
-    ]
     rows: list[list[str]] = []
-    for words, cited, above, below, times, unit in kinds:
-        cells: list[str] = []
-        for name in names:
-            if (name, above) in rates and (name, below) in rates:
-                value = rates[name, above] / (times * rates[name, below])
-                cells.append(f"{100 * value:.1f}%" if unit == "%" else f"{value:.2f}×")
-            else:
-                cells.append(NONE)
-        rows.append([words, cited, *cells])
+    for words, cited, above, below, times in quotients(records):
+        values = {
+            name: rates[name, above] / (times * rates[name, below])
+            for name in names
+            if (name, above) in rates and (name, below) in rates
+        }
+        cells = [f"{values[name]:.2f}×" if name in values else NONE for name in names]
+        if times > 1:
+            cells = [f"{100 * values[name]:.1f}%" if name in values else NONE for name in names]
+        if values:
+            rows.append([words, cited, *cells])
     return ["quotient of images/s", "published", *(problems.PROBLEMS[name].words for name in names)], rows
+
+
+def quotients(records: list[Record]) -> list[tuple[str, str, str, str, int]]:
+    """What was published, and the two divisions (the second so many times) whose rates say the same of ours."""
+    ranks = max((r["ranks"] for r in records), default=1)
+    stages = max((r["ranks"] for r in records if r["division"].startswith("GEMS")), default=1)
+    data = ranks // stages
+    plain, line, hybrid = f"data {ranks}", f"stage {stages}", f"data {data} × stage {stages}"
+    twice, twofold = f"GEMS {stages}", f"data {data} × GEMS {stages}"
+    over, kept = f"{published.HYBRID_OVER_DATA}× (HyPar-Flow)", f"{100 * published.SCALING_EFFICIENCY}% (GEMS)"
+    return [
+        (f"{hybrid} ÷ {plain}", over, hybrid, plain, 1),
+        (f"{twofold} ÷ {plain}", over, twofold, plain, 1),
+        (f"{twofold} ÷ ({data} · {twice})", kept, twofold, twice, data),
+        (f"{hybrid} ÷ ({data} · {line})", kept, hybrid, line, data),
+        (f"{plain} ÷ ({ranks} · one rank)", kept, plain, "one rank", ranks),
+        (f"{twofold} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", twofold, "one rank", 1),
+        (f"{plain} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", plain, "one rank", 1),
+        (f"{twice} ÷ {line}", NONE, twice, line, 1),
+    ]
 
 
 def spans_of(rows: list[list[Any]]) -> list[Span]:

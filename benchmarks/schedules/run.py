@@ -53,6 +53,7 @@ def arguments() -> argparse.Namespace:
         "--batch", type=int, default=0, help="images of a step, all ranks together, instead of --images"
     )
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no file: to try it out")
+    parser.add_argument("--known", type=Path, nargs="*", default=[], help="files of results that need not come again")
     parser.add_argument("--output", type=Path, help="folder of the results")
     parser.add_argument(
         "--collect", type=Path, nargs="+", help="only put files cpu.jsonl together, as results/cpu.json"
@@ -77,7 +78,8 @@ def measure(options: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
     Divisions of as many ranks run in the same processes, one after the other. One that fails is recorded with its
     error, and the rest goes on in new processes.
     """
-    log = Log("schedules", path, (), minutes=0.0)
+    log = Log("schedules", path, options.known, minutes=0.0)
+    known = {record["name"] for record in log.records if record["kind"] == "step" and "error" not in record}
     log.write("versions", torch=torch.__version__, load=os.getloadavg()[0])
     settings = {name: getattr(options, name) for name in (*NUMBERS, "batch", "quick")}
     divisions = sorted(problems.divisions(options.ranks, options.stages), key=lambda division: division.ranks)
@@ -85,6 +87,7 @@ def measure(options: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
         cases = list(same)
         batch = options.batch or ranks * options.images
         jobs = [problems.Job(name, case, batch) for name in options.models for case in cases]
+        jobs = [job for job in jobs if job.name not in known]
         while jobs:
             before = len(read(path))
             try:

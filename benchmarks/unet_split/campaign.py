@@ -21,6 +21,8 @@ FEW_SIDES = (512, 2048, 2304, 4096, 5120)
 """Where the ways that were not published are measured; 2304 and 5120 are twice what naive cuts reach, or more."""
 LIMIT = 60.0
 """Seconds for the steps of one side."""
+NOTE = "the allocator came to its limit"
+"""Stands in what a rank says of a step."""
 STACK_LINES = 60
 """What is printed of a rank that did not answer."""
 
@@ -83,10 +85,11 @@ class Campaign:
             answers = team.ask("steps", limit=limit, side=side, images=way.images, repeats=repeats, budget=budget)
         except CaseFailed as failure:
             self.drop()
-            self.log.write("failure", **about, why=failure.kind, message=failure.message)
+            late = notes_of(team) if failure.kind == "late" else []
+            self.log.write("failure", **about, why=failure.kind, message="; ".join([failure.message, *late]))
             self.log.say(f"{net}, {way.name}, {side}²: {failure}"[:160])
             print(failure.printed, end="\n" if failure.printed else "", flush=True)
-            if failure.kind == "late":
+            if late:
                 self.show_stacks(team)
             return None
         found = merged(answers) | {"messages": self.messages}
@@ -154,6 +157,15 @@ class Campaign:
             found = {key: max(a[key] for a in answers) for key in answers[0]}
             self.log.write("agrees", name=name, device=self.facts.get("device"), **found)
             self.log.say(f"{name}: {found}")
+
+
+def notes_of(team: Team | None) -> list[str]:
+    """What each rank of a team last said of its steps."""
+    found: list[str] = []
+    for rank, worker in enumerate(team.members if team else ()):
+        notes = [line for line in worker.log.read_text(errors="replace").splitlines() if NOTE in line]
+        found.append(f"rank {rank}: {notes[-1] if notes else 'no step is done'}")
+    return found
 
 
 def merged(answers: Answers) -> dict[str, Any]:
