@@ -30,7 +30,7 @@ from mural.errors import PlanError
 
 VARIABLE = "MURAL_GPU_PATH"
 CHOICES = ("", "ipc", "pinned")
-TRIAL_BYTES, TRIALS = (2**16, 2**20, 2**24), 3
+TRIAL_BYTES, TRIALS = (2**16, 2**20, 2**24), 8
 """What is timed, each after one try: a strip of a small image, one of a large image, and a gathered tensor."""
 
 

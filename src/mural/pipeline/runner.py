@@ -117,7 +117,8 @@ class Runner:
         self.arrivals: dict[Parcel, Arrival] = {}
         self.handed: dict[Parcel, Tensor] = {}
         self.spans: list[tuple[Action, float, float]] = []
-        """When each action of the last run began and ended."""
+        """When each action of the last run began, with all that it needs, and ended."""
+        self.began = 0.0
 
     def run(self, program: Program, seats: Seats, job: Job, known: Known, learning: bool, seed: int) -> None:
         """Carry out this seat's list."""
@@ -132,9 +133,8 @@ class Runner:
             elif isinstance(step, Send):
                 self._send(step.parcel)
             else:
-                began = perf_counter()
                 (self._forward if step.kind == "forward" else self._backward)(step)
-                self.spans.append((step, began, perf_counter()))
+                self.spans.append((step, self.began, perf_counter()))
         if self.channels is not None:
             self.channels.finish()
 
@@ -157,6 +157,7 @@ class Runner:
             given[parcel.edge.value] = value
             if parcel.edge.gradient and torch.is_grad_enabled():
                 wanted.add(parcel.edge.value)
+        self.began = perf_counter()
         stage = self.job.stage(action.replica, action.stage, action.microbatch)
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda):
@@ -178,6 +179,7 @@ class Runner:
                 continue
             key = parcel.edge.value
             grads[key] = grads[key] + grad if key in grads else grad
+        self.began = perf_counter()
         stage = self.job.stage(action.replica, action.stage, action.microbatch)
         ends: Ends = []
         if action.stage == self.program.schedule.stages - 1:
