@@ -27,7 +27,7 @@ def printed(name: str) -> str:
 
 def test_every_example_is_tried() -> None:
     found = {path.stem for path in FOLDER.glob("[0-9]*.py")}
-    assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces"}
+    assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces", "08_clinics"}
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +52,12 @@ def test_own_pieces_learn() -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", printed("06_own_pieces"))]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_clinics_learn_together() -> None:
+    text = printed("08_clinics")
+    assert len(re.findall(r"round \d+: .*; 1300 samples", text)) == 10
+    accuracy = re.search(r"no clinic has: ([0-9.]+)", text)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9

@@ -2,6 +2,7 @@
 
 from mural.replicate.average import average_buffers, average_weights
 from mural.replicate.gradients import is_reduced, reduce_gradients
+from mural.replicate.master import Master
 from mural.replicate.reducer import Reducer
 
-__all__ = ["Reducer", "average_buffers", "average_weights", "is_reduced", "reduce_gradients"]
+__all__ = ["Master", "Reducer", "average_buffers", "average_weights", "is_reduced", "reduce_gradients"]
