@@ -1,0 +1,61 @@
+"""The watch over shares: a parameter that is split by channels is used by its own layer, and by nothing else.
+
+A call on a share outside of its layer, as `F.linear(x, model.fc.weight)` or a penalty on the weights, would see a part
+of the parameter without knowing, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from mural.errors import PlanError
+from mural.shard.channel_share import Share, share_of
+from mural.shard.table import name_of
+
+HARMLESS = frozenset(
+    f"{name}.__get__"
+    for name in (
+        "dtype",
+        "device",
+        "requires_grad",
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "layout",
+        "ndim",
+        "is_leaf",
+        "grad",
+    )
+) | {"is_floating_point", "is_complex", "dim", "element_size", "__hash__"}
+"""What has the same answer for a share as for the whole parameter."""
+
+
+class Watch(TorchFunctionMode):
+    """In this block, a call on a share raises unless it is its layer's."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        share = found_in(args) or (found_in(kwargs.values()) if kwargs else None)
+        if share is not None and name_of(func) not in HARMLESS:
+            layer = share.name.rpartition(".")[0]
+            raise PlanError(
+                f"{name_of(func)} reads {share.name}, of which this rank holds {[tuple(i) for i in share.box]} alone: "
+                f"a layer that is split by channels is used by calling it; leave {layer} out of channel_layers"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def found_in(values: Iterable[Any]) -> Share | None:
+    """A share among the arguments of a call."""
+    for value in values:
+        if type(value) is nn.Parameter:
+            if (share := share_of(value)) is not None:
+                return share
+        elif isinstance(value, (tuple, list)) and (share := found_in(value)) is not None:
+            return share
+    return None
