@@ -1,4 +1,4 @@
-"""`parallelize` applies a plan to a model, in one fixed order: mesh, memory, equal weights, channels, gradient exchange."""
+"""`parallelize` applies a plan to a model, in one fixed order: mesh, memory, equal weights, channels, gradients."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class Plan:
     """Which layers are split: "linear" ones alone (convolutions stay data-parallel), "all" with convolutions, or names
     as "fc1:output" and "fc2:input"."""
     channel_exchange: Exchange = "batch"
-    """How the images of a channel group meet at a split layer: all at once, one "rank"'s at a time, or a "part" of every
-    rank's at a time; the next ones travel while these are computed on."""
+    """How the images of a channel group meet at a split layer: the whole "batch" at once, one "rank"'s at a time, or a
+    "part" of every rank's at a time; the next ones travel while these are computed on."""
     domain: int = 1
     """Ranks among which the domains of a separation network are divided. Not run by this version, as `stream` and
     `offload` are not."""
@@ -152,13 +152,13 @@ class Plan:
                 )
         if self.channel > 1 and self.piped:
             raise PlanError(
-                f"channel = {self.channel} with stages, micro-batches or recomputed stages cannot be run by this version: "
-                f"set stage = 1, microbatches = 1 and recompute blocks by name, or channel = 1"
+                f"channel = {self.channel} with stages, micro-batches or recomputed stages cannot be run by this "
+                f"version: set stage = 1, microbatches = 1 and recompute blocks by name, or channel = 1"
             )
         if self.channel > 1 and self.average:
             raise PlanError(
-                f"channel = {self.channel} with average = {self.average}: data ranks that train alone hold whole layers; "
-                f"set average = 0, or channel = 1"
+                f"channel = {self.channel} with average = {self.average}: data ranks that train alone hold whole "
+                f"layers; set average = 0, or channel = 1"
             )
         if self.average and self.piped:
             raise PlanError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
-from mural.models import AlexNet, LeNet5, UNet
+from mural.models import LeNet5, UNet
 from mural.shard.channel_share import share_of
 from ranks import run_on
 

@@ -144,8 +144,8 @@ def init(
 
     `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural
     choose the grid with the least traffic for the ranks that `data` and `channel` leave. Ranks along `channel` divide
-    the layers that a plan splits among them, and everywhere else the images, as those along `data` do. Afterwards torch's default
-    random generator is in the same state on every rank.
+    the layers that a plan splits among them, and everywhere else the images, as those along `data` do. Afterwards
+    torch's default random generator is in the same state on every rank.
 
     `backend`: NCCL where each rank has a GPU of its own, else gloo; "mpi" sends messages through MPI, under mpirun.
 

@@ -107,6 +107,6 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
     if tuple(mesh.size(axis) for axis in ("data", "stage", "channel")) != wanted or not alike:
         channel = f", channel = {plan.channel}" if plan.channel > 1 or mesh.size("channel") > 1 else ""
         raise PlanError(
-            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}{channel}, but the mesh is {mesh}: "
-            f"make it by mural.init with these, or leave it out"
+            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}{channel}, but the mesh is "
+            f"{mesh}: make it by mural.init with these, or leave it out"
         )

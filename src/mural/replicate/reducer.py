@@ -45,8 +45,8 @@ class Reducer:
     accumulate as usual, and the next one inside averages what they added. Parameters may be frozen and unfrozen
     between blocks, on all ranks alike. After the first block, buckets follow the order in which the first rank's
     backward reached the parameters. Parameters that are split by channels need a reducer of their own, which averages
-    over the ranks that hold the same shares. Making a reducer is collective, and so is the block. If a rank raises inside it,
-    the others raise `PeerError` at its end, and the gradients of all are None.
+    over the ranks that hold the same shares. Making a reducer is collective, and so is the block. If a rank raises
+    inside it, the others raise `PeerError` at its end, and the gradients of all are None.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -119,7 +119,7 @@ def of_names(modules: Mapping[str, nn.Module], ranks: int, layers: Sequence[str]
         if name not in modules:
             some = [n for n, m in modules.items() if Split.of(n, m, "output") is not None]
             raise PlanError(f"channel_layers names {name!r}, which is no module of the model: choose from {some[:8]}…")
-        inside = list(within(modules, name, cast(By, by)))
+        inside = list(within(modules, name, by))
         if not inside:
             raise PlanError(
                 f"channel_layers names {name!r}, a {type(modules[name]).__name__}: it is neither a linear layer nor a "

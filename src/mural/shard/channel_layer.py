@@ -39,7 +39,7 @@ Rows = tuple[tuple[Interval, ...], ...]
 
 @dataclass(frozen=True)
 class Channels:
-    """Which channels of a layer the ranks of the channel axis work on: intervals by coordinate, None for all of them."""
+    """Which channels of a layer the ranks of the channel axis work on: intervals by coordinate, None for all."""
 
     inputs: tuple[Interval, ...] | None
     outputs: tuple[Interval, ...] | None
@@ -49,8 +49,8 @@ class Channels:
 class ChannelLayer:
     """A layer whose `run` computes, from an input on `mesh` and its parameters, what this rank's channels give.
 
-    `mesh` has the channel axis; tensors lie on `mesh.folded`. `dim` counts the channels of the input and the output from
-    the end of their dims. `late` are parameters that are added to the whole result, once.
+    `mesh` has the channel axis; tensors lie on `mesh.folded`. `dim` counts the dim of the channels from the end. `late`
+    is what follows on the whole result: a bias that is added once.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ChannelLayer:
         given = on_mesh(x.unsqueeze(0) if lone else x, self.mesh.folded)
         y = self.late(self._computed(self._batched(given), args))
         y = y.squeeze(0) if lone else y
-        return y if isinstance(x, ShardedTensor) else y.full()
+        return y if isinstance(x, ShardedTensor) or not isinstance(y, ShardedTensor) else y.full()
 
     def _check(self, x: Tensor) -> None:
         """Raise what torch would raise, before anything is sent."""
@@ -80,7 +80,7 @@ class ChannelLayer:
             raise RuntimeError(f"{self.name} needs {self.widths[0]} channels, its input has the shape {tuple(x.shape)}")
 
     def _batched(self, x: ShardedTensor) -> ShardedTensor:
-        """The input with its first dim cut over data × channel in order, and whole channels where they are to be cut."""
+        """The input with its first dim cut over data × channel in order, and with whole channels to be cut."""
         if x.folds and self.channels.inputs is not None:
             x = settled(x)
         at, parts = x.placement, x.mesh.size("data")

@@ -7,8 +7,8 @@ their owners. The next turn's messages are under way while this one's piece is c
     compute         │ piece 0    │ piece 1    │ piece 2    │
     messages        │            │ out 0 ─────┼ out 1 ─────┼ out 2 │ all there
 
-Each of the two is the other's adjoint: what was fetched comes back in backward and is added up, and the gradient of what
-was added up is fetched.
+Each of the two is the other's adjoint: what was fetched comes back in backward and is added up, and the gradient of
+what was added up is fetched.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ def start(config: Config) -> Generator[Run]:
             model = cast(nn.Module, torch.compile(model))
         image = (channels, *(config.data.crop or extents))
         pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
+        mesh = pm.world_mesh
         align = pm.inputs.align((config.data.batch, *image))
         batches = stack.enter_context(closing(training_loader(config, training, mesh, device, align)))
         held_out = held_out_loader(config, apart, mesh, device, align) if apart is not None else None
