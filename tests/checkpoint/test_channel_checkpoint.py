@@ -1,4 +1,4 @@
-"""Checkpoints of layers that are split by channels: written under one plan, resumed under any other, Adam's state too."""
+"""Checkpoints of layers that are split by channels: written under one plan, resumed under any, Adam's state too."""
 
 from __future__ import annotations
 

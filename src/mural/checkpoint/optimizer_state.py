@@ -123,7 +123,9 @@ def decode_optimizer(
             have = group.get(tensor.removeprefix(prefix))
             device = have.device if isinstance(have, Tensor) else torch.device("cpu")
             known = targets.get(tensor)
-            target = known if isinstance(known, Tensor) else fitting(entries[tensor], entries[tensor].shape, have, device)
+            target = (
+                known if isinstance(known, Tensor) else fitting(entries[tensor], entries[tensor].shape, have, device)
+            )
             targets[tensor] = target
             return target
 
