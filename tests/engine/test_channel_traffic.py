@@ -79,8 +79,9 @@ def test_counters_meet_the_formulas(plan: mural.Plan, images: int) -> None:
     for layer in found:
         if layer.name in LINEAR:
             size = layers[layer.name]
-            assert layer.bytes == width * groups * split_values(size, images // groups, ranks, by)
-            assert layer.messages == groups * 4 * ranks * (ranks - 1)
+            turns = plan.channel_exchange != "batch"
+            assert layer.bytes == width * groups * split_values(size, images // groups, ranks, by, turns=turns)
+            assert layer.messages == groups * (5 if turns else 4) * ranks * (ranks - 1)
             shares = 0 if groups == 1 and by == "output" else size.parameters * groups
             bias = size.outputs * (ranks * groups if by == "input" else 0)
             assert layer.gradients == (bias if groups == 1 else shares)

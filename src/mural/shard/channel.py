@@ -68,9 +68,13 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange, known: dict[int, nn.Par
     if channels.outputs is not None:
         share("bias", 0, channels.outputs)
     run, late = computation(split, mesh, channels)
-    layer = ChannelLayer(
-        split.name, mesh, channels, (split.inputs, split.outputs), -1 - split.spatial, exchange, run, late
-    )
+
+    def trains() -> bool:
+        with torch._C.DisableTorchFunction():
+            return module.weight.requires_grad
+
+    widths = (split.inputs, split.outputs)
+    layer = ChannelLayer(split.name, mesh, channels, widths, -1 - split.spatial, exchange, run, late, trains)
     module.forward = forward_of(layer, shapes)
 
 

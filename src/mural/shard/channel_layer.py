@@ -15,6 +15,7 @@ convolution exchanges its halos among the ranks that hold the same part of the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mural.comm import Mesh
-from mural.comm.exchange import Route
+from mural.comm.exchange import Route, saving_hooks
 from mural.geometry import Cuts, Interval, moves
 from mural.shard.channel_turns import Delivery, Line, taken
 from mural.shard.layout import Layout
@@ -50,7 +51,7 @@ class ChannelLayer:
     """A layer whose `run` computes, from an input on `mesh` and its parameters, what this rank's channels give.
 
     `mesh` has the channel axis; tensors lie on `mesh.folded`. `dim` counts the dim of the channels from the end. `late`
-    is what follows on the whole result: a bias that is added once.
+    is what follows on the whole result: a bias that is added once; `trains` says whether the weight needs its input.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ChannelLayer:
     exchange: Exchange
     run: Callable[..., ShardedTensor]
     late: Callable[[Tensor], Tensor]
+    trains: Callable[[], bool]
 
     def __call__(self, x: Tensor, *args: Any) -> Tensor:
         """The whole layer's result: a sharded tensor for one, a plain one for one that every rank holds."""
@@ -102,18 +104,22 @@ class ChannelLayer:
         turns = turns_of(x.placement, self.mesh, self.exchange)
         channel = x.placement.ndim + self.dim
         routes = [routed(x.placement, self.mesh, rows, channel, self.channels.inputs) for rows in turns]
-        incoming = taken(local, Line(local.shape, routes, self.mesh.transport, self.name))
+        incoming = Line(local.shape, routes, self.mesh.transport, self.name)
+        # A checkpoint computes all turns again before its backward, so that nothing would be won by forgetting them.
+        lean = len(turns) > 1 and self.trains() and torch.is_grad_enabled() and not saving_hooks()
         delivery: Delivery | None = None
         target: Layout | None = None
         folds: tuple[int, ...] = ()
-        for rows, piece in zip(turns, incoming, strict=True):
+        for turn, (rows, piece) in enumerate(zip(turns, taken(local, incoming), strict=True)):
             layout = group_layout(x.placement, self.mesh, rows, channel, piece.shape[channel])
-            y = self.run(ShardedTensor(piece, layout, "", x.folds), *args)
+            with incoming.forgetting(turn, piece) if lean else nullcontext():
+                y = self.run(ShardedTensor(piece, layout, "", x.folds), *args)
             if delivery is None or target is None:
                 out, folds = y.placement.ndim + self.dim, y.folds
                 target = home_layout(x.placement, y.placement, out, self.widths[1])
                 ways = [routed(target, self.mesh, r, out, self.channels.outputs) for r in turns]
-                delivery = Delivery(Line(target.local_shape, ways, self.mesh.transport, self.name))
+                outgoing = Line(target.local_shape, ways, self.mesh.transport, self.name)
+                delivery = Delivery(outgoing, incoming, local.detach()) if lean else Delivery(outgoing)
             delivery.give(y.local)
         if delivery is None or target is None:
             raise RuntimeError(f"{self.name}: an exchange without turns")

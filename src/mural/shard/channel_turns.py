@@ -8,12 +8,15 @@ their owners. The next turn's messages are under way while this one's piece is c
     messages        │            │ out 0 ─────┼ out 1 ─────┼ out 2 │ all there
 
 Each of the two is the other's adjoint: what was fetched comes back in backward and is added up, and the gradient of
-what was added up is fetched.
+what was added up is fetched. Pieces are not kept for backward but fetched again, one turn ahead, so that a rank never
+holds more than two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +35,8 @@ class Line:
         self.shape, self.routes, self.transport, self.name = tuple(shape), tuple(routes), transport, name
         self.fetching: dict[int, tuple[Tensor, Transfer]] = {}
         self.giving: dict[int, tuple[Tensor, Transfer]] = {}
+        self.again: dict[int, Tensor] = {}
+        """Pieces that were fetched again for backward."""
 
     def start_fetch(self, turn: int, local: Tensor) -> None:
         """Send the turn's parts of the own tensor to those who need them."""
@@ -75,6 +80,32 @@ class Line:
             raise RuntimeError(f"{self.name}: no turn was begun")
         return local
 
+    def forgetting(self, turn: int, piece: Tensor) -> AbstractContextManager[Any]:
+        """A block in which what is saved of a turn's piece for backward is only where in it that lies."""
+        start = piece.untyped_storage().data_ptr()
+
+        def pack(tensor: Tensor) -> Tensor | Place:
+            if tensor.untyped_storage().data_ptr() != start or tensor.dtype != piece.dtype:
+                return tensor
+            return Place(turn, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+        def unpack(saved: Tensor | Place) -> Tensor:
+            if isinstance(saved, Tensor):
+                return saved
+            return self.again[saved.turn].as_strided(saved.shape, saved.stride, saved.offset)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A view of the piece of a turn."""
+
+    turn: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
 
 def token(like: Tensor) -> Tensor:
     """What stands for a turn between two nodes of the graph: their order, and no values."""
@@ -113,21 +144,33 @@ class _Taken(torch.autograd.Function):
 
 
 class _Given(torch.autograd.Function):
-    """A token for the piece of one turn, which is sent off; backward has its gradient fetched."""
+    """A token for the piece of one turn, which is sent off; backward has its gradient fetched.
+
+    With `source`, the line that the turn's input came by, and the own tensor `local` there, backward has that input
+    fetched again as well.
+    """
 
     @staticmethod
-    def forward(ctx: Any, piece: Tensor, line: Line, turn: int) -> Tensor:
-        ctx.line, ctx.turn = line, turn
+    def forward(ctx: Any, piece: Tensor, line: Line, turn: int, source: Line | None, local: Tensor | None) -> Tensor:
+        ctx.line, ctx.turn, ctx.source = line, turn, source
+        if source is not None:
+            ctx.save_for_backward(local)
         line.start_give(turn, piece)
         return token(piece)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None]:
-        line, turn = ctx.line, ctx.turn
-        local = line.fetching[turn][0]
-        line.start_fetch(turn - 1, local)
-        return line.end_fetch(turn), None, None
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+        line, turn, source = ctx.line, ctx.turn, ctx.source
+        line.start_fetch(turn - 1, line.fetching[turn][0])
+        if source is not None:
+            (local,) = ctx.saved_tensors
+            source.start_fetch(turn, local)
+            source.start_fetch(turn - 1, local)
+        grad = line.end_fetch(turn)
+        if source is not None:
+            source.again = {turn: source.end_fetch(turn)}
+        return grad, None, None, None, None
 
 
 class _Closed(torch.autograd.Function):
@@ -157,15 +200,15 @@ def taken(local: Tensor, line: Line) -> Iterator[Tensor]:
 
 
 class Delivery:
-    """Results of turns on their way to their owners."""
+    """Results of turns on their way to their owners; `source` and `local` as in `_Given`."""
 
-    def __init__(self, line: Line):
-        self.line = line
+    def __init__(self, line: Line, source: Line | None = None, local: Tensor | None = None):
+        self.line, self.source, self.local = line, source, local
         self.tokens: list[Tensor] = []
 
     def give(self, piece: Tensor) -> None:
         """Send the next turn's result off."""
-        self.tokens.append(_Given.apply(piece, self.line, len(self.tokens)))
+        self.tokens.append(_Given.apply(piece, self.line, len(self.tokens), self.source, self.local))
 
     def collect(self) -> Tensor:
         """The own tensor, when everything has arrived."""

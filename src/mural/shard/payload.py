@@ -1,9 +1,9 @@
 """What travels for a layer that is split by channels, and for its gradients where it is not: sizes and formulas.
 
 Document `004` counts, for N nodes: data parallelism sends 2 N messages of the model's size, model parallelism 2 N
-messages for each layer, of 2 N times the data in all. «Data» are the values between layers for the images of a step; its
-«up to 35 nodes» for LeNet-5 is 61,706 parameters over 1,790 values, with one image for each node: what counts is the
-number of images in a step, not that of nodes.
+messages for each layer, of 2 N times the data in all. «Data» are the values between layers for the images of a step;
+its «up to 35 nodes» for LeNet-5 is 61,706 parameters over 1,790 values, with one image for each node: what counts is
+the number of images in a step, not that of nodes.
 
 Here a layer of a group of K ranks with B images sends, forward and backward together,
 
@@ -11,7 +11,8 @@ Here a layer of a group of K ranks with B images sends, forward and backward tog
     split by input    2 B (K - 1) (inputs / K + outputs)         the parts of its inputs to all, partial outputs home
     not split         2 (K - 1) parameters                       a ring's mean of the gradients
 
-so that splitting a layer by output pays while B (inputs + outputs / K) is less than its parameters.
+so that splitting a layer by output pays while B (inputs + outputs / K) is less than its parameters. In turns, inputs
+are fetched again for backward instead of being kept: half as much again for them.
 """
 
 from __future__ import annotations
@@ -94,16 +95,18 @@ def model_parallel(layers: Sequence[Size], nodes: int, images: int) -> Formula:
     return Formula(2 * nodes * len(layers), 2 * nodes * images * sum(layer.kept for layer in layers))
 
 
-def split_values(size: Size, images: int, ranks: int, by: str = "output") -> float:
-    """The values that a group of ranks sends for a split layer in one step, forward and backward.
+def split_values(size: Size, images: int, ranks: int, by: str = "output", *, turns: bool = False) -> float:
+    """The values that a group of ranks sends for a split layer in one step, forward and backward; in `turns` or not.
 
     Exact where the images and the channels divide evenly. The model's first layer sends no gradient of its input.
 
     >>> split_values(Size("fc", 48_120, 400, 120, 120), images=8, ranks=2)
     7360.0
+    >>> split_values(Size("fc", 48_120, 400, 120, 120), images=8, ranks=2, turns=True)
+    10560.0
     """
-    whole, parted = (size.inputs, size.outputs) if by == "output" else (size.outputs, size.inputs)
-    return 2 * images * (ranks - 1) * (whole + parted / ranks)
+    inputs, outputs = (size.inputs, size.outputs / ranks) if by == "output" else (size.inputs / ranks, size.outputs)
+    return images * (ranks - 1) * ((3 if turns else 2) * inputs + 2 * outputs)
 
 
 def gradient_values(size: Size, ranks: int) -> int:
