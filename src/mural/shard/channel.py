@@ -7,7 +7,6 @@ become this rank's shares. Everything else of the model stays as it is, and sees
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import torch
@@ -50,7 +49,6 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange, known: dict[int, nn.Par
     `known` are shares by the identity of the parameter that they are of: tied parameters stay tied.
     """
     module, channels = split.module, channels_of(split, mesh.size("channel"))
-    shapes = without_memory(module)
     weight_dim, intervals = share_of_weight(split, channels)
 
     def share(name: str, dim: int, intervals: tuple[Interval, ...]) -> None:
@@ -75,7 +73,7 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange, known: dict[int, nn.Par
 
     widths = (split.inputs, split.outputs)
     layer = ChannelLayer(split.name, mesh, channels, widths, -1 - split.spatial, exchange, run, late, trains)
-    module.forward = forward_of(layer, shapes)
+    module.forward = forward_of(module, layer)
 
 
 def channels_of(split: Split, ranks: int) -> Channels:
@@ -140,23 +138,13 @@ def computation(
     return run, late
 
 
-def without_memory(module: Any) -> Any:
-    """The layer as it is now, on the meta device: it tells the shapes of the whole layer's results."""
-    found = copy(module)
-    found._parameters = {
-        name: p if p is None else nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
-        for name, p in module._parameters.items()
-    }
-    return found
-
-
-def forward_of(layer: ChannelLayer, shapes: Any) -> Callable[..., Tensor]:
-    """The module's forward; a tensor without memory, as in a capture, meets the layer without memory."""
-    plain = type(shapes).forward
+def forward_of(module: Any, layer: ChannelLayer) -> Callable[..., Tensor]:
+    """The module's forward; a capture, which runs without memory, puts the whole parameters in the shares' place."""
+    plain = type(module).forward
 
     def forward(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if input.is_meta:
-            return plain(shapes, input, *args, **kwargs)
+            return plain(module, input, *args, **kwargs)
         return layer(input, *args, *kwargs.values())
 
     return forward

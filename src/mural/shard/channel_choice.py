@@ -80,7 +80,7 @@ def chosen(model: nn.Module, ranks: int, layers: Layers) -> list[Split]:
 
     By kind, what cannot be split stays whole; what is named and cannot be split raises, with the reason.
     """
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     if layers in ("linear", "all"):
         found = of_kind(modules, ranks, linear=layers == "linear")
         if not found and ranks > 1:
@@ -98,7 +98,7 @@ def chosen(model: nn.Module, ranks: int, layers: Layers) -> list[Split]:
 
 def of_kind(modules: Mapping[str, nn.Module], ranks: int, *, linear: bool) -> list[Split]:
     """Linear layers, or those and convolutions, that can be split by output."""
-    every = [split for name, module in modules.items() if (split := Split.of(name, module, "output")) is not None]
+    every = list(within(modules, "", "output"))
     wanted = [s for s in every if not (linear and s.spatial) and not s.refusal(ranks)]
     while True:
         shared = tied(modules, wanted)
@@ -143,12 +143,17 @@ def of_names(modules: Mapping[str, nn.Module], ranks: int, layers: Sequence[str]
 
 
 def within(modules: Mapping[str, nn.Module], name: str, by: By) -> Iterator[Split]:
-    """The layers of a module: itself, or what it holds."""
-    for path, module in modules.items():
-        if path == name or path.startswith(f"{name}." if name else ""):
-            split = Split.of(path, module, by)
-            if split is not None:
-                yield split
+    """The layers of a module: itself, or what it holds; one that has several names under its first."""
+    first = {id(module): path for path, module in reversed(modules.items())}
+    inside = {
+        id(module): first[id(module)]
+        for path, module in modules.items()
+        if path == name or path.startswith(f"{name}." if name else "")
+    }
+    for path in inside.values():
+        split = Split.of(path, modules[path], by)
+        if split is not None:
+            yield split
 
 
 def tied(modules: Mapping[str, nn.Module], splits: Sequence[Split]) -> dict[str, str]:

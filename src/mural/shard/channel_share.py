@@ -41,6 +41,10 @@ class Share:
         interval = self.box[self.dim]
         return whole.narrow(self.dim, interval.start, interval.size)
 
+    def without_memory(self, part: Tensor) -> nn.Parameter:
+        """The whole of a part on the meta device."""
+        return nn.Parameter(torch.empty(self.shape, dtype=part.dtype, device="meta"), part.requires_grad)
+
     @torch.no_grad()
     def whole(self, part: Tensor) -> Tensor:
         """The whole tensor on every rank, from everyone's part. Collective over the channel axis."""
