@@ -144,7 +144,7 @@ def of_names(modules: Mapping[str, nn.Module], ranks: int, layers: Sequence[str]
 
 def within(modules: Mapping[str, nn.Module], name: str, by: By) -> Iterator[Split]:
     """The layers of a module: itself, or what it holds; one that has several names under its first."""
-    first = {id(module): path for path, module in reversed(modules.items())}
+    first = {id(module): path for path, module in reversed([*modules.items()])}
     inside = {
         id(module): first[id(module)]
         for path, module in modules.items()
