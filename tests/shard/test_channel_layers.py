@@ -18,7 +18,7 @@ from law import difference, image
 from mural.errors import PlanError
 from mural.shard.channel_choice import chosen
 from mural.shard.channel_share import share_of
-from ranks import run_on
+from ranks import restart, run_on
 
 TOLERANCE = 1e-10
 Plan = mural.Plan
@@ -253,3 +253,60 @@ def test_layers_are_chosen_by_kind_or_by_name() -> None:
     assert [(s.name, s.by) for s in chosen(model, 2, ("1:input",))] == [("1.0", "input"), ("1.1", "input")]
     with pytest.raises(PlanError, match="channel_layers"):
         Plan(channel=2, channel_layers="convolutions")
+
+
+def stepped_by(name: str) -> str:
+    pm = mural.parallelize(nn.Sequential(nn.Flatten(), nn.Linear(6, 6, bias=False)), Plan(channel=2))
+    optimizer = getattr(torch.optim, name)(pm.parameters(), lr=0.01)
+    pm.step(torch.randn(2, 6), torch.arange(2))
+    try:
+        optimizer.step()
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("name", "refused"), [("Adafactor", True), ("Muon", True), ("AdamW", False)])
+def test_an_optimizer_that_looks_at_whole_parameters_is_refused(name: str, refused: bool) -> None:
+    for text in run_on(2, stepped_by, name):
+        assert ("1.weight as a whole" in text) is refused
+
+
+def failing() -> str:
+    """A rank that runs out of memory in a split layer: the others hear of it, and do not wait."""
+    pm = mural.parallelize(nn.Sequential(nn.Flatten(), nn.Linear(6, 6)), Plan(channel=2))
+
+    def out_of_memory(_: Tensor) -> Tensor:
+        raise MemoryError("no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if pm.mesh.rank == 1:
+            patch.setattr("mural.shard.channel_layer.computed_in", out_of_memory)
+        try:
+            pm.step(torch.randn(2, 6), torch.arange(2))
+        except (mural.PeerError, MemoryError) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_failure_in_a_split_layer_ends_the_wait_of_the_others() -> None:
+    first, second = run_on(2, failing)
+    restart(2)
+    assert second == "MemoryError: no room"
+    assert first.startswith("PeerError")
+    assert "no room" in first
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"channel": 2}, "× channel=2 needs 2 ranks, but 1 run"),
+        ({"channel": 0}, "at least 1"),
+        ({"channel": 2, "stage": 2}, "does not go with stages"),
+        ({"channel": 2, "image": (8, 8)}, "channel=2 does not divide 1 ranks"),
+    ],
+)
+def test_meshes_that_cannot_be_made(sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        mural.init(**sizes)
+    assert said in str(caught.value)

@@ -18,6 +18,7 @@ from mural.geometry import Cuts, Interval
 from mural.shard.channel_choice import Layers, Split, chosen
 from mural.shard.channel_layer import ChannelLayer, Channels, Exchange, shared
 from mural.shard.channel_share import Share, mark_share
+from mural.shard.channel_watch import watch_optimizers
 from mural.shard.tensor import ShardedTensor
 
 CONVOLUTIONS: dict[int, Callable[..., Any]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -38,6 +39,7 @@ def split_channels(model: nn.Module, mesh: Mesh, layers: Layers = "linear", exch
     """
     splits = chosen(model, mesh.size("channel"), layers)
     known: dict[int, nn.Parameter] = {}
+    watch_optimizers()
     for split in splits:
         divide(split, mesh, exchange, known)
     return [f"{split.name}:{split.by}" for split in splits]

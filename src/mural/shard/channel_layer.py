@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from mural.comm import Mesh
 from mural.comm.exchange import Route, saving_hooks
@@ -70,7 +71,13 @@ class ChannelLayer:
         self._check(x)
         lone = x.ndim == -self.dim  # one image without a batch dim
         given = on_mesh(x.unsqueeze(0) if lone else x, self.mesh.folded)
-        y = self.late(self._computed(self._batched(given), args))
+        try:
+            y = self.late(self._computed(self._batched(given), args))
+        except _StopRecomputationError:  # how a checkpoint ends its recompute, on every rank
+            raise
+        except BaseException as error:
+            self.mesh.transport.raised(error)  # the peers would wait for this rank
+            raise
         y = y.squeeze(0) if lone else y
         return y if isinstance(x, ShardedTensor) or not isinstance(y, ShardedTensor) else y.full()
 

@@ -1,15 +1,17 @@
 """The watch over shares: a parameter that is split by channels is used by its own layer, and by nothing else.
 
 A call on a share outside of its layer, as `F.linear(x, model.fc.weight)` or a penalty on the weights, would see a part
-of the parameter without knowing, so it is refused.
+of the parameter without knowing, so it is refused. So is a step of an optimizer that looks at a parameter as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
-from torch import nn
+from torch import nn, optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from mural.errors import PlanError
@@ -32,6 +34,10 @@ HARMLESS = frozenset(
     )
 ) | {"is_floating_point", "is_complex", "dim", "element_size", "__hash__"}
 """What has the same answer for a share as for the whole parameter."""
+
+
+WHOLE = tuple(getattr(optim, name) for name in ("Adafactor", "LBFGS", "Muon") if hasattr(optim, name))
+"""Optimizers whose step depends on more than one value of a parameter."""
 
 
 class Watch(TorchFunctionMode):
@@ -59,3 +65,20 @@ def found_in(values: Iterable[Any]) -> Share | None:
         elif isinstance(value, (tuple, list)) and (share := found_in(value)) is not None:
             return share
     return None
+
+
+@cache
+def watch_optimizers() -> None:
+    """From now on, refuse steps on shares by optimizers that look at a parameter as a whole."""
+    register_optimizer_step_pre_hook(refuse_whole)
+
+
+def refuse_whole(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Raise for an optimizer that would take a share for the whole parameter."""
+    if isinstance(optimizer, WHOLE):
+        share = found_in([p for group in optimizer.param_groups for p in group["params"]])
+        if share is not None:
+            raise PlanError(
+                f"{type(optimizer).__name__} looks at {share.name} as a whole, but it is split by channels: use an "
+                f"optimizer that works value by value, as Adam or SGD, or set channel = 1"
+            )
