@@ -11,9 +11,12 @@ import problems
 import published
 import simulated
 from harness.plots import pyplot, save
+from harness.results import Record, read
 from harness.tables import NONE, gib, markdown, place
 
 from mural.pipeline.gantt import chart, text
+from mural.pipeline.schedule import Action
+from mural.pipeline.timeline import Span
 
 FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
 COLOURS = {
@@ -110,86 +113,166 @@ def draw_simulated(results: Results, path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------- measured
 
-MEASURED_HEAD = ("model", "division", "ranks", "step, s", "images/s", "÷ one rank", "÷ ranks", "largest rank, GiB")
+MEASURED_HEAD = (
+    "model", "division", "ranks", "images", "step, s", "images/s", "÷ one rank", "÷ ranks", "largest rank, GiB",
+    "messages a rank", "waits, s",
+)  # fmt: skip
 
 
-def images_per_second(record: Results) -> float:
+class Measured:
+    """Divisions that were measured: with the images of a rank fixed (weak scaling), or those of a step (strong)."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+        self.steps = [r for r in records if r["kind"] == "step"]
+        self.done = [r for r in self.steps if "error" not in r]
+        alone = sorted({r["batch"] for r in self.done if r["ranks"] == 1})
+        self.each, self.all = (alone[0], alone[-1]) if alone else (0, 0)
+
+    def weak(self) -> list[Record]:
+        """As many images for each rank."""
+        return [r for r in self.steps if r["batch"] == self.each * r["ranks"]]
+
+    def strong(self) -> list[Record]:
+        """As many images for all ranks together."""
+        return [r for r in self.steps if r["batch"] == self.all] if self.all != self.each else []
+
+
+def images_per_second(record: Record) -> float:
     """Of the median step."""
     return record["batch"] / statistics.median(record["seconds"])
 
 
-def measured_text(results: Results) -> str:
-    """The table of all divisions, and what was published beside the same quotients of ours."""
-    at, settings = results["machine"], results["settings"]
-    caption = (
-        f"{at['cpu']}, {at['cores']} cores, one thread a rank, torch {results['torch']}, Python {at['python']}, load "
-        f"{results['load_at_start']:.1f} at the start, commit {at['commit']}, {results['date'][:10]}; "
-        f"{settings['batch']} images a step, {settings['microbatches']} micro-batches where there are stages, median "
-        f"of {settings['rounds']} steps. Command: `{results['command']}`."
+def measured_text(records: list[Record]) -> str:
+    """The tables of all divisions, what was published beside the same quotients of ours, and what failed."""
+    found = Measured(records)
+    parts = [caption(found)]
+    scalings = {f"{found.all} images for all ranks together": found.strong()}
+    scalings[f"{found.each} images for each rank"] = found.weak()
+    for words, steps in scalings.items():
+        if steps:
+            parts += [f"### {words}", markdown(*beside(steps)), markdown(MEASURED_HEAD, measured_rows(steps))]
+    return "\n\n".join(parts + failures(found))
+
+
+def caption(found: Measured) -> str:
+    """Where the numbers come from."""
+    headers = [r for r in found.records if r["kind"] == "header"]
+    versions = [r for r in found.records if r["kind"] == "versions"]
+    at = headers[-1]["machine"]
+    steps = sorted({len(record["seconds"]) for record in found.done} or {0})
+    commands = ", ".join(dict.fromkeys(f"`{header['command']}`" for header in headers))
+    commits = ", ".join(sorted({header["machine"]["commit"] for header in headers}))
+    most = " to ".join(map(str, sorted({steps[0], steps[-1]})))
+    return (
+        f"{at['cpu']}, {at['cores']} cores, one thread a rank, torch {versions[-1]['torch']}, Python {at['python']}, "
+        f"commit {commits}, {headers[-1]['date'][:10]}; median of {most} steps after "
+        f"one that is not counted. Commands: {commands}."
     )
-    rows = []
-    for name in dict.fromkeys(r["model"] for r in results["records"]):
-        alone = next((r for r in results["records"] if r["model"] == name and r["ranks"] == 1), None)
-        for record in (r for r in results["records"] if r["model"] == name):
-            rate = images_per_second(record)
-            times = rate / images_per_second(alone) if alone else None
-            rows.append(
-                [
-                    problems.PROBLEMS[name].words,
-                    record["division"],
-                    str(record["ranks"]),
-                    f"{statistics.median(record['seconds']):.3g}",
-                    f"{rate:.3g}",
-                    f"{times:.2f}" if times else NONE,
-                    f"{100 * times / record['ranks']:.0f}%" if times else NONE,
-                    gib(max(record["peaks"])),
-                ]
-            )
-    return "\n\n".join([caption, markdown(MEASURED_HEAD, rows), markdown(*beside(results))])
 
 
-def beside(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Published quotients, and ours of the same kind, for each model that has the divisions."""
-    names = list(dict.fromkeys(r["model"] for r in results["records"]))
-    rates = {(r["model"], r["division"]): images_per_second(r) for r in results["records"]}
-    stages, ranks = results["settings"]["stages"], results["settings"]["ranks"]
-    data = max(1, ranks // stages)
-    plain, line = f"data {data * stages}", f"GEMS {stages}"
-    hybrid, twofold = f"data {data} × stage {stages}", f"data {data} × {line}"
-    efficiency = 100 * published.SCALING_EFFICIENCY
-    kinds = [
-        (f"{hybrid} ÷ {plain}", f"{published.HYBRID_OVER_DATA}× (HyPar-Flow, ResNet-1001)", hybrid, plain, 1, "×"),
-        (f"{twofold} ÷ ({data} · {line})", f"{efficiency}% (GEMS, 1,024 GPUs)", twofold, line, data, "%"),
-        (f"{twofold} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", twofold, "one rank", 1, "×"),
+def measured_rows(records: list[Record]) -> list[list[str]]:
+    """A row for each division: its step, what it is worth beside one rank, and what it sends and waits for."""
+    alone = {r["model"]: images_per_second(r) for r in records if r["ranks"] == 1 and "error" not in r}
+    order = list(problems.PROBLEMS)
+    rows: list[list[str]] = []
+    for record in sorted(records, key=lambda r: (order.index(r["model"]), r["ranks"], "GEMS" in r["division"])):
+        about = [problems.PROBLEMS[record["model"]].words, record["division"], str(record["ranks"])]
+        about.append(str(record["batch"]))
+        if "error" in record:
+            rows.append([*about, "failed", *[NONE] * (len(MEASURED_HEAD) - len(about) - 1)])
+            continue
+        rate = images_per_second(record)
+        times = rate / alone[record["model"]] if record["model"] in alone else None
+        rows.append(
+            [
+                *about,
+                f"{statistics.median(record['seconds']):.3g}",
+                f"{rate:.3g}",
+                f"{times:.2f}" if times else NONE,
+                f"{100 * times / record['ranks']:.0f}%" if times else NONE,
+                gib(max(record["peaks"])),
+                str(max(record["messages"])) if "messages" in record else NONE,
+                f"{statistics.mean(record['waited']):.2f}" if "waited" in record else NONE,
+            ]
+        )
+    return rows
+
+
+def failures(found: Measured) -> list[str]:
+    """What ended each division that did not run."""
+    return [
+        f"{problems.PROBLEMS[r['model']].words}, {r['division']}, {r['batch']} images: {r['error'].splitlines()[-1]}"
+        for r in found.steps
+        if "error" in r
     ]
-    rows = []
-    for words, cited, above, below, times, unit in kinds:
-        cells = []
-        for name in names:
-            if (name, above) in rates and (name, below) in rates:
-                value = rates[name, above] / (times * rates[name, below])
-                cells.append(f"{100 * value:.1f}%" if unit == "%" else f"{value:.2f}×")
-            else:
-                cells.append(NONE)
-        rows.append([words, cited, *cells])
+
+
+def beside(records: list[Record]) -> tuple[list[str], list[list[str]]]:
+    """Published quotients, and ours of the same kind, for each model; a row for what any model has."""
+    names = [name for name in problems.PROBLEMS if any(r["model"] == name for r in records)]
+    rates = {(r["model"], r["division"]): images_per_second(r) for r in records if "error" not in r}
+    rows: list[list[str]] = []
+    for words, cited, above, below, times in quotients(records):
+        values = {
+            name: rates[name, above] / (times * rates[name, below])
+            for name in names
+            if (name, above) in rates and (name, below) in rates
+        }
+        cells = [f"{values[name]:.2f}×" if name in values else NONE for name in names]
+        if times > 1:
+            cells = [f"{100 * values[name]:.1f}%" if name in values else NONE for name in names]
+        if values:
+            rows.append([words, cited, *cells])
     return ["quotient of images/s", "published", *(problems.PROBLEMS[name].words for name in names)], rows
 
 
-TEXTS = {"simulated": simulated_text, "measured": measured_text}
+def quotients(records: list[Record]) -> list[tuple[str, str, str, str, int]]:
+    """What was published, and the two divisions (the second so many times) whose rates say the same of ours."""
+    ranks = max((r["ranks"] for r in records), default=1)
+    stages = max((r["ranks"] for r in records if r["division"].startswith("GEMS")), default=1)
+    data = ranks // stages
+    plain, line, hybrid = f"data {ranks}", f"stage {stages}", f"data {data} × stage {stages}"
+    twice, twofold = f"GEMS {stages}", f"data {data} × GEMS {stages}"
+    over, kept = f"{published.HYBRID_OVER_DATA}× (HyPar-Flow)", f"{100 * published.SCALING_EFFICIENCY}% (GEMS)"
+    return [
+        (f"{hybrid} ÷ {plain}", over, hybrid, plain, 1),
+        (f"{twofold} ÷ {plain}", over, twofold, plain, 1),
+        (f"{twofold} ÷ ({data} · {twice})", kept, twofold, twice, data),
+        (f"{hybrid} ÷ ({data} · {line})", kept, hybrid, line, data),
+        (f"{plain} ÷ ({ranks} · one rank)", kept, plain, "one rank", ranks),
+        (f"{twofold} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", twofold, "one rank", 1),
+        (f"{plain} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", plain, "one rank", 1),
+        (f"{twice} ÷ {line}", NONE, twice, line, 1),
+    ]
+
+
+def spans_of(rows: list[list[Any]]) -> list[Span]:
+    """Spans from the rows of a result."""
+    return [Span(seat, Action(*action), begin, end) for seat, *action, begin, end in rows]
+
+
+def draw_measured(found: Measured, folder: Path) -> None:
+    """For each division whose spans were measured: predicted above measured."""
+    for record in (r for r in found.done if "spans" in r):
+        title = f"{problems.PROBLEMS[record['model']].words}: {record['division']}, {record['batch']} images"
+        panels = {"predicted": spans_of(record["predicted_spans"]), "measured": spans_of(record["spans"])}
+        name = f"{record['model']}-{record['division'].replace(' ', '-').lower()}.svg"
+        (folder / name).write_text(chart(panels, title))
 
 
 def write(here: Path) -> None:
     """Put the tables of all results into the page, and draw the figures."""
-    readme = here / "README.md"
+    readme, results, figures = here / "README.md", here / "results", here / "figures"
+    figures.mkdir(exist_ok=True)
     place(readme, "example", example_text())
     spans = {name: timeline.spans for name, timeline in simulated.example().items()}
-    figures = here / "figures"
-    figures.mkdir(exist_ok=True)
     (figures / "gems.svg").write_text(chart(spans, "Four stages, two images: forward 1 unit, backward 2", "units"))
-    for part, make in TEXTS.items():
-        source = here / "results" / FILES[part]
-        if source.is_file():
-            results = json.loads(source.read_text())
-            place(readme, part, make(results))
-            if part == "simulated":
-                draw_simulated(results, figures / "simulated.svg")
+    if (results / FILES["simulated"]).is_file():
+        found = json.loads((results / FILES["simulated"]).read_text())
+        place(readme, "simulated", simulated_text(found))
+        draw_simulated(found, figures / "simulated.svg")
+    if (results / FILES["measured"]).is_file():
+        records = read(results / FILES["measured"])
+        place(readme, "measured", measured_text(records))
+        draw_measured(Measured(records), figures)

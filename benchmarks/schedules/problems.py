@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,27 @@ class Division:
             cuts="time",
             batchnorm=norm,
         )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to be trained under a division, with that many images a step, all ranks together."""
+
+    model: str
+    division: Division
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """What it is, in words."""
+        return f"{self.model}, {self.division.words}, {self.batch} images"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a record of it begins with."""
+        division = self.division
+        about = {"name": self.name, "model": self.model, "division": division.words, "ranks": division.ranks}
+        return about | {"data": division.data, "batch": self.batch}
 
 
 def divisions(ranks: int, stages: int) -> list[Division]:

@@ -15,6 +15,7 @@ from harness.tables import NONE, environment, gib, markdown, place, ratio
 from nets import NETS
 from predictions import Forecasts, load
 
+OPTIMUM = "optimum"
 COLUMNS = (published.SEQUENTIAL, published.NAIVE, published.AWARE)
 MORE_SIDES = (2304, 3072, 4096, 5120, 6144)
 
@@ -52,6 +53,13 @@ class Results:
     def predicted(self, net: str, way: str, side: int) -> float:
         """The bytes of the rank that needs most."""
         return self.forecasts[net][way].peak(side)
+
+    def mark(self, net: str, way: str, side: int) -> str:
+        """A star where messages were staged through host memory."""
+        found = self.at(net, way, side) or {}
+        about = self.of("divided", net, way)
+        words = found.get("messages", about[0]["messages"] if about else "")
+        return "*" if "staged through pinned memory" in words and "CUDA IPC (" not in words else ""
 
     def slowdown(self, net: str, way: str, side: int) -> float | None:
         """The time of an image over that on one rank."""
@@ -111,13 +119,23 @@ def way_table(results: Results, net: str) -> str:
                 str(fails or NONE),
                 f"{gib(peak['allocated'])} · {gib(results.predicted(net, name, peak['side']))}" if peak else NONE,
                 ratio(fits / naive if fits and naive else None),
-                f"{took:.3f}" if took else NONE,
+                f"{took:.3f}{results.mark(net, name, 512)}" if took else NONE,
                 ratio(results.slowdown(net, name, 512)),
+                there(results, net, name, fits),
             ]
         )
     head = ["way", "what it is", "ranks", "predicted largest side", "fits", "fails",
-            "peak there, GiB: measured · predicted", "side ÷ naive", "512², s an image", "÷ sequential"]  # fmt: skip
+            "peak there, GiB: measured · predicted", "side ÷ naive", "512², s an image", "÷ sequential",
+            "at the side that fits, s an image"]  # fmt: skip
     return markdown(head, rows)
+
+
+def there(results: Results, net: str, way: str, side: int | None) -> str:
+    """Seconds of the largest image that fits."""
+    found = results.at(net, way, side) if side else None
+    if found is None or not found["seconds"]:
+        return NONE
+    return f"{statistics.median(found['seconds']):.2f}{results.mark(net, way, found['side'])}"
 
 
 def goal_text(results: Results, net: str) -> str:
@@ -127,11 +145,15 @@ def goal_text(results: Results, net: str) -> str:
     if not naive or not aware:
         return ""
     most = max((results.fits(net, way) or 0, way) for way in results.forecasts[net])
+    best = results.fits(net, OPTIMUM)
+    ran = [f"Those cuts themselves ran up to {best}²: {aware}² is {100 * aware / best:.0f}%."] if best else []
     first = results.first_goals[net]["optimum"]
     sentences = [
         f"The best cuts over the graph's cut points are predicted to reach {goal['optimum']}²; stages balanced by",
         f"memory reached {aware}², {100 * aware / goal['optimum']:.0f}% of it, and {aware / naive:.2f} times the side",
-        "of naive cuts. The model as it was before these measurements corrected it put the optimum at",
+        "of naive cuts.",
+        *ran,
+        "The model as it was before these measurements corrected it put the optimum at",
         f"{first}²: of that, {aware}² is {100 * aware / first:.0f}%. (By what is held alone, the heaviest naive stage",
         f"has {100 * goal['share']:.0f}% of all memory: no cuts can gain more than √(8 × share) = {goal['bound']:.2f}",
         f"in side, the best of this graph {goal['gain']:.2f}; what passes by inside a stage, gradients and workspaces,",
@@ -139,6 +161,13 @@ def goal_text(results: Results, net: str) -> str:
         f"naive cuts: {most[1]}.",
     ]
     return " ".join(sentences)
+
+
+def late_text(results: Results, net: str) -> str:
+    """Sides that came to no end in time, if there are some."""
+    late = [r for r in results.records if r["kind"] == "failure" and r.get("net") == net and r["why"] == "late"]
+    found = [f"{r['way']} at {r['side']}²" for r in late if results.at(net, r["way"], r["side"]) is None]
+    return f"Not done within a minute, and so neither «fits» nor «fails»: {', '.join(found)}." if found else ""
 
 
 def accuracy_text(results: Results) -> str:
@@ -156,6 +185,27 @@ def accuracy_text(results: Results) -> str:
         "no test of the model where the same cases corrected it.",
     ]
     return " ".join(sentences)
+
+
+def messages_text(results: Results) -> str:
+    """What messages cost, as ranks timed them when a team started, and which way they took then."""
+    words = [r["messages"] for r in results.records if r["kind"] == "divided" and "CUDA IPC (" in r["messages"]]
+    if not words:
+        return ""
+    least, most = (f(words, key=smallest_message) for f in (min, max))
+    return (
+        "How messages travelled, as every team decides by a trial when it starts: "
+        f"«{most}» in the slowest trial, «{least}» in the fastest."
+    )
+
+
+def smallest_message(words: str) -> int:
+    """The microseconds of the smallest message by IPC.
+
+    >>> smallest_message("GPU tensors through CUDA IPC (64 KiB in 2305 µs by IPC, 723 pinned)")
+    2305
+    """
+    return int(words.split(" µs by IPC")[0].split()[-1])
 
 
 def spread(off: list[float]) -> str:
@@ -188,9 +238,9 @@ def write(folder: Path) -> None:
     records = read(source)
     results = Results(records, load(guess), about, before)
     figures.draw(results, folder / "figures" / "ranks.svg")
-    parts = [environment(records), accuracy_text(results)]
+    parts = [environment(records), accuracy_text(results), messages_text(results)]
     for net in results.forecasts:
         parts += [f"### {NETS[net].words[0].upper()}{NETS[net].words[1:]}", side_table(results, net)]
-        parts += [way_table(results, net), goal_text(results, net)]
+        parts += [way_table(results, net), late_text(results, net), goal_text(results, net)]
     parts += ["### The same result", agreement_table(results)]
     place(folder / "README.md", "results", "\n\n".join(part for part in parts if part))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import sys
 import time
@@ -23,6 +24,8 @@ import mural
 from mural.plan import Plan
 
 CHANNELS = 3
+PATIENCE = 40.0
+"""Seconds after which steps that are not done print where they are."""
 
 
 class Picture:
@@ -56,7 +59,7 @@ class Splitter(Rank):
             self.pm = mural.parallelize(self.model, Plan(**plan), loss=F.cross_entropy, image=image)
         held: Any = self.pm if self.pm is not None else self.model
         sites = list(self.pm.division.sites) if hasattr(self.pm, "division") else []
-        words = self.pm.mesh.transport.describe() if self.pm is not None else "plain torch"
+        words = self.pm.world_mesh.transport.describe() if self.pm is not None else "plain torch"
         return {"parameters": sum(p.numel() for p in held.parameters()), "sites": sites, "messages": words}
 
     def steps(self, side: int, images: int, repeats: int, budget: float) -> dict[str, Any]:
@@ -64,16 +67,28 @@ class Splitter(Rank):
         pictures = [Picture(side, self.device) for _ in range(images)]
         masks = [Picture(side, self.device, mask=True) for _ in range(images)]
         self.meter.reset()
-        self.step(pictures, masks)
-        self.meter.reset()
-        loss = float(self.step(pictures, masks))
-        found = {**self.meter.peaks(), "loss": loss}
-        seconds: list[float] = []
-        first = self.timed(pictures, masks) if repeats else 0.0
-        more = self.agreed(min(repeats - 1, int((budget - first) / first))) if repeats else 0
-        if repeats:
-            seconds = [first, *(self.timed(pictures, masks) for _ in range(more))]
-        return found | {"seconds": [s / images for s in seconds]}
+        faulthandler.dump_traceback_later(PATIENCE, file=sys.stderr)
+        try:
+            warm = self.timed(pictures, masks)
+            self.note(f"the first step at {side}² took {warm:.2f} s")
+            self.meter.reset()
+            loss = float(self.step(pictures, masks))
+            found = {**self.meter.peaks(), "loss": loss}
+            self.note("the second step is done")
+            first = self.timed(pictures, masks) if repeats else 0.0
+            more = self.agreed(min(repeats - 1, int((budget - first) / first))) if repeats else 0
+            seconds = [first, *(self.timed(pictures, masks) for _ in range(more))] if repeats else []
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return found | {"seconds": [s / images for s in seconds], "retries": self.retries()}
+
+    def note(self, words: str) -> None:
+        """Write to this rank's log, which is read when it does not answer."""
+        print(f"{words}; the allocator came to its limit {self.retries()} times", file=sys.stderr, flush=True)
+
+    def retries(self) -> int:
+        """How often the allocator of this rank had to give back what it kept, since no room was left."""
+        return torch.cuda.memory_stats().get("num_alloc_retries", 0) if self.device.type == "cuda" else 0
 
     def step(self, pictures: list[Picture], masks: list[Picture]) -> Tensor:
         """The loss, after forward and backward."""

@@ -20,7 +20,7 @@ import page
 import predictions
 from agreement import PLANS
 from campaign import Campaign
-from harness.options import add_options, cap_of, device_of
+from harness.options import add_options, cap_of, device_of, numbers
 from harness.results import Log, collect
 from harness.team import Pool
 from nursery import forked
@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nets", default="classic,deep", help="the U-Nets (classic,deep)")
     parser.add_argument("--ways", default="", help="names of ways, with semicolons (all)")
     parser.add_argument("--step", type=int, help="the largest sides are found to this (64)")
+    parser.add_argument("--sides", type=numbers, default=(), help="sides to measure, in this order (the table's)")
     parser.add_argument("--sides-only", action="store_true", help="do not look for the largest side that fits")
     options = parser.parse_args()
     options.ranks = 4 if options.quick else 8
@@ -81,7 +82,7 @@ def measure(options: argparse.Namespace, forecasts: predictions.Forecasts) -> No
     log = Log("unet_split", output, options.known, options.minutes)
     pool = Pool(device, start=forked)
     sides = (32, 64) if options.quick else (*SIDES, *MORE_SIDES)
-    campaign = Campaign(log, pool, options.bytes, options.step, sides)
+    campaign = Campaign(log, pool, options.bytes, options.step, sides, options.sides)
     try:
         if "agreement" in options.parts:
             campaign.agree(PLANS, 32)

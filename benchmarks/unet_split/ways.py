@@ -128,7 +128,7 @@ def ways(net: Net, ranks: int = 8) -> list[Way]:
         Way("figure 8", "the memory-aware cuts of figure 8", stages, by_blocks(FIGURE_8)),
         Way("recompute stages", "memory, each stage computed again", replace(stages, recompute="stages")),
         Way("recompute blocks", "memory, blocks computed again", replace(stages, recompute="all")),
-        Way("spatial", f"a grid of {half} × {ranks // half}", grid, full=True),
+        Way("spatial", f"a grid of {half} × {ranks // half}", grid),
         Way("spatial × stages", f"{half} stages on {ranks // half} ranks each", hybrid, by_peak(hybrid)),
         Way("grids", f"three stages on {rest - 1}, 1 and {half} ranks", mixed, by_peak(mixed)),
         Way("GEMS", "memory, two replicas in opposite order", gems, images=2),

@@ -14,8 +14,17 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PROGRAM = """
+import argparse, sys
+from pathlib import Path
+if __name__ == "__main__":
+    import problems, run
+    problems.divisions = lambda ranks, stages: [problems.Division(1, 2, "none"), problems.Division(1, 2)]
+    numbers = {name: quick for name, (_, quick, _) in run.NUMBERS.items()}
+    run.measure(argparse.Namespace(models=["unet"], known=[], batch=0, quick=True, **numbers), Path(sys.argv[1]))
+"""
 MACHINE = {"cpu": "a CPU", "cores": 16, "python": "3.12", "commit": "abc"}
-ABOUT = {"command": "mural bench schedules", "date": "2026-11-15T00:00", "machine": MACHINE, "load_at_start": 0.5}
+HEADER = {"kind": "header", "command": "mural bench schedules", "date": "2026-11-15T00:00", "machine": MACHINE}
 
 
 def bench(folder: Path, *arguments: str) -> str:
@@ -26,8 +35,9 @@ def bench(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def training(division: str, ranks: int, seconds: float) -> dict[str, Any]:
-    about = {"model": "resnet110", "division": division, "ranks": ranks, "data": 1, "batch": 32, "losses": [2.3]}
+def training(division: str, ranks: int, seconds: float, batch: int = 32) -> dict[str, Any]:
+    about = {"model": "resnet110", "division": division, "ranks": ranks, "data": 1, "batch": batch, "losses": [2.3]}
+    about |= {"kind": "step", "name": f"resnet110, {division}, {batch} images"}
     return about | {"seconds": [seconds] * 3, "peaks": [2**30] * ranks}
 
 
@@ -41,6 +51,21 @@ def test_gems_takes_12_units_where_one_replica_at_a_time_takes_21() -> None:
     assert [simulated.case(name, 4, 2)["makespan"] for name in names] == [24, 21, 12]
     assert [simulated.case(name, 4, 2)["peak"] for name in names] == [1, 1, 2]
     assert simulated.case("interleaved", 4, 6)["makespan"] == 1.5 * (2 * 6 + 3)
+
+
+@pytest.mark.slow
+def test_a_division_that_fails_is_recorded_and_the_next_one_runs(tmp_path: Path) -> None:
+    program, found = tmp_path / "program.py", tmp_path / "cpu.jsonl"
+    program.write_text(PROGRAM)
+    paths = [str(BENCHMARKS / "schedules"), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, str(program), str(found)], timeout=120, check=True, env=environment)
+    failed, done = (r for r in map(json.loads, found.read_text().splitlines()) if r["kind"] == "step")
+    assert "schedule = 'none'" in failed["error"]
+    assert failed["division"] == done["division"] == "stage 2"
+    assert done["seconds"][0] > 0
+    assert done["messages"][0] > 0
+    assert {row[1] for row in done["spans"]} == {"forward", "backward"} == {row[1] for row in done["predicted_spans"]}
 
 
 @pytest.mark.slow
@@ -58,18 +83,27 @@ def test_the_simulated_part_and_the_page(tmp_path: Path) -> None:
     assert units["GEMS interleaved", 4, 2] == 12
     assert "| 4 | 2 | 24 · 75% · 1 | 15 · 60% · 2 |" in printed
 
-    settings = {"ranks": 16, "stages": 4, "microbatches": 8, "batch": 32, "rounds": 3}
     times = {"one rank": (1, 16.0), "data 16": (16, 2.0), "GEMS 4": (4, 5.0)}
     times |= {"data 4 × stage 4": (16, 1.6), "data 4 × GEMS 4": (16, 1.28)}
     records = [training(division, *given) for division, given in times.items()]
-    cpu = ABOUT | {"torch": "2.11", "settings": settings, "records": records}
-    (here / "results" / "cpu.json").write_text(json.dumps(cpu))
+    records += [training("one rank", 1, 4.0, 8), training("data 16", 16, 5.0, 128)]
+    seats = [[seat, "forward", seat, 0, 0, 0.1 * seat, 0.1 * seat + 0.1] for seat in range(4)]
+    stages = training("stage 4", 4, 5.5) | {"spans": seats, "predicted_spans": seats, "messages": [24], "waited": [0.5]}
+    failed = {"kind": "step", "name": "unet, stage 4, 32 images", "model": "unet", "division": "stage 4", "ranks": 4}
+    failed |= {"data": 1, "batch": 32, "error": "rank 2: no room"}
+    lines = [HEADER, {"kind": "versions", "torch": "2.11"}, *records, stages, failed]
+    (tmp_path / "one.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    bench(tmp_path / "benchmarks", "--collect", str(tmp_path / "one.jsonl"))
     bench(tmp_path / "benchmarks", "--page")
     page = (here / "README.md").read_text()
     assert "**21 units**\n\n```\n0.........aa1bb......\n" in page
-    assert "| ResNet-110-v2, 32² | data 4 × stage 4 | 16 | 1.6 | 20 | 10.00 | 62% | 1.00 |" in page
-    assert "| data 4 × stage 4 ÷ data 16 | 1.6× (HyPar-Flow, ResNet-1001) | 1.25× |" in page
-    assert "| data 4 × GEMS 4 ÷ (4 · GEMS 4) | 97.32% (GEMS, 1,024 GPUs) | 97.7% |" in page
-    assert "| data 4 × GEMS 4 ÷ one rank | 15× (GEMS, 7 h → 28 min) | 12.50× |" in page
+    assert "| ResNet-110-v2, 32² | data 4 × stage 4 | 16 | 32 | 1.6 | 20 | 10.00 | 62% | 1.00 | – | – |" in page
+    assert "| ResNet-110-v2, 32² | stage 4 | 4 | 32 | 5.5 | 5.82 | 2.91 | 73% | 1.00 | 24 | 0.50 |" in page
+    assert "| data 4 × stage 4 ÷ data 16 | 1.6× (HyPar-Flow) | – | 1.25× |" in page
+    assert "| data 4 × GEMS 4 ÷ (4 · GEMS 4) | 97.32% (GEMS) | – | 97.7% |" in page
+    assert "| data 4 × GEMS 4 ÷ one rank | 15× (GEMS, 7 h → 28 min) | – | 12.50× |" in page
+    assert "| ResNet-110-v2, 32² | data 16 | 16 | 128 | 5 | 25.6 | 12.80 | 80% |" in page
+    assert "stage 4, 32 images: rank 2: no room" in page
+    assert "forward of stage 3" in (here / "figures" / "resnet110-stage-4.svg").read_text()
     assert "GEMS interleaved: 12 units" in (here / "figures" / "gems.svg").read_text()
     assert (here / "figures" / "simulated.svg").is_file()

@@ -26,8 +26,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "fan": {"sizes": ((9, 8),) * 3, "images": 5},
 }
 OTHERS: Mapping[str, dict[str, Any]] = {
-    "amoebanet": {"sizes": ((80, 80),) * 2, "labels": "class"},
-    "bottleneck": {"sizes": ((96, 96),) * 2, "labels": "class"},
+    "amoebanet": {"sizes": ((80, 80),) * 2, "labels": "class", "rate": 1e-4},
+    "bottleneck": {"sizes": ((96, 96),) * 2, "labels": "class", "rate": 1e-4},
     "resnet": {"sizes": ((80, 80),) * 2, "labels": "class"},
     "unet-residual": {"sizes": ((16, 12),) * 3},
     "unet3d": {"sizes": ((6, 8, 8),) * 3},

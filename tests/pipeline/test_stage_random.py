@@ -49,7 +49,7 @@ def named_cuts(drawn: Drawn) -> tuple[str, ...] | str:
 def differences(drawn: Drawn, plan: mural.Plan) -> dict[str, float]:
     case = Case("random net", plan, drawn.images, ((12, 12),) * 3)
     plain = model_of(drawn)
-    found = compared(case, plain, mural.parallelize(model_of(drawn), plan))
+    found = compared(case, plain, mural.parallelize(model_of(drawn), plan, image=(3, 12, 12)))
     return {name: value for name, value in found.items() if not value <= TOLERANCE}
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import mural
 from law import difference, image
 from mural.errors import PlanError
+from mural.shard import channel_layer
 from mural.shard.channel_choice import chosen
 from mural.shard.channel_share import share_of
 from ranks import restart, run_on
@@ -281,7 +282,7 @@ def failing() -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         if pm.mesh.rank == 1:
-            patch.setattr("mural.shard.channel_layer.computed_in", out_of_memory)
+            patch.setattr(channel_layer, "computed_in", out_of_memory)
         try:
             pm.step(torch.randn(2, 6), torch.arange(2))
         except (mural.PeerError, MemoryError) as error:

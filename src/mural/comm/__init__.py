@@ -1,5 +1,6 @@
 """How ranks find each other and exchange data."""
 
+from mural.comm.allreduce import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from mural.comm.environment import Placement, resolve
 from mural.comm.exchange import fetch, mark, stack
 from mural.comm.launch import placement
@@ -19,13 +20,18 @@ __all__ = [
     "Record",
     "Transport",
     "Watchdog",
+    "all_gather",
+    "all_reduce",
     "attempt",
+    "broadcast",
     "choose_grid",
     "fetch",
     "free_port",
     "init",
     "mark",
     "placement",
+    "reduce",
+    "reduce_scatter",
     "resolve",
     "run_local",
     "stack",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Channels:
         self.transports = [Transport(group, world.timeout) for group in groups]
         for transport in self.transports:
             transport.paths = world.paths
-            transport.records = world.records
+            transport.records, transport.traces = world.records, world.traces
         self.rank = dist.get_rank()
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
@@ -117,6 +118,8 @@ class Channels:
         for record in transport.records:
             record.messages += 1
             record.bytes += buffer.numel() * buffer.element_size()
+        for trace in transport.traces:
+            trace.posts["channel", self.rank, peer, self.sent[peer]] = perf_counter()
         if message.prompt:
             self._start(item)
         else:
@@ -140,7 +143,8 @@ class Channels:
         alarm = transport.alarm
         if alarm is None:
             raise PeerError("channels need several ranks")
-        with alarm.watching(awaited), transport.blocked():
+        sent = (awaited.peer, ("channel", awaited.peer, self.rank, awaited.turn.transfer))
+        with alarm.watching(awaited), transport.blocked("stages", (sent,)):
             while awaited.works:
                 try:
                     awaited.works[0].wait()

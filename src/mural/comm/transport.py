@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.alarm import Alarm
+from mural.comm.trace import Flight, Post, Trace, Wait
 from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import PeerError
 
@@ -86,9 +87,24 @@ class Transfer:
             messages = sum(wire.numel() > 0 for wire in self.outgoing.values())
             record.messages += len(self.outgoing)
             record.bytes += self.bytes
+<<<<<<< HEAD
             before = record.named.get(self.name, (0, 0))
             record.named[self.name] = (before[0] + messages, before[1] + self.bytes)
+=======
+        for trace in self.transport.traces:
+            trace.flights.append(Flight(self.kind, self.posted, time.perf_counter(), self.bytes))
+>>>>>>> main
         return arrived
+
+    @property
+    def kind(self) -> str:
+        """The operation that it belongs to, forward or backward."""
+        return self.name.removesuffix(" backward")
+
+    @property
+    def post(self) -> Post:
+        """The name of a rank's part in it."""
+        return (self.transport.name, self.serial)
 
     def _release(self) -> None:
         for outgoing in self.leaving.values():
@@ -102,8 +118,9 @@ class Transport:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout: float):
-        self.group, self.timeout = group, timeout
+        self.group, self.timeout, self.name = group, timeout, ""
         self.records: list[Record] = []
+        self.traces: list[Trace] = []
         self.serial = 0
         self.memory: Any = None
         """What the operations on the mesh learned of the program, for later runs of it."""
@@ -118,7 +135,7 @@ class Transport:
         Ranks that share two forks use them in one order, since messages have no tags.
         """
         other = Transport.__new__(Transport)
-        vars(other).update(vars(self), serial=0, unsent=[], memory=None)
+        vars(other).update(vars(self), name=name, serial=0, unsent=[], memory=None)
         other.alarm = Alarm(self.group, f"/{name}") if self.group is not None else None
         return other
 
@@ -145,6 +162,8 @@ class Transport:
     def post(self, transfer: Transfer) -> None:
         """Start all messages; the order per pair is the order of transfers, so no tags are needed."""
         self.flush()
+        for trace in self.traces:
+            trace.posts[transfer.post] = transfer.posted
         operations = [
             dist.P2POp(dist.irecv, wire, peer, self.group) for peer, wire in transfer.incoming.items() if wire.numel()
         ]
@@ -182,7 +201,8 @@ class Transport:
         self.flush()
         if self.alarm is None or not transfer.works:
             return
-        with self.alarm.watching(transfer), self.blocked():
+        needs = [(peer, transfer.post) for peer, wire in transfer.incoming.items() if wire.numel()]
+        with self.alarm.watching(transfer), self.blocked(transfer.kind, needs):
             while transfer.works:
                 peer, work = transfer.works[0]
                 try:
@@ -212,17 +232,47 @@ class Transport:
             self.records.remove(record)
 
     @contextlib.contextmanager
-    def blocked(self) -> Generator[None]:
-        """Count the time of a wait in the records."""
-        if not self.records:
+    def trace(self) -> Generator[Trace]:
+        """Note posts and waits of this rank inside the block."""
+        trace = Trace()
+        self.traces.append(trace)
+        try:
+            yield trace
+        finally:
+            self.traces.remove(trace)
+
+    @contextlib.contextmanager
+    def blocked(self, kind: str, needs: Sequence[tuple[int, Post]] = ()) -> Generator[None]:
+        """Count the time of a wait in the records, and note it in the traces."""
+        if not self.records and not self.traces:
             yield
             return
         start = time.perf_counter()
         try:
             yield
         finally:
+            end = time.perf_counter()
             for record in self.records:
-                record.waited += time.perf_counter() - start
+                record.waited += end - start
+            for trace in self.traces:
+                trace.waits.append(Wait(kind, start, end, tuple(needs)))
+
+    @contextlib.contextmanager
+    def meeting(self, kind: str, group: dist.ProcessGroup | None = None) -> Generator[None]:
+        """A block that waits for a collective of a group; the transport's own unless given."""
+        group = group or self.group
+        with self.blocked(kind, self.appointment(kind, group) if self.traces and group is not None else ()):
+            yield
+
+    def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:
+        """Note that this rank joins a collective; what a wait for it needs of the others."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        needs: list[tuple[int, Post]] = []
+        for trace in self.traces:
+            post: Post = (kind, ranks, trace.number((kind, ranks)))
+            trace.posts[post] = time.perf_counter()
+            needs = [(rank, post) for rank in ranks if rank != dist.get_rank()]
+        return needs
 
     @contextlib.contextmanager
     def span(self, kind: str) -> Generator[None]:

@@ -91,7 +91,8 @@ class Concord:
         """On how many ranks each statement holds."""
         transport = self.world.transport
         counts = transport.outbound(torch.tensor(mine, dtype=torch.float32))
-        dist.all_reduce(counts, group=transport.group)
+        with transport.meeting("agreement"):
+            dist.all_reduce(counts, group=transport.group)
         return [round(count) for count in counts.tolist()]
 
     def _told(self, mine: Met | None) -> dict[int, Met | None]:

@@ -51,8 +51,8 @@ class Division:
                 if name in self.stages and stage not in self.stages[str(name)]:
                     raise PlanError(
                         f"for an input of shape {graph.inputs[0].shape}, {node.site} of stage {stage} reads {name}, "
-                        f"which stage {sorted(self.stages[str(name)])} holds: give parallelize(…, image=…) the shape "
-                        f"of the images, or name the cuts"
+                        f"which stage {sorted(self.stages[str(name)])} holds, as the stages were cut for another "
+                        f"shape: give parallelize(…, image=…) the shape of the images"
                     )
         return route
 
@@ -107,7 +107,8 @@ class Holders:
             for bucket in buckets(grads):
                 flat = torch.cat([g.reshape(-1) for g in bucket]).div_(replicas)
                 if len(ranks) > 1:
-                    dist.all_reduce(flat, group=group)
+                    with self.world.transport.meeting("gradients", group):
+                        dist.all_reduce(flat, group=group)
                 for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                     g.copy_(part.view_as(g))
 
@@ -124,7 +125,8 @@ class Holders:
         if not parameters:
             return []
         flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+        with self.world.transport.meeting("gradients", group):
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
         wanted = [p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag]
         for p in wanted:
             if p.grad is None:

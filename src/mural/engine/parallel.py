@@ -197,6 +197,10 @@ class Parallel:
         """The first stage of the model that this rank holds."""
         return 0
 
+    def actions(self) -> tuple[tuple[str, float, float], ...]:
+        """What stages did in the last step on this rank: name, begin and end, of `time.perf_counter`."""
+        return ()
+
     @property
     def training(self) -> bool:
         """Whether the model is in training mode."""

@@ -162,7 +162,8 @@ class Pipelined(Parallel):
         value = loss.double().cpu().view(1) if loss is not None and first else torch.zeros(1, dtype=torch.float64)
         if self.world_mesh.world > 1:
             value = self.world_mesh.transport.outbound(value)
-            dist.all_reduce(value, group=self.world_mesh.transport.group)
+            with self.world_mesh.transport.meeting("loss"):
+                dist.all_reduce(value, group=self.world_mesh.transport.group)
         kinds = (p.dtype for p in self.plain.parameters() if p.is_floating_point())
         return value[0].to(self.device, next(kinds, torch.float32))
 
@@ -196,7 +197,8 @@ class Pipelined(Parallel):
         if self.world_mesh.world > 1:
             total = self.world_mesh.transport.outbound(total)
             op = dist.ReduceOp.SUM if power else dist.ReduceOp.MAX
-            dist.all_reduce(total, op=op, group=self.world_mesh.transport.group)
+            with self.world_mesh.transport.meeting("norm"):
+                dist.all_reduce(total, op=op, group=self.world_mesh.transport.group)
         norm = total[0] ** (1 / norm_type) if power else total[0]
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for _, p in self._held():
@@ -233,6 +235,10 @@ class Pipelined(Parallel):
     def first_stage(self) -> int:
         """The first stage of the model that this rank holds."""
         return min(self.seating.stages_here())
+
+    def actions(self) -> tuple[tuple[str, float, float], ...]:
+        """What stages did in the last step on this rank: name, begin and end, of `time.perf_counter`."""
+        return tuple((str(action), begin, end) for action, begin, end in self.runner.spans)
 
     def state_dict(self, rank0: bool = False) -> dict[str, Any]:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""

@@ -92,7 +92,8 @@ def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
     def build() -> Transport:
         group = group_of(world, ranks, "seat") if len(ranks) > 1 else None
         transport = Transport(group if dist.get_rank() in ranks else None, world.timeout)
-        transport.paths, transport.records, transport.direct = world.paths, world.records, world.direct
+        transport.paths, transport.direct, transport.name = world.paths, world.direct, f"seat {ranks}"
+        transport.records, transport.traces = world.records, world.traces
         return transport
 
     return room(world, ("messages of a seat", ranks), build)

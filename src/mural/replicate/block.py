@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import Transport
+from mural.comm.trace import Post
 from mural.errors import PeerError
 from mural.replicate.buckets import Bucket, Member
 from mural.replicate.gradients import buckets as in_buckets
@@ -47,6 +48,8 @@ class Block:
         self.seen: list[int] = []
         """Members in the order in which backward was done with them."""
         self.sent = 0
+        self.needs: dict[int, list[tuple[int, Post]]] = {}
+        """What the wait for a bucket needs of other ranks, where that is traced."""
         self.lock = threading.Lock()
         for bucket in buckets:
             bucket.begin()
@@ -81,6 +84,8 @@ class Block:
 
     def _launch(self, bucket: Bucket, signals: tuple[int, int]) -> None:
         begin = time.perf_counter()
+        if self.transport.traces:
+            self.needs[id(bucket)] = self.transport.appointment("gradients", self.group)
         bucket.launch(self.group, self.op, signals if bucket is self.buckets[-1] else (0, 0))
         if self.backend == "gloo" and bucket.members[0].kind[1].type == "cpu":
             for record in self.transport.records:
@@ -99,7 +104,7 @@ class Block:
         self._send(len(self.buckets), (0, int(bool(late))))
         with self.transport.span("bucket wait"):
             for bucket in self.buckets:
-                wait_for(bucket.work, self.transport, "the mean of gradients")
+                wait_for(bucket.work, self.transport, "the mean of gradients", self.needs.get(id(bucket), ()))
         raised, someone_late = self.buckets[-1].read_signals()
         if raised:
             raise PeerError("another rank raised inside its watching() block: see its log")

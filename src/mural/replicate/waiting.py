@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from mural.comm import Transport
+from mural.comm.trace import Post
 from mural.errors import PeerError
 
 LOOK = timedelta(seconds=1)
@@ -23,15 +25,15 @@ class Call:
     incoming: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
 
-def wait_for(work: Any, transport: Transport, name: str) -> None:
-    """Wait for a collective, or raise what kept a peer from joining it."""
+def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = ()) -> None:
+    """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`."""
     alarm = transport.alarm
     if alarm is None or transport.direct.backend != "gloo":
-        with transport.blocked():
+        with transport.blocked("gradients", needs):
             work.wait()
         return
     # A peer that raised before it began as many transfers as this rank did will not come.
-    with alarm.watching(Call(transport.serial + 1)), transport.blocked():
+    with alarm.watching(Call(transport.serial + 1)), transport.blocked("gradients", needs):
         while True:
             try:
                 work.wait(LOOK)

@@ -8,6 +8,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from mural.comm.agree import any_rank
 from mural.data import Batch
 from mural.errors import TrainingError
@@ -61,15 +63,7 @@ def train(run: Run, stop: StopRequest) -> Result:
             if not complete:
                 continue
 
-            norm = float(pm.clip_grad_norm_(config.train.clip or inf))
-            bad, leaving = any_rank(run.mesh, not isfinite(norm + float(loss)), bool(stop))
-            if bad:
-                raise not_finite(run, position, batch, float(loss), norm)
-            run.optimizer.step()
-            run.schedule.step()
-            pm.updated(run.optimizer)
-            pm.zero_grad()
-
+            norm, leaving = update(run, position, batch, loss, stop)
             position = replace(position, step=position.step + 1)
             run.report(position, norm)
             if leaving:
@@ -90,6 +84,19 @@ def train(run: Run, stop: StopRequest) -> Result:
             scores = validate(run, position.step)
     run.save(position, loss, wait=True)
     return run.result(position, loss, scores, "")
+
+
+def update(run: Run, position: Position, batch: Batch, loss: Tensor, stop: StopRequest) -> tuple[float, bool]:
+    """The gradient's norm, and whether a rank was asked to leave; the weights have taken their step. Collective."""
+    norm = float(run.pm.clip_grad_norm_(run.config.train.clip or inf))
+    bad, leaving = any_rank(run.mesh, not isfinite(norm + float(loss)), bool(stop))
+    if bad:
+        raise not_finite(run, position, batch, float(loss), norm)
+    run.optimizer.step()
+    run.schedule.step()
+    run.pm.updated(run.optimizer)
+    run.pm.zero_grad()
+    return norm, leaving
 
 
 def not_finite(run: Run, position: Position, batch: Batch, loss: float, norm: float) -> TrainingError:

@@ -1,0 +1,169 @@
+"""A program: what one rank does in a collective, step by step, over a buffer of a given size.
+
+Large chunks travel in segments, so that a segment is added while the next one travels, and goes on to the next rank
+while others arrive. A step is one segment of one round:
+
+    round 1, segment 1   send, receive, add       segments do not depend on each other;
+    round 1, segment 2   send, receive, add       the rounds of one segment do
+    round 2, segment 1   send, receive, add
+    round 2, segment 2   send, receive, add
+
+What is received to be added lands in scratch memory: one area for each step that is ahead, used again and again. What
+is received to replace goes where it belongs, as soon as nothing before it needs what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from mural.comm.rounds import Collective, Send, by_pair, divided
+
+SEGMENT_BYTES = 2**20
+AHEAD = 3
+"""How many steps ahead receives are posted."""
+
+Key = tuple[int, int]
+"""A place and a segment of it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An interval of the buffer (spare 0) or of one of its spare copies, and what it covers."""
+
+    spare: int
+    start: int
+    stop: int
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A part that goes to a peer, or that one from a peer is added to or replaces."""
+
+    peer: int
+    part: Part
+    reduce: bool
+    slot: int = -1
+    """Where in the scratch memory it arrives, in values; -1 for right where it belongs."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Values that are added to others of the same rank, or replace them."""
+
+    source: Part
+    target: Part
+    reduce: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank does in one segment of one round."""
+
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+    locals: tuple[Local, ...]
+    ready: int = 0
+    """The step from which on its receives may be posted: what needs the parts that they replace is over."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of one rank, and what they need: scratch and spare memory in values, and steps ahead."""
+
+    steps: tuple[Step, ...]
+    scratch: int
+    spares: int
+    ahead: int
+
+
+def segments_of(collective: Collective, values: int, size: int) -> int:
+    """Into how many segments chunks are divided, for so many values of that size in bytes; the same on every rank.
+
+    >>> segments_of(Collective("ring", 2, 2, ()), 2**20, 4)
+    2
+    """
+    return max(1, -(-(values // collective.chunks) * size // SEGMENT_BYTES))
+
+
+@lru_cache(maxsize=256)
+def program(collective: Collective, rank: int, values: int, segments: int = 1, ahead: int = AHEAD) -> Program:
+    """What a rank does, with chunks in so many segments and receives posted so many steps ahead."""
+    cut = [[(a + x, a + y) for x, y in divided(b - a, segments)] for a, b in collective.bounds(values)]
+
+    def part(places: Sequence[int], segment: int) -> Part:
+        spare, first = divmod(places[0], collective.chunks)
+        start, stop = cut[first][segment][0], cut[places[-1] % collective.chunks][segment][1]
+        return Part(spare, start, stop, tuple((place, segment) for place in places))
+
+    steps: list[Step] = []
+    for sends in collective.rounds:
+        pairs = {pair: list(runs(between, segments == 1)) for pair, between in by_pair(sends).items() if rank in pair}
+        stay = [s for s in sends if s.local and s.source == rank]
+        for segment in range(segments):
+            leave = [
+                Message(to, part([s.chunk for s in run], segment), run[0].reduce)
+                for (source, to), found in pairs.items()
+                if source == rank
+                for run in found
+            ]
+            arrive = [
+                Message(source, part([s.place for s in run], segment), run[0].reduce)
+                for (source, to), found in pairs.items()
+                if to == rank
+                for run in found
+            ]
+            here = [Local(part([s.chunk], segment), part([s.place], segment), s.reduce) for s in stay]
+            steps.append(Step(filled(leave), filled(arrive), tuple(h for h in here if h.target.stop > h.target.start)))
+    return placed([step for step in steps if step.sends or step.receives or step.locals], ahead, collective, values)
+
+
+def runs(sends: Sequence[Send], merge: bool) -> Iterator[list[Send]]:
+    """The sends between two ranks, those in one list that can be one message: their chunks follow each other."""
+    run: list[Send] = []
+    for send in sends:
+        if run and not (merge and follows(run[-1], send)):
+            yield run
+            run = []
+        run.append(send)
+    yield run
+
+
+def follows(before: Send, send: Send) -> bool:
+    """Whether a send is the same for the next chunk."""
+    return (send.chunk, send.place, send.reduce) == (before.chunk + 1, before.place + 1, before.reduce)
+
+
+def filled(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages that have values: a buffer may have fewer than there are chunks."""
+    return tuple(message for message in messages if message.part.stop > message.part.start)
+
+
+def placed(steps: Sequence[Step], ahead: int, collective: Collective, values: int) -> Program:
+    """The program of some steps, each of whose receives has a place to arrive at."""
+    sizes = [sum(m.part.stop - m.part.start for m in step.receives if through_scratch(m, step)) for step in steps]
+    area = max(sizes, default=0)
+    touched: dict[Key, int] = {}
+    found: list[Step] = []
+    for index, step in enumerate(steps):
+        slot, ready, receives = index % (ahead + 1) * area, 0, list[Message]()
+        for message in step.receives:
+            if through_scratch(message, step):
+                receives.append(replace(message, slot=slot))
+                slot += message.part.stop - message.part.start
+            else:
+                receives.append(message)
+                ready = max([ready, *(touched.get(key, -1) + 1 for key in message.part.keys)])
+        found.append(replace(step, receives=tuple(receives), ready=ready))
+        parts = [m.part for m in (*step.sends, *step.receives)]
+        parts += [part for local in step.locals for part in (local.source, local.target)]
+        touched |= dict.fromkeys((key for part in parts for key in part.keys), index)
+    return Program(tuple(found), area * min(ahead + 1, len(steps)), collective.spares * values, ahead)
+
+
+def through_scratch(message: Message, step: Step) -> bool:
+    """Whether what arrives is added, or replaces what the same step sends."""
+    leaving = {key for send in step.sends for key in send.part.keys}
+    return message.reduce or not leaving.isdisjoint(message.part.keys)

@@ -1,0 +1,207 @@
+"""A team: the ranks of a process group as collectives see them, with the watch that ends waits which cannot end well.
+
+A rank that raises in a call leaves a note for the others. Ranks that made different calls (another size, type or
+algorithm) find out too: messages carry a tag made of the call, so that those of different calls never meet, and a
+rank that waits for long compares its call with those of the others. A wait then ends with an error that says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Generator
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mural.comm.alarm import Alarm, Pending
+from mural.comm.choice import from_host
+from mural.comm.launch import join
+from mural.comm.mpi_library import NAME as MPI
+from mural.comm.rooms import room
+from mural.comm.staging import Pinned
+from mural.errors import PeerError, PlanError
+
+TIMEOUT = 600.0
+TRIP_TAG, FIRST_TAG, TAGS = 63, 64, 16_000
+KEPT_BYTES = 2**26
+"""Scratch memory up to this size is kept for the next call."""
+
+_teams: dict[str, Team] = {}
+
+
+class Call:
+    """One call of a collective that somebody waits in; `Alarm` looks at its serial."""
+
+    def __init__(self, serial: int, words: str):
+        self.serial, self.words = serial, words
+        self.tag = FIRST_TAG + crc32(words.encode()) % TAGS
+        self.outgoing: dict[int, Tensor] = {}
+        self.incoming: dict[int, Tensor] = {}
+
+
+class Watch(Alarm):
+    """The alarm of a team's calls: it compares them, and ends waits without the help of others."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int):
+        self.place, self.size, self.told = rank, size, 0
+        super().__init__(group, "/rounds")
+
+    def tell(self, call: Call) -> None:
+        """Let the others know of a call."""
+        self.store.set(f"{self.key}/call/{call.serial}/{self.place}", call.words)
+        self.told = call.serial
+
+    def look(self) -> None:
+        """Read what others left, now."""
+        with contextlib.suppress(RuntimeError):
+            self._read_notes()
+
+    def _read_notes(self) -> None:
+        call = self.waiting
+        if isinstance(call, Call) and not self.heard:
+            self._compare(call)
+        super()._read_notes()
+
+    def _compare(self, call: Call) -> None:
+        """Find out whether another rank made another call."""
+        if self.told != call.serial:
+            self.tell(call)
+        for other in range(self.size):
+            key = f"{self.key}/call/{call.serial}/{other}"
+            if other != self.place and self.store.check([key]):
+                words = self.store.get(key).decode()
+                if words != call.words:
+                    self.heard = f"rank {other} called {words}, but this rank {call.words}: make the same call on all"
+                    self._ask(call)
+                    return
+
+    def _ask(self, transfer: Pending) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End all waits in the group, on every rank: those for ranks that are well would not end by themselves."""
+        if dist.get_backend(self.group) == "nccl" or getattr(self.group, "aborts_waits", False):
+            self.group.abort()
+            return
+        # gloo gives a group up, on all its ranks, when one wait in it ends without an answer. One for a rank that is
+        # gone ends otherwise, so try them all.
+        for other in set(range(self.size)) - {self.place}:
+            nothing = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            self.kept.append(nothing)
+            with contextlib.suppress(RuntimeError):
+                self.group.recv([nothing], other, TRIP_TAG).wait(timedelta(milliseconds=1))
+
+
+class Team:
+    """The ranks of a process group; None stands for a process alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self.group, self.rank, self.size = group, 0, 1
+        self.nodes: tuple[tuple[int, ...], ...] = ((0,),)
+        self.backend, self.broken, self.serial = "", "", 0
+        self.memory: dict[str, Tensor] = {}
+        self.pinned: Pinned | None = None
+        self.watch: Watch | None = None
+        if group is not None:
+            self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+            self.backend = dist.get_backend(group)
+            self.watch = Watch(group, self.rank, self.size)
+            self.nodes = nodes_of(self.watch, self.rank, self.size)
+
+    @property
+    def eager(self) -> bool:
+        """Whether messages are on their way one by one; else those of a round have to be posted together."""
+        return self.backend in ("gloo", MPI)
+
+    def staged(self, tensor: Tensor) -> bool:
+        """Whether a tensor travels through host memory."""
+        return tensor.is_cuda and from_host(self.backend)
+
+    def scratch(self, values: int, like: Tensor, name: str) -> Tensor:
+        """Memory for that many values, the same again in the next call unless it is large."""
+        size = values * like.element_size()
+        if like.device.type != "cpu" or size > KEPT_BYTES:
+            return torch.empty(values, dtype=like.dtype, device=like.device)
+        if name not in self.memory or self.memory[name].nbytes < size:
+            self.memory[name] = torch.empty(max(size, 4096), dtype=torch.uint8, device="cpu")
+        return self.memory[name][:size].view(like.dtype)
+
+    def host_copy(self, values: int, like: Tensor) -> Tensor:
+        """Pinned memory for that many values."""
+        size = values * like.element_size()
+        if self.pinned is None or self.pinned.memory.nbytes < size:
+            self.pinned = Pinned(size)
+        return self.pinned.memory[:size].view(like.dtype)
+
+    @contextlib.contextmanager
+    def calling(self, words: str) -> Generator[Call]:
+        """A call that the ranks make together; what ends it on one rank ends it on the others."""
+        if self.broken:
+            raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run anew")
+        self.serial += 1
+        call = Call(self.serial, words)
+        watch = self.watch
+        if watch is None:
+            yield call
+            return
+        try:
+            with watch.watching(call):
+                try:
+                    yield call
+                except RuntimeError as error:
+                    watch.look()
+                    reason = watch.heard or str(error).split("\n")[0]
+                    raise PeerError(f"{words}: {reason}") from error
+        except BaseException as error:
+            self.broken = str(error).split("\n")[0] or type(error).__name__
+            self.serial -= 1  # this call did not come about
+            if not watch.heard:  # else the others hear the same
+                self.refuse(error)
+            watch.give_up()
+            raise
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell the others that this rank raised instead of its next call."""
+        if self.watch is not None:
+            self.watch.ring(self.serial, error)
+
+
+def nodes_of(watch: Watch, rank: int, size: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that share a machine, as its name, its boot and its network tell. Collective."""
+    watch.store.set(f"{watch.key}/host/{rank}", host())
+    found: dict[bytes, list[int]] = {}
+    for other in range(size):
+        found.setdefault(watch.store.get(f"{watch.key}/host/{other}"), []).append(other)
+    return tuple(map(tuple, found.values()))
+
+
+def host() -> str:
+    """What tells this machine, or this network namespace of it, from others."""
+    boot, network = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
+    parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
+    return " ".join([*parts, os.readlink(network) if network.exists() else ""])
+
+
+def team_of(group: dist.ProcessGroup | None) -> Team:
+    """The team of a group; for None that of all ranks, in a group of its own. Collective when it is called first."""
+    if group is None:
+        world, _, transport = join(None, TIMEOUT)
+        return room(transport, "rounds", lambda: Team(own_group() if world > 1 else None))
+    if dist.get_rank(group) < 0:
+        raise PlanError("this rank is none of the group's: call on the ranks of the group alone")
+    name = group.group_name
+    if name not in _teams or _teams[name].group is not group:
+        _teams[name] = Team(group)
+    return _teams[name]
+
+
+def own_group() -> dist.ProcessGroup:
+    """A group of all ranks, for these collectives alone."""
+    return cast(dist.ProcessGroup, dist.new_group(timeout=timedelta(seconds=TIMEOUT)))

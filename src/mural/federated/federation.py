@@ -1,0 +1,222 @@
+"""Federated averaging: clinics train on data that never leaves them, and share only a weighted mean of their weights.
+
+    model of all ──► local steps on own samples ──► Σ samples · weights ÷ Σ samples, over a ring ──► model of all
+
+The clinics of a round form a process group of their own. One that leaves in the middle ends the attempt, and the
+others begin another without it; its samples are missed, not its presence. One that comes back is given the model of
+all before it trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from mural.comm import all_reduce, broadcast
+from mural.errors import PeerError, PlanError
+from mural.federated.masks import Key, from_fixed, masked, to_fixed
+from mural.federated.roster import Member, Patience, Roster, Turn, store_at
+
+ATTEMPTS = 20
+"""How often a round is tried again before its error is raised."""
+Local = Callable[[nn.Module, int], int]
+"""Trains the model in place for a round, of this number, and returns on how many samples; 0 to sit it out."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that this clinic took part in."""
+
+    number: int
+    attempt: int
+    members: tuple[str, ...]
+    samples: int
+    """Those of all members together."""
+
+    def words(self) -> str:
+        """The round for a person.
+
+        >>> Round(3, 0, ("Accra", "Lomé"), 120).words()
+        'round 3: Accra, Lomé; 120 samples'
+        """
+        again = f" at attempt {self.attempt + 1}" if self.attempt else ""
+        return f"round {self.number}{again}: {', '.join(self.members)}; {self.samples} samples"
+
+
+@dataclass
+class Federation:
+    """One clinic's part in a federation.
+
+    ```python
+    clinic = Federation("Accra", "10.0.0.5:29400", Patience(expected=5, quorum=3), masked=True)
+    clinic.run(model, rounds=20, local=train_on_my_samples)
+    ```
+
+    With `masked`, no clinic sees another's weights, only the sum; that needs three clinics or more.
+    """
+
+    name: str
+    address: str
+    patience: Patience
+    host: bool = False
+    """Whether this clinic holds the meeting place; if it leaves, the federation ends."""
+    masked: bool = False
+    timeout: float = 60.0
+    """Seconds after which a member that does not answer counts as gone."""
+    say: Callable[[str], None] = print
+    """What gets a line about every round."""
+    history: list[Round] = field(default_factory=list[Round])
+
+    version: int = 0
+    """The rounds that are in the model that this clinic has."""
+
+    def __post_init__(self) -> None:
+        if self.patience.quorum < 1 or self.patience.expected < self.patience.quorum:
+            raise PlanError(f"{self.patience}: give 1 ≤ quorum ≤ expected")
+        if self.masked and self.patience.quorum < 3:
+            raise PlanError(
+                f"masked with quorum = {self.patience.quorum}: of two clinics each knows the other's update from the "
+                f"sum and its own: set quorum to 3 or more"
+            )
+        self.key = Key()
+        self.trained: tuple[Tensor, int] | None = None
+
+    def run(self, model: nn.Module, rounds: int, local: Local) -> nn.Module:
+        """The model of all after that many rounds; this clinic takes part in those that it is there for.
+
+        A clinic that was away in the last rounds ends with the model of those before: `version` says so.
+        """
+        roster = Roster(store_at(self.address, self.host, self.timeout), self.patience)
+        self.base = read(model)
+        me = Member(self.name, self.version, self.key.public, form_of(model))
+        turn = roster.latest()
+        while turn.round < rounds:
+            try:
+                members = roster.meet(turn, replace(me, version=self.version))
+                if members is None:
+                    self.say(f"{turn} goes on without {self.name}: waiting for the next")
+                    turn = roster.await_later(turn)
+                    continue
+                self._take(turn, members, roster, model, local)
+                self.say(self.history[-1].words())
+                turn = Turn(turn.round + 1)
+            except PeerError:
+                if turn.attempt == ATTEMPTS:
+                    raise
+                self.say(f"{turn}: a member has left; once more with those who are there")
+                turn = Turn(turn.round, turn.attempt + 1)
+            roster.advance(turn)
+            turn = max(turn, roster.latest())
+        if self.history:
+            roster.leave(len(self.history[-1].members), self.host)
+        return model
+
+    def _take(self, turn: Turn, members: Sequence[Member], roster: Roster, model: nn.Module, local: Local) -> None:
+        """Take a turn with its members."""
+        mine = check_alike(members, self.name)
+        with together(roster.store, turn, mine, len(members), self.timeout) as group:
+            self._catch_up(members, model, group)
+            if self.trained is None:  # an attempt that failed has trained already
+                samples = local(model, turn.round)
+                self.trained = read(model), check_samples(samples)
+            total = self._sum(turn, members, mine, group)
+        if total[-1] > 0:
+            self.base = total[:-1] / total[-1]
+        write(model, self.base)
+        self.version, self.trained = turn.round + 1, None
+        self.history.append(Round(turn.round, turn.attempt, tuple(m.name for m in members), int(total[-1])))
+
+    def _catch_up(self, members: Sequence[Member], model: nn.Module, group: dist.ProcessGroup | None) -> None:
+        """Give the model of all to those that have been away; at the very beginning, that of the first member."""
+        newest = max(member.version for member in members)
+        if group is None or (newest and all(member.version == newest for member in members)):
+            return
+        source = next(i for i, member in enumerate(members) if member.version == newest)
+        found = broadcast(self.base.clone(), source, group)
+        if not torch.equal(found, self.base):
+            write(model, found)
+            self.base, self.version, self.trained = found, newest, None
+
+    def _sum(self, turn: Turn, members: Sequence[Member], mine: int, group: dist.ProcessGroup | None) -> Tensor:
+        """The sum over members of their weights times their samples, and of their samples, in the last place."""
+        if self.trained is None:
+            raise PlanError("a clinic has to train before its weights are added to others'")
+        values, samples = self.trained
+        update = torch.cat([values * samples, values.new_tensor([samples])])
+        if group is None:
+            return update
+        if not self.masked:
+            return all_reduce(update, "ring", group)
+        publics = {number: member.public for number, member in enumerate(members)}
+        hidden = masked(to_fixed(update, len(members)), mine, self.key, publics, str(turn))
+        return from_fixed(all_reduce(hidden, "ring", group))
+
+
+@contextmanager
+def together(store: Store, turn: Turn, rank: int, size: int, timeout: float) -> Generator[dist.ProcessGroup | None]:
+    """A process group of the members of a turn; None for one alone."""
+    if size == 1:
+        yield None
+        return
+    place = PrefixStore(f"group/{turn.round}/{turn.attempt}", store)
+    try:
+        dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+        all_reduce(torch.zeros(1), "ring", dist.group.WORLD)  # a roll call: from here on, connections tell who leaves
+        yield dist.group.WORLD
+    except RuntimeError as error:  # torch's errors of lost peers are these
+        raise PeerError(f"{turn}: a member is gone: {str(error).splitlines()[0]}") from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def floating(model: nn.Module) -> list[Tensor]:
+    """What is averaged: all parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def read(model: nn.Module) -> Tensor:
+    """The values of a model in one row, on the CPU, in float64: sums of weights times samples lose nothing there."""
+    return torch.cat([t.detach().reshape(-1).to("cpu", torch.float64) for t in floating(model)] or [torch.zeros(0)])
+
+
+@torch.no_grad()
+def write(model: nn.Module, values: Tensor) -> None:
+    """Give a model its values from a row; counters become the nearest whole number."""
+    tensors = floating(model)
+    for tensor, part in zip(tensors, values.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_((part if tensor.is_floating_point() else part.round()).view(tensor.shape))
+
+
+def form_of(model: nn.Module) -> str:
+    """A digest of the names, shapes and types of a model's values, equal for models that can be averaged."""
+    parts = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def check_alike(members: Sequence[Member], name: str) -> int:
+    """The place of a clinic among the members; raise unless names are unique and models alike."""
+    names = [member.name for member in members]
+    if names.count(name) > 1:
+        raise PlanError(f"two clinics are called {name!r}: give each a name of its own")
+    mine = names.index(name)
+    if others := [m.name for m in members if m.form != members[mine].form]:
+        raise PlanError(
+            f"the model of {name} has other parameters than that of {', '.join(others)}: all clinics train one model"
+        )
+    return mine
+
+
+def check_samples(samples: object) -> int:
+    """The number of samples that a clinic trained on; raise unless it is one."""
+    if not isinstance(samples, int) or samples < 0:
+        raise PlanError(f"local training returned {samples!r}: return the number of samples that it used, or 0")
+    return samples

@@ -1,0 +1,146 @@
+"""The roster: which clinics take part in a round, agreed on through a store that all can reach.
+
+    clinic a   here! ─────────── leads: waits for the others, or for as long as patience lasts ── roster: a, c
+    clinic c        here! ───────────────────────────────────────────────────────────────────── reads it
+    clinic b   (is away)                        comes back: here! ── is not on it, waits for the next round
+
+A *turn* is an attempt at a round. An attempt that fails, since a member left, is followed by another of the same
+round; the store knows the latest turn, so clinics that come back find the others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from mural.comm.environment import LOOPBACK
+from mural.comm.meeting import client, host
+from mural.errors import PeerError, PlanError
+
+LOOK = 0.05
+"""Seconds between two looks at the store."""
+
+
+@dataclass(frozen=True, order=True)
+class Turn:
+    """An attempt at a round, both counted from 0."""
+
+    round: int = 0
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"round {self.round}, attempt {self.attempt}" if self.attempt else f"round {self.round}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A clinic in a turn: its name, the rounds that are in its model, its public key, what tells other models apart."""
+
+    name: str
+    version: int
+    public: int
+    form: str
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the first clinic of a turn waits for others: until `expected` are there, or for `seconds` if at least
+    `quorum` are.
+    """
+
+    expected: int
+    quorum: int = 1
+    seconds: float = 10.0
+
+
+class Roster:
+    """The store, as one clinic uses it."""
+
+    def __init__(self, store: Store, patience: Patience):
+        self.store, self.patience = store, patience
+
+    def latest(self) -> Turn:
+        """The latest turn that any clinic has begun."""
+        if not self.store.check(["turn"]):
+            return Turn()
+        return Turn(*json.loads(self.store.get("turn")))
+
+    def advance(self, turn: Turn) -> None:
+        """Let everybody know of a later turn."""
+        if turn > self.latest():  # two clinics may write at once: both then write the same or meet in the later one
+            self.store.set("turn", json.dumps([turn.round, turn.attempt]))
+
+    def meet(self, turn: Turn, me: Member) -> tuple[Member, ...] | None:
+        """The members of a turn, in the order in which they came; None if it goes on without this clinic."""
+        key = f"{turn.round}/{turn.attempt}"
+        if self.store.check([f"{key}/roster"]):
+            return None
+        self.advance(turn)
+        number = self.store.add(f"{key}/here", 1)
+        self.store.set(f"{key}/{number}", json.dumps(asdict(me)))
+        members = self._lead(key) if number == 1 else self._follow(key, turn)
+        return members if members is not None and me in members else None
+
+    def _lead(self, key: str) -> tuple[Member, ...]:
+        """Wait for the others, then publish who is there."""
+        end = time.monotonic() + self.patience.seconds
+        while True:
+            there = self.store.add(f"{key}/here", 0)
+            enough = there >= self.patience.quorum and time.monotonic() > end
+            if there >= self.patience.expected or enough:
+                break
+            time.sleep(LOOK)
+        found = [json.loads(self.store.get(f"{key}/{number}")) for number in range(1, there + 1)]
+        self.store.set(f"{key}/roster", json.dumps(found))
+        return members_of(found)
+
+    def _follow(self, key: str, turn: Turn) -> tuple[Member, ...] | None:
+        """Wait for the first clinic to publish who is there; None where the others have gone on to a later turn."""
+        end = time.monotonic() + 2 * self.patience.seconds + 5
+        while not self.store.check([f"{key}/roster"]):
+            there = self.store.add(f"{key}/here", 0)
+            if self.latest() > turn:
+                return None
+            if there >= self.patience.quorum and time.monotonic() > end:
+                raise PeerError(f"{turn}: the clinic that came first did not say who takes part; it has probably left")
+            time.sleep(LOOK)
+        return members_of(json.loads(self.store.get(f"{key}/roster")))
+
+    def leave(self, members: int, host: bool) -> None:
+        """Leave for good; who holds the store stays until the other members have left, or for as long as patience."""
+        with suppress(RuntimeError):  # the store may be gone
+            left = self.store.add("left", 1)
+            end = time.monotonic() + self.patience.seconds
+            while host and left < members and time.monotonic() < end:
+                time.sleep(LOOK)
+                left = self.store.add("left", 0)
+
+    def await_later(self, turn: Turn) -> Turn:
+        """The next turn that others begin, for a clinic that came too late for this one."""
+        while (latest := self.latest()) <= turn:
+            time.sleep(LOOK)
+        return latest
+
+
+def members_of(found: list[dict[str, Any]]) -> tuple[Member, ...]:
+    """The members that were published."""
+    return tuple(Member(**each) for each in found)
+
+
+def store_at(address: str, holds: bool, timeout: float) -> Any:
+    """The store at "host:port", which this process holds or another one does; all depend on who holds it."""
+    name, _, port = address.rpartition(":")
+    if not name or not port.isdigit():
+        raise PlanError(f"{address!r} is no address: write host:port, as 10.0.0.5:29400")
+    try:
+        if not holds:
+            return client(name, int(port), timeout)
+        return host(name, int(port), 0, timeout, loopback=name in (LOOPBACK, "localhost"))
+    except RuntimeError as error:
+        words = "cannot be opened here" if holds else "does not answer"
+        raise PeerError(f"the meeting place {address} {words}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,187 @@
+"""A master and its workers: gradients are added up on one rank, which updates and sends the weights, layer by layer.
+
+    master   ▒ backward ▒│ reduce │ update │ send 0 │ send 1 │ send 2 │
+                         │        │        │▒ forward of chunk 0 ▒▒▒▒▒▒▒▒▒│
+    worker   ▒ backward ▒│ reduce │  idle  │ chunk 0│ chunk 1│ chunk 2│
+                                                    │▒ forward of chunk 0 ▒│▒ 1 ▒│▒ 2 ▒│
+
+The weights travel in chunks in the order in which the forward pass needs them, so it begins before all have
+arrived: a module waits for its own chunk alone. The optimizer's state exists on the master alone.
+
+Document 004 reduces the error and back-propagates on the master. That is not the gradient of the batch, as each
+rank's activations belong to its own images: here every rank back-propagates, and gradients are reduced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mural.comm import Mesh, algorithms
+from mural.comm.rooms import group_of
+from mural.comm.rounds import Collective
+from mural.comm.run import run
+from mural.comm.team import Team, team_of
+from mural.errors import PlanError
+from mural.replicate.gradients import mark_reduced
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Messages and bytes of one step, of all ranks together."""
+
+    messages: int
+    bytes: int
+
+
+class Master:
+    """Steps of an optimizer that runs on one rank.
+
+    ```python
+    master = Master(model, torch.optim.SGD(model.parameters(), 0.1), mesh, chunks=8)
+    F.cross_entropy(model(x), y).backward()
+    master.step()  # instead of the optimizer's
+    ```
+
+    The model's parameters are replicated over all ranks of the mesh, and the loss is that of the whole batch, as it is
+    on sharded tensors. Making it and every step are collective.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh, chunks: int = 8, root: int = 0):
+        if chunks < 1:
+            raise PlanError(f"chunks = {chunks}: the model travels in at least one")
+        if mesh.size("stage") * mesh.size("channel") * mesh.size("domain") > 1:
+            raise PlanError(f"{mesh}: a master updates a model that all ranks hold whole, over data and spatial axes")
+        self.model, self.optimizer, self.mesh, self.root = model, optimizer, mesh, root
+        self.team = team_for(mesh)
+        self.chunks = divided(in_order(model), chunks)
+        self.up = [algorithms.reduction(self.team.size, root) for _ in self.chunks]
+        self.down = [algorithms.broadcast(self.team.size, root) for _ in self.chunks]
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="mural weights")
+        self.arrived = [threading.Event() for _ in self.chunks]
+        self.sending: Future[None] | None = None
+        for event in self.arrived:
+            event.set()
+        self.handles = list(self._hooks())
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank updates."""
+        return self.team.rank == self.root
+
+    def step(self) -> None:
+        """Add up the gradients of all ranks on the master, update there, and begin to send the weights."""
+        self.wait()
+        if self.team.size == 1:
+            self.optimizer.step()
+            return
+        with self.mesh.transport.meeting("reduce", self.team.group):
+            for chunk, collective in zip(reversed(self.chunks), reversed(self.up), strict=True):
+                self._reduce(chunk, collective)
+        if self.is_master:
+            self.optimizer.step()
+        for event in self.arrived:
+            event.clear()
+        flats = [torch.cat([p.detach().reshape(-1) for p in chunk]) for chunk in self.chunks]
+        self.sending = self.thread.submit(self._send, flats)
+
+    @torch.no_grad()
+    def _reduce(self, chunk: Sequence[nn.Parameter], collective: Collective) -> None:
+        """The mean of the ranks' gradients on the master; None on the others, so that an optimizer leaves them."""
+        flat = torch.cat([zeros(p) if p.grad is None else p.grad.reshape(-1) for p in chunk]).div_(self.team.size)
+        run(collective, flat, self.team)
+        for p, part in zip(chunk, flat.split([p.numel() for p in chunk]), strict=True):
+            p.grad = part.view_as(p) if self.is_master and p.requires_grad else None
+            if p.grad is not None:
+                mark_reduced(p.grad, ("data",))
+
+    @torch.no_grad()
+    def _send(self, flats: Sequence[Tensor]) -> None:
+        """In a thread of its own: chunk by chunk, from the master to all."""
+        try:
+            for chunk, flat, collective, event in zip(self.chunks, flats, self.down, self.arrived, strict=True):
+                run(collective, flat, self.team)
+                if not self.is_master:
+                    for p, part in zip(chunk, flat.split([p.numel() for p in chunk]), strict=True):
+                        p.copy_(part.view_as(p))
+                event.set()
+        finally:
+            for event in self.arrived:
+                event.set()
+
+    def wait(self) -> None:
+        """Wait until all weights have arrived, or raise what kept them."""
+        if self.sending is not None:
+            sending, self.sending = self.sending, None
+            with self.mesh.transport.meeting("weights", self.team.group):
+                sending.result()
+
+    def traffic(self) -> Traffic:
+        """What a step sends, counted from the rounds that run."""
+        messages = size = 0
+        for chunk, up, down in zip(self.chunks, self.up, self.down, strict=True):
+            sends = sum(len(sends) for each in (up, down) for sends in each.rounds)
+            messages += sends
+            size += sends * sum(p.numel() * p.element_size() for p in chunk)
+        return Traffic(messages, size)
+
+    def close(self) -> None:
+        """Wait for all weights and take the hooks off the model."""
+        self.wait()
+        for handle in self.handles:
+            handle.remove()
+        self.thread.shutdown()
+
+    def _hooks(self) -> Iterator[Any]:
+        """Hooks that let every module wait for its own weights, and who reads them all for all."""
+        place = {id(p): number for number, chunk in enumerate(self.chunks) for p in chunk}
+        for module in self.model.modules():
+            wanted = sorted({place[id(p)] for p in module.parameters(recurse=False)})
+            if wanted:
+                yield module.register_forward_pre_hook(lambda *_, wanted=wanted: self._await(wanted))
+        yield self.model.register_state_dict_pre_hook(lambda *_: self.wait())
+
+    def _await(self, wanted: Sequence[int]) -> None:
+        late = [self.arrived[number] for number in wanted if not self.arrived[number].is_set()]
+        if late:
+            with self.mesh.transport.blocked("weights"):
+                for event in late:
+                    event.wait()
+        if self.sending is not None and self.sending.done():
+            self.wait()  # raises what went wrong
+
+
+def team_for(mesh: Mesh) -> Team:
+    """The ranks of a mesh, with messages that no others meet. Collective."""
+    if mesh.world == 1:
+        return Team(None)
+    return team_of(group_of(mesh.transport, mesh.ranks or tuple(range(mesh.world)), "master"))
+
+
+def in_order(model: nn.Module) -> list[nn.Parameter]:
+    """All parameters in the order in which modules were put together, which is mostly that of the forward pass."""
+    return list({id(p): p for p in model.parameters()}.values())
+
+
+def divided(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
+    """At most that many chunks of whole parameters of one type, in order, about equal in bytes.
+
+    >>> [len(chunk) for chunk in divided([nn.Parameter(torch.zeros(n)) for n in (4, 1, 1, 2)], 2)]
+    [1, 3]
+    """
+    total = max(sum(p.numel() * p.element_size() for p in parameters), 1)
+    starts = accumulate((p.numel() * p.element_size() for p in parameters), initial=0)
+    placed = [((start * count // total, p.dtype, p.device), p) for start, p in zip(starts, parameters, strict=False)]
+    return [[p for _, p in group] for _, group in groupby(placed, key=lambda item: item[0])]
+
+
+def zeros(p: Tensor) -> Tensor:
+    """The gradient of a parameter that backward did not reach."""
+    return torch.zeros(p.numel(), dtype=p.dtype, device=p.device)

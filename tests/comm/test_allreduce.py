@@ -1,0 +1,205 @@
+"""All-reduce between processes: a run equals the simulation to the bit, and failures end in errors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import mural
+from mural.comm import program
+from mural.comm.algorithms import ALGORITHMS
+from mural.comm.allreduce import reduction_of
+from mural.comm.rooms import leave
+from mural.comm.simulate import simulate
+from mural.errors import PeerError, PlanError, UnsupportedOp
+from ranks import BACKEND, Pool, restart, run_on
+
+
+def brought(values: int, dtype: torch.dtype, world: int) -> list[torch.Tensor]:
+    """What each rank brings, the same list on every rank."""
+    made = (torch.Generator().manual_seed(rank) for rank in range(world))
+    return [torch.randn(values, dtype=torch.float64, generator=each).to(dtype) for each in made]
+
+
+def compared(sizes: tuple[int, ...], segment: int) -> list[tuple[Any, ...]]:
+    """Cases in which a run differs from the simulation."""
+    program.SEGMENT_BYTES = segment
+    world, rank = dist.get_world_size(), dist.get_rank()
+    nodes = ((0,), tuple(range(1, world)))
+    different: list[tuple[Any, ...]] = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for values in sizes:
+            inputs = brought(values, dtype, world)
+            for name in ALGORITHMS:
+                for deterministic in (False, True):
+                    mine = inputs[rank].clone()
+                    found = mural.comm.all_reduce(mine, name, deterministic=deterministic, nodes=nodes)
+                    expected = simulate(reduction_of(name, nodes, deterministic), inputs)[rank]
+                    if found is not mine or not torch.equal(mine.view(torch.uint8), expected.view(torch.uint8)):
+                        different.append((dtype, values, name, deterministic))
+    return different
+
+
+@pytest.mark.parametrize(("world", "sizes"), [(2, (0, 1, 5, 3001)), (3, (2, 1003)), (4, (3, 1001))])
+def test_a_run_equals_the_simulation(world: int, sizes: tuple[int, ...]) -> None:
+    assert run_on(world, compared, sizes, 1024) == [[]] * world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [5, 6, 7, 8, 9])
+def test_a_run_equals_the_simulation_on_many_ranks(world: int) -> None:
+    try:
+        assert run_on(world, compared, (1, 10_007), 4096) == [[]] * world
+    finally:
+        restart(world)
+
+
+def kinds_of_tensors() -> list[bool]:
+    """Tensors that are not a row of floats in memory."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    total = sum(range(1, world + 1))
+    base = torch.arange(24.0).view(4, 6)
+    turned = (base * (rank + 1)).t()
+    view = torch.zeros(4, 12)[:, ::2]
+    view += base * (rank + 1)
+    image = (torch.ones(2, 3, 4, 5) * (rank + 1)).contiguous(memory_format=torch.channels_last)
+    number = torch.tensor(rank + 1)
+    weight = torch.nn.Parameter(torch.full((3,), float(rank + 1)))
+    turning = torch.full((5,), rank + 1j)
+    for tensor in (turned, view, image, number, weight, turning.conj()):
+        mural.comm.all_reduce(tensor, "ring")
+    mean = mural.comm.all_reduce(torch.full((2, 2), rank + 1.0), "butterfly", average=True)
+    return [
+        torch.equal(turned, (base * total).t()),
+        torch.equal(view, base * total),
+        bool((image == total).all()) and image.is_contiguous(memory_format=torch.channels_last),
+        int(number) == total and number.ndim == 0,
+        bool((weight == total).all()) and weight.requires_grad and weight.is_leaf,
+        bool((turning == total - world + world * 1j).all()),
+        bool((mean == total / world).all()),
+    ]
+
+
+def test_tensors_of_every_kind() -> None:
+    for found in run_on(3, kinds_of_tensors):
+        assert found == [True] * len(found)
+
+
+def the_others() -> list[Any]:
+    """Parts of an all-reduce, and groups of some ranks."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    numbers = torch.arange(float(world * 2)).view(world * 2, 1) + 100 * rank
+    gathered = mural.comm.all_gather(torch.tensor([rank, -rank]))
+    scattered = mural.comm.reduce_scatter(numbers)
+    sent = mural.comm.broadcast(torch.full((5,), float(rank)), root=2, chunks=3, shape="chain")
+    summed = mural.comm.reduce(torch.full((5,), float(rank)), root=1, chunks=2)
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 1])]
+    part = [mural.comm.all_reduce(torch.tensor([10.0**rank]), "ring", group=groups[place]).item()
+            for place, ranks in enumerate(([0, 1], [1, 2])) if rank in ranks]  # fmt: skip
+    return [gathered.tolist(), scattered.flatten().tolist(), sent.tolist(), summed.tolist(), part]
+
+
+def test_parts_and_groups() -> None:
+    found = run_on(3, the_others)
+    for rank, (gathered, scattered, sent, _, _) in enumerate(found):
+        assert gathered == [[0, 0], [1, -1], [2, -2]]
+        assert scattered == [3 * (2 * rank + n) + 300 for n in range(2)]
+        assert sent == [2.0] * 5
+    assert found[1][3] == [3.0] * 5
+    assert [part for *_, part in found] == [[11.0], [11.0, 110.0], [110.0]]
+
+
+def refused() -> list[tuple[str, str]]:
+    """What this rank raises for calls that cannot be, alike on all ranks; then the ranks still agree."""
+    calls = [
+        lambda: mural.comm.all_reduce(torch.ones(3), "rings"),
+        lambda: mural.comm.all_reduce(torch.ones(3, dtype=torch.bool)),
+        lambda: mural.comm.all_reduce(torch.ones(3, dtype=torch.int64), average=True),
+        lambda: mural.comm.all_reduce(torch.eye(3).to_sparse()),
+        lambda: mural.comm.all_reduce(torch.ones(3), "two-level", nodes=[[0], [1, 2]]),
+        lambda: mural.comm.reduce_scatter(torch.ones(3)),
+        lambda: mural.comm.broadcast(torch.ones(3), root=7),
+    ]
+    met: list[tuple[str, str]] = []
+    for call in calls:
+        with pytest.raises((PlanError, UnsupportedOp)) as caught:
+            call()
+        met.append((caught.type.__name__, str(caught.value)))
+    assert mural.comm.all_reduce(torch.ones(1)).item() == dist.get_world_size()
+    return met
+
+
+def test_what_is_refused_on_all_ranks() -> None:
+    for met in run_on(2, refused):
+        assert [kind for kind, _ in met] == ["PlanError", *["UnsupportedOp"] * 3, *["PlanError"] * 3]
+        assert met[0][1].startswith("algorithm='rings' is unknown: choose tree, butterfly")
+
+
+def failing(case: str) -> list[str]:
+    """What this rank raises where rank 1 does something else, and in the call after that."""
+    rank, name, tensor = dist.get_rank(), "ring", torch.ones(10)
+    mural.comm.all_reduce(tensor)
+    if rank == 1:
+        tensor = {"raises": tensor.bool(), "size": torch.ones(11), "empty": tensor[:0]}.get(case, tensor)
+        name = "tree" if case == "algorithm" else name
+    said: list[str] = []
+    for _ in range(2):
+        try:
+            mural.comm.all_reduce(tensor, name)
+            said.append("")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    leave(mural.init(data=dist.get_world_size()).transport)  # the next test's calls have a group of their own
+    return said
+
+
+needs_tags = pytest.mark.skipif(BACKEND != "gloo", reason="messages of NCCL have no tags")
+
+
+@needs_tags
+@pytest.mark.parametrize(("case", "mine", "theirs"), [
+    ("raises", "UnsupportedOp: a sum over ranks of a tensor of torch.bool", "rank 1 raised UnsupportedOp: a sum"),
+    ("size", "PeerError: ring of 11 values", "rank 1 called ring of 11 values of float32, but this rank ring of 10"),
+    ("algorithm", "PeerError: tree of 10 values", "rank 1 called tree of 10 values of float32, but this rank ring"),
+    ("empty", "", "rank 1 called ring of 0 values of float32, but this rank ring of 10"),
+])  # fmt: skip
+def test_a_rank_that_differs_is_an_error_on_the_others(case: str, mine: str, theirs: str) -> None:
+    found = run_on(3, failing, case)
+    assert found[1][0].startswith(mine)
+    for first, second in (found[0], found[2]):
+        assert first.startswith("PeerError: ring of 10 values of float32")
+        assert theirs in first
+        assert second.startswith("PeerError")
+        assert "start the run anew" in second
+
+
+def dying(folder: str) -> None:
+    """Rank 1 ends in the middle; the others write down what they raise."""
+    rank = dist.get_rank()
+    mural.comm.all_reduce(torch.ones(10))
+    if rank == 1:
+        os._exit(3)
+    try:
+        for _ in range(3):
+            mural.comm.all_reduce(torch.ones(2**20), "halving-doubling")
+    except PeerError as error:
+        with open(f"{folder}/{rank}", "w", encoding="utf-8") as file:
+            file.write(str(error))
+
+
+@needs_tags
+def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Any) -> None:
+    pool = Pool(3)
+    try:
+        for pipe in pool.pipes:
+            pipe.send((dying, (str(tmp_path),)))
+        for rank in (0, 2):
+            assert pool.pipes[rank].poll(60), "a rank waits for one that is gone"
+    finally:
+        pool.close()
+    for rank in (0, 2):
+        assert (tmp_path / str(rank)).read_text(encoding="utf-8").startswith("halving-doubling of 1048576 values")
