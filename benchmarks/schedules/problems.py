@@ -80,10 +80,10 @@ class Division:
         return " × ".join(parts) or "one rank"
 
     def plan(self, microbatches: int, normalized: bool) -> Plan:
-        """The plan. Without stages there is one micro-batch, and batch norm sees the rank's images alone."""
+        """The plan. Without stages there is one micro-batch; batch norm sees each rank's images of one alone."""
         if self.stage == 1:
             return Plan(data=self.data, batchnorm="rank" if normalized else "global")
-        norm = "micro" if normalized and microbatches > 1 else "global"
+        norm = "micro-rank" if normalized and microbatches > 1 else "global"
         return Plan(
             data=self.data,
             stage=self.stage,

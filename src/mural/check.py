@@ -80,7 +80,7 @@ def one_device(
 ) -> dict[str, Any]:
     """What plain autograd gives: output, loss, gradients and buffers."""
     fresh, before = deepcopy(model), torch.get_rng_state()
-    parts = rows_of(len(image), plan.microbatches if plan.batchnorm == "micro" else 1)
+    parts = rows_of(len(image), plan.microbatches if plan.norms_apart else 1)
     found = plain(model, loss, image, target, parts)
     if torch.equal(torch.get_rng_state(), before):
         return found

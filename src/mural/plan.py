@@ -81,8 +81,9 @@ class Plan:
     """Blocks whose activations are computed again in backward; "all" blocks, or "stages" as a whole."""
     offload: tuple[Offloaded, ...] = ()
     """What is kept in host memory between uses."""
-    batchnorm: Literal["global", "rank", "micro"] = "global"
-    """Whose statistics BatchNorm uses: the whole batch's, each rank's own piece's, or each micro-batch's."""
+    batchnorm: Literal["global", "rank", "micro", "micro-rank"] = "global"
+    """Whose statistics BatchNorm uses: the whole batch's, each rank's own piece's, each micro-batch's, or those of each
+    rank's own piece of each micro-batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """"bfloat16" runs under autocast; "float32" leaves the model's types as they are."""
     average: int = 0
@@ -120,6 +121,16 @@ class Plan:
         """A field, with a single size as a grid of one dim."""
         value = getattr(self, name)
         return (value,) if name == "spatial" and type(value) is int else value
+
+    @property
+    def norm_scope(self) -> Literal["global", "rank"]:
+        """Whether BatchNorm looks at all ranks' pieces, or at each one's own."""
+        return "rank" if self.batchnorm in ("rank", "micro-rank") else "global"
+
+    @property
+    def norms_apart(self) -> bool:
+        """Whether BatchNorm may look at each micro-batch alone."""
+        return self.batchnorm in ("micro", "micro-rank")
 
     @property
     def devices(self) -> int:

@@ -112,13 +112,13 @@ class Holders:
                 for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                     g.copy_(part.view_as(g))
 
-    def average(self, tensors: Sequence[Tensor], ranks: tuple[int, ...]) -> None:
-        """Make each floating point tensor its mean over some ranks that hold it."""
-        for tensor in tensors if len(ranks) > 1 else ():
-            if tensor.is_floating_point():
-                mean = tensor.detach() / len(ranks)
+    def average(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Make a floating point tensor its mean over the ranks that hold it."""
+        if len(ranks) > 1 and tensor.is_floating_point():
+            mean = tensor.detach() / len(ranks)
+            with self.world.transport.meeting("statistics", self.groups[ranks]):
                 dist.all_reduce(mean, group=self.groups[ranks])
-                tensor.copy_(mean)
+            tensor.copy_(mean)
 
     def _wanted(self, parameters: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
         """The parameters that have a gradient on some rank; on the others it becomes zeros."""

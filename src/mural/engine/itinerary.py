@@ -102,7 +102,7 @@ class Itineraries:
         routes = [self.route(image, count) for count in counts]
         check_hooks(self.model, (stretch for route in routes for stretch in route.stretches))
         if training and len(rows) > 1:
-            check_batchnorm(routes[0].graph, self.seating.plan.batchnorm)
+            check_batchnorm(routes[0].graph, self.seating.plan.norms_apart)
         edges = common_edges(routes, counts)
         key = (tuple(self.signature(image, count) for count in counts), len(rows), training)
         if key not in self.trips:
@@ -163,14 +163,14 @@ def common_edges(routes: Sequence[Route], counts: Sequence[int]) -> tuple[Edge, 
     return routes[0].edges
 
 
-def check_batchnorm(graph: Graph, scope: str) -> None:
+def check_batchnorm(graph: Graph, apart: bool) -> None:
     """Raise where micro-batches would be normalised alone without having been asked to."""
     for node in graph:
-        if node.op == "batch_norm" and scope != "micro" and in_training(node.args, dict(node.kwargs)):
+        if node.op == "batch_norm" and not apart and in_training(node.args, dict(node.kwargs)):
             raise PlanError(
                 f"{node.site} normalises in training, and micro-batches would each be normalised alone, which is "
-                f'another result than that of the whole batch: set batchnorm = "micro" to have that, or '
-                f"microbatches = 1"
+                f'another result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": '
+                f"on each rank alone), or microbatches = 1"
             )
 
 

@@ -59,7 +59,7 @@ class Parallel:
         self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:
             # Checkpoints recompute batch norms in backward.
-            stack.enter_context(batchnorm_scope(self.plan.batchnorm))
+            stack.enter_context(batchnorm_scope(self.plan.norm_scope))
             with self.scope():
                 output = self.module(*images)
                 if self.observe is not None:
@@ -72,7 +72,7 @@ class Parallel:
                     stack.enter_context(self.share_reducer.watching())
             (loss * weight if weight != 1.0 else loss).backward()
         self.unreduced = not reduce
-        if self.plan.batchnorm == "rank" and self.module.training:
+        if self.plan.norm_scope == "rank" and self.module.training:
             with torch.no_grad():
                 average(list(self.module.buffers()), self.world_mesh, self.reducer.axes)
         return self.over_data(loss.detach())
@@ -106,7 +106,7 @@ class Parallel:
             torch.manual_seed(self.draw())
             if self.plan.precision == "bfloat16":
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
-            stack.enter_context(batchnorm_scope(self.plan.batchnorm))
+            stack.enter_context(batchnorm_scope(self.plan.norm_scope))
             if self.shares:
                 stack.enter_context(Watch())
             yield

@@ -75,8 +75,9 @@ class Pipelined(Parallel):
             self._run(job, trip)
         with torch.no_grad():
             statistics.merge(self.holders)
-            if self.plan.batchnorm == "rank" and self.plain.training:
-                self.holders.average([b for _, b in self.named_buffers()], self.seating.ranks(self.seating.own))
+            if self.plan.norm_scope == "rank" and self.plain.training:
+                for name, buffer in self.named_buffers():
+                    self.holders.average(buffer, self.division.holders[name])
         self.unreduced = True
         if reduce:
             self.reduce_gradients()
@@ -147,7 +148,7 @@ class Pipelined(Parallel):
         with ExitStack() as stack:
             if self.plan.precision == "bfloat16":
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
-            stack.enter_context(batchnorm_scope("rank" if self.plan.batchnorm == "rank" else "global"))
+            stack.enter_context(batchnorm_scope(self.plan.norm_scope))
             yield
 
     def _scoped_loss(self, output: Any, target: Any) -> Tensor:
