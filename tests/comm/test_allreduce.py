@@ -12,8 +12,8 @@ import torch.distributed as dist
 import mural
 from mural.comm import program
 from mural.comm.algorithms import ALGORITHMS
-from mural.comm.allreduce import reduction_of
 from mural.comm.rooms import leave
+from mural.comm.select import rounds_of
 from mural.comm.simulate import simulate
 from mural.errors import PeerError, PlanError, UnsupportedOp
 from ranks import BACKEND, Pool, restart, run_on
@@ -38,7 +38,7 @@ def compared(sizes: tuple[int, ...], segment: int) -> list[tuple[Any, ...]]:
                 for deterministic in (False, True):
                     mine = inputs[rank].clone()
                     found = mural.comm.all_reduce(mine, name, deterministic=deterministic, nodes=nodes)
-                    expected = simulate(reduction_of(name, nodes, deterministic), inputs)[rank]
+                    expected = simulate(rounds_of(name, nodes, deterministic), inputs)[rank]
                     if found is not mine or not torch.equal(mine.view(torch.uint8), expected.view(torch.uint8)):
                         different.append((dtype, values, name, deterministic))
     return different

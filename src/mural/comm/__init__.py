@@ -1,6 +1,6 @@
 """How ranks find each other and exchange data."""
 
-from mural.comm.allreduce import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from mural.comm.allreduce import all_gather, all_reduce, broadcast, explain, reduce, reduce_scatter
 from mural.comm.environment import Placement, resolve
 from mural.comm.exchange import fetch, mark, stack
 from mural.comm.launch import placement
@@ -25,6 +25,7 @@ __all__ = [
     "attempt",
     "broadcast",
     "choose_grid",
+    "explain",
     "fetch",
     "free_port",
     "init",

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from functools import lru_cache
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import algorithms
 from mural.comm.algorithms import Nodes
-from mural.comm.ordered import ordered
-from mural.comm.rounds import Collective
 from mural.comm.run import run
+from mural.comm.select import BACKEND, Choice, choose, rounds_of
 from mural.comm.team import Team, team_of
-from mural.errors import MuralError, PlanError, UnsupportedOp
+from mural.errors import MuralError, PeerError, PlanError, UnsupportedOp
+
+AUTO = "auto"
+PLAIN = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+"""The types that most tensors have: nothing more to look at."""
 
 
 def all_reduce(
@@ -30,10 +29,11 @@ def all_reduce(
 ) -> Tensor:
     """The tensor itself, which now holds the sum of all ranks' tensors (or their mean), the same bits on every rank.
 
-    `algorithm` is one of `ALGORITHMS`. Each adds up in an order of its own, which its file states; `deterministic`
-    makes all add up in one, so that the algorithm no longer changes the bits. `nodes` lists the ranks that share a
-    machine, for "two-level"; by default those of one host. Every rank of the group makes the same call, and no
-    gradient flows through it.
+    `algorithm` is one of `ALGORITHMS`; "backend", which is the backend's own all-reduce; or "auto", which measures
+    when a size comes first, takes the fastest, the backend's own included, and says so in `explain`. Each adds up in
+    an order of its own, which its file states; `deterministic` makes all add up in one, so that the algorithm no
+    longer changes the bits. `nodes` lists the ranks that share a machine, for "two-level"; by default those of one
+    host. Every rank of the group makes the same call, and no gradient flows through it.
 
     >>> all_reduce(torch.ones(3), algorithm="ring")  # a process alone
     tensor([1., 1., 1.])
@@ -41,11 +41,25 @@ def all_reduce(
     team = team_of(group)
     with agreeing(team):
         flat = flattened(tensor, average)
-        collective = reduction_of(algorithm, divided_as(team, nodes), deterministic)
-    run(collective, flat, team)
+        name = choose(team, flat, deterministic).algorithm if algorithm == AUTO else algorithm
+        if name == BACKEND and deterministic:
+            raise PlanError(f"algorithm={BACKEND!r} adds up in an order of its own: drop deterministic=True")
+        divided = team.nodes if nodes is None else divided_as(team, nodes)
+        collective = None if name == BACKEND else rounds_of(name, divided, deterministic)
+    if collective is not None:
+        run(collective, flat, team)
+    elif team.size > 1:
+        dist.all_reduce(flat, group=team.group)
     if average:
         flat.div_(team.size)
     return restored(tensor, flat)
+
+
+def explain(tensor: Tensor, group: dist.ProcessGroup | None = None, *, deterministic: bool = False) -> Choice:
+    """What "auto" takes for such a tensor, and why: print it. Collective."""
+    team = team_of(group)
+    with agreeing(team):
+        return choose(team, flattened(tensor), deterministic)
 
 
 def reduce(
@@ -96,27 +110,22 @@ def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Te
     return viewed(flat.view(team.size, -1)[team.rank].clone(), tensor).view(-1, *tensor.shape[1:])
 
 
-@contextmanager
-def agreeing(team: Team) -> Generator[None]:
+class agreeing:
     """What is raised inside, before a call, is told to the ranks that wait in it."""
-    try:
-        yield
-    except MuralError as error:
-        team.refuse(error)
-        raise
+
+    def __init__(self, team: Team):
+        self.team = team
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MuralError) and not isinstance(error, PeerError):
+            self.team.refuse(error)
 
 
-@lru_cache(maxsize=256)
-def reduction_of(algorithm: str, nodes: tuple[tuple[int, ...], ...], deterministic: bool) -> Collective:
-    """The rounds of an all-reduce."""
-    found = algorithms.all_reduction(algorithm, nodes)
-    return ordered(found) if deterministic else found
-
-
-def divided_as(team: Team, nodes: Nodes | None) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, as given or as found."""
-    if nodes is None:
-        return team.nodes
+def divided_as(team: Team, nodes: Nodes) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node, as given."""
     if algorithms.ranks_of(nodes) != team.size:
         raise PlanError(f"nodes={[list(n) for n in nodes]} names {algorithms.ranks_of(nodes)} of {team.size} ranks")
     return tuple(map(tuple, nodes))
@@ -124,6 +133,8 @@ def divided_as(team: Team, nodes: Nodes | None) -> tuple[tuple[int, ...], ...]:
 
 def flattened(tensor: Tensor, divided: bool = False) -> Tensor:
     """The values in a row, in the tensor's own memory where they are."""
+    if tensor.dtype in PLAIN and tensor.is_contiguous() and tensor.layout == torch.strided:
+        return (tensor.detach() if tensor.requires_grad else tensor).view(-1)
     if tensor.layout != torch.strided or tensor.dtype == torch.bool or tensor.is_quantized:
         raise UnsupportedOp(
             f"a sum over ranks of a tensor of {tensor.dtype}, {tensor.layout}: make it a dense tensor of numbers"

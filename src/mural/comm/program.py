@@ -20,8 +20,8 @@ from functools import lru_cache
 
 from mural.comm.rounds import Collective, Send, by_pair, divided
 
-SEGMENT_BYTES = 2**20
-AHEAD = 3
+SEGMENT_BYTES = 2**22
+AHEAD = 2
 """How many steps ahead receives are posted."""
 
 Key = tuple[int, int]
@@ -82,7 +82,7 @@ class Program:
 def segments_of(collective: Collective, values: int, size: int) -> int:
     """Into how many segments chunks are divided, for so many values of that size in bytes; the same on every rank.
 
-    >>> segments_of(Collective("ring", 2, 2, ()), 2**20, 4)
+    >>> segments_of(Collective("ring", 2, 2, ()), 2**22, 4)
     2
     """
     return max(1, -(-(values // collective.chunks) * size // SEGMENT_BYTES))

@@ -1,4 +1,8 @@
-"""The run of a collective: a rank's program over a process group, on a flat tensor in place."""
+"""The run of a collective: a rank's program over a process group, on a flat tensor in place.
+
+A call of 64 KiB takes a fifth of a millisecond, and its messages hold the same time whatever happens here. So what can
+be known before is kept from call to call: the program, the scratch memory and its slices.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mural.comm.program import Key, Local, Message, Part, Program, program, segments_of
+from mural.comm.program import Key, Part, Program, program, segments_of
 from mural.comm.rounds import Collective
 from mural.comm.team import Call, Team
 from mural.errors import PlanError
+
+KEPT_JOBS, KEPT_BYTES = 64, 2**27
+"""How many jobs a team keeps, and how many bytes of scratch memory; more are made anew."""
+
+
+class Job:
+    """A collective over tensors of one size and type, ready to be run again and again."""
+
+    def __init__(self, collective: Collective, flat: Tensor, team: Team):
+        if collective.ranks != team.size:
+            raise PlanError(f"{collective.name} has {collective.ranks} ranks, but the group {team.size}")
+        values = flat.numel()
+        self.collective = collective
+        self.words = f"{collective.name} of {values} values of {str(flat.dtype).removeprefix('torch.')}"
+        segments = segments_of(collective, values, flat.element_size()) if team.eager else 1
+        self.program: Program = program(collective, team.rank, values, segments)
+        memory = torch.empty(self.program.scratch + self.program.spares, dtype=flat.dtype, device=flat.device)
+        self.bytes = memory.nbytes
+        scratch, spares = memory.split([self.program.scratch, self.program.spares])
+        self.spares: list[Tensor] = list(spares.split(values)) if self.program.spares else []
+        self.slots = [
+            [None if m.slot < 0 else scratch[m.slot : m.slot + m.part.stop - m.part.start] for m in step.receives]
+            for step in self.program.steps
+        ]
+
+    def part(self, flat: Tensor, part: Part) -> Tensor:
+        """A part of the tensor or of one of its spare copies."""
+        return (self.spares[part.spare - 1] if part.spare else flat)[part.start : part.stop]
 
 
 def run(collective: Collective, flat: Tensor, team: Team) -> Tensor:
@@ -21,72 +53,43 @@ def run(collective: Collective, flat: Tensor, team: Team) -> Tensor:
     It is flat and contiguous, of the same size and type on every rank; CUDA tensors go through pinned memory where
     the backend sends from host memory alone.
     """
-    if collective.ranks != team.size:
-        raise PlanError(f"{collective.name} has {collective.ranks} ranks, but the group {team.size}")
-    words = f"{collective.name} of {flat.numel()} values of {str(flat.dtype).removeprefix('torch.')}"
-    if team.staged(flat):
-        host = team.host_copy(flat.numel(), flat)
-        host.copy_(flat)
-        carry_out(collective, host, team, words)
-        flat.copy_(host)
-    else:
-        carry_out(collective, flat, team, words)
-    return flat
+    if not team.staged(flat):
+        carry_out(job_of(collective, flat, team), flat, team)
+        return flat
+    host = team.host_copy(flat)
+    carry_out(job_of(collective, host, team), host, team)
+    return flat.copy_(host)
 
 
-def carry_out(collective: Collective, flat: Tensor, team: Team, words: str) -> None:
+def job_of(collective: Collective, flat: Tensor, team: Team) -> Job:
+    """The job for such a tensor, made now or before."""
+    key = (id(collective), flat.numel(), flat.dtype, flat.device)  # a job keeps its collective, so ids stay apart
+    job = team.jobs.get(key)
+    if job is None:
+        if len(team.jobs) >= KEPT_JOBS or sum(each.bytes for each in team.jobs.values()) > KEPT_BYTES:
+            team.jobs.clear()
+        job = team.jobs[key] = Job(collective, flat, team)
+    return job
+
+
+def carry_out(job: Job, flat: Tensor, team: Team) -> None:
     """Make the call, over memory that the backend can send from."""
-    with team.calling(words) as call:
+    call = team.begin(job.words)
+    try:
         if not flat.numel() and team.watch is not None:
             team.watch.tell(call)  # others may have values, and wait for this rank's
-        segments = segments_of(collective, flat.numel(), flat.element_size()) if team.eager else 1
-        steps = program(collective, team.rank, flat.numel(), segments)
-        scratch = team.scratch(steps.scratch, flat, "scratch")
-        spares = team.scratch(steps.spares, flat, "spares")
-        buffers = Buffers((flat, *spares.split(flat.numel())) if steps.spares else (flat,), scratch)
-        (one_by_one if team.eager else round_by_round)(steps, buffers, team, call)
+        (one_by_one if team.eager else round_by_round)(job, flat, team.group, call)
+    except BaseException as error:
+        team.fail(call, error)
+        raise
+    team.end()
 
 
-class Buffers:
-    """A tensor, its spare copies, and scratch memory."""
-
-    def __init__(self, copies: Sequence[Tensor], scratch: Tensor):
-        self.copies, self.scratch = copies, scratch
-
-    def part(self, part: Part) -> Tensor:
-        """A part of the tensor or of a spare copy."""
-        return self.copies[part.spare][part.start : part.stop]
-
-    def target(self, message: Message) -> Tensor:
-        """Where a message arrives."""
-        if message.slot < 0:
-            return self.part(message.part)
-        return self.scratch[message.slot : message.slot + message.part.stop - message.part.start]
-
-    def settle(self, message: Message, arrived: Tensor) -> None:
-        """Bring what arrived in scratch memory where it belongs."""
-        if message.slot >= 0:
-            self.combine(self.part(message.part), arrived, message.reduce)
-
-    def local(self, step: Local) -> None:
-        """Add or copy inside this rank."""
-        self.combine(self.part(step.target), self.part(step.source), step.reduce)
-
-    @staticmethod
-    def combine(target: Tensor, source: Tensor, reduce: bool) -> None:
-        """Add to the target, or replace it."""
-        if reduce:
-            torch.add(target, source, out=target)
-        else:
-            target.copy_(source)
-
-
-def one_by_one(steps: Program, buffers: Buffers, team: Team, call: Call) -> None:
+def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:
     """The steps over a backend whose messages are independent of each other."""
-    group: Any = team.group
-    tag, rows, last = call.tag, steps.steps, len(steps.steps)
+    tag, rows, ahead = call.tag, job.program.steps, job.program.ahead
     leaving: dict[Key, list[list[Any]]] = {}
-    arriving: list[list[tuple[Message, Tensor, Any]]] = []
+    arriving: list[list[Any]] = []
 
     def free(keys: Sequence[Key]) -> None:
         """Wait until what was sent from these places has left: a buffer is not reused before its send completes."""
@@ -96,48 +99,53 @@ def one_by_one(steps: Program, buffers: Buffers, team: Team, call: Call) -> None
                     ticket.pop().wait()
 
     def post(now: int) -> None:
-        while len(arriving) < last and len(arriving) <= now + steps.ahead and rows[len(arriving)].ready <= now:
-            posted: list[tuple[Message, Tensor, Any]] = []
-            for message in rows[len(arriving)].receives:
-                target = buffers.target(message)
-                if message.slot < 0:
+        while (at := len(arriving)) < len(rows) and at <= now + ahead and rows[at].ready <= now:
+            works: list[Any] = []
+            for message, slot in zip(rows[at].receives, job.slots[at], strict=True):
+                if slot is None:
                     free(message.part.keys)
-                posted.append((message, target, group.recv([target], message.peer, tag)))
-            arriving.append(posted)
+                    slot = job.part(flat, message.part)
+                works.append(group.recv([slot], message.peer, tag))
+            arriving.append(works)
 
-    if last and rows[0].ready == 0:
-        post(0)
+    post(0)
     for now, row in enumerate(rows):
         for message in row.sends:
-            ticket = [group.send([buffers.part(message.part)], message.peer, tag)]
+            ticket = [group.send([job.part(flat, message.part)], message.peer, tag)]
             for key in message.part.keys:
                 leaving.setdefault(key, []).append(ticket)
         post(now)
-        for message, arrived, work in arriving[now]:
+        for message, slot, work in zip(row.receives, job.slots[now], arriving[now], strict=True):
             work.wait()
-            if message.slot >= 0:
+            if slot is not None:
                 free(message.part.keys)
-                buffers.settle(message, arrived)
+                combine(job.part(flat, message.part), slot, message.reduce)
         for local in row.locals:
             free(local.target.keys)
-            buffers.local(local)
+            combine(job.part(flat, local.target), job.part(flat, local.source), local.reduce)
     free(list(leaving))
 
 
-def round_by_round(steps: Program, buffers: Buffers, team: Team, call: Call) -> None:
+def round_by_round(job: Job, flat: Tensor, group: Any, call: Call) -> None:
     """The steps over a backend that wants the messages of a round together, as NCCL does."""
-    group: Any = team.group
-    for row in steps.steps:
-        targets = [buffers.target(message) for message in row.receives]
-        posts = [(dist.irecv, t, m.peer) for m, t in zip(row.receives, targets, strict=True)]
-        posts += [(dist.isend, buffers.part(m.part), m.peer) for m in row.sends]
+    for row, slots in zip(job.program.steps, job.slots, strict=True):
+        arriving = list(zip(row.receives, slots, strict=True))
+        posts = [(dist.irecv, job.part(flat, m.part) if slot is None else slot, m.peer) for m, slot in arriving]
+        posts += [(dist.isend, job.part(flat, m.part), m.peer) for m in row.sends]
         if posts:
-            works = dist.batch_isend_irecv(
-                [dist.P2POp(do, tensor, group=group, group_peer=peer) for do, tensor, peer in posts]
-            )
-            for work in works:
+            operations = [dist.P2POp(do, tensor, group=group, group_peer=peer) for do, tensor, peer in posts]
+            for work in dist.batch_isend_irecv(operations):
                 work.wait()
-        for message, arrived in zip(row.receives, targets, strict=True):
-            buffers.settle(message, arrived)
+        for message, slot in arriving:
+            if slot is not None:
+                combine(job.part(flat, message.part), slot, message.reduce)
         for local in row.locals:
-            buffers.local(local)
+            combine(job.part(flat, local.target), job.part(flat, local.source), local.reduce)
+
+
+def combine(target: Tensor, source: Tensor, reduce: bool) -> None:
+    """Add to the target, or replace it."""
+    if reduce:
+        torch.add(target, source, out=target)
+    else:
+        target.copy_(source)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Hashable
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -26,18 +26,16 @@ from mural.comm.launch import join
 from mural.comm.mpi_library import NAME as MPI
 from mural.comm.rooms import room
 from mural.comm.staging import Pinned
-from mural.errors import PeerError, PlanError
+from mural.errors import MuralError, PeerError, PlanError
 
 TIMEOUT = 600.0
 TRIP_TAG, FIRST_TAG, TAGS = 63, 64, 16_000
-KEPT_BYTES = 2**26
-"""Scratch memory up to this size is kept for the next call."""
 
 _teams: dict[str, Team] = {}
 
 
 class Call:
-    """One call of a collective that somebody waits in; `Alarm` looks at its serial."""
+    """One call of a collective that somebody waits in; its messages have its tag."""
 
     def __init__(self, serial: int, words: str):
         self.serial, self.words = serial, words
@@ -106,7 +104,10 @@ class Team:
         self.group, self.rank, self.size = group, 0, 1
         self.nodes: tuple[tuple[int, ...], ...] = ((0,),)
         self.backend, self.broken, self.serial = "", "", 0
-        self.memory: dict[str, Tensor] = {}
+        self.made: dict[Hashable, Any] = {}
+        """Collectives by what was asked for."""
+        self.jobs: dict[Hashable, Any] = {}
+        """What runs them on tensors of one size and type."""
         self.pinned: Pinned | None = None
         self.watch: Watch | None = None
         if group is not None:
@@ -124,48 +125,43 @@ class Team:
         """Whether a tensor travels through host memory."""
         return tensor.is_cuda and from_host(self.backend)
 
-    def scratch(self, values: int, like: Tensor, name: str) -> Tensor:
-        """Memory for that many values, the same again in the next call unless it is large."""
-        size = values * like.element_size()
-        if like.device.type != "cpu" or size > KEPT_BYTES:
-            return torch.empty(values, dtype=like.dtype, device=like.device)
-        if name not in self.memory or self.memory[name].nbytes < size:
-            self.memory[name] = torch.empty(max(size, 4096), dtype=torch.uint8, device="cpu")
-        return self.memory[name][:size].view(like.dtype)
+    def host_copy(self, tensor: Tensor) -> Tensor:
+        """The values in pinned memory, the same again in the next call."""
+        if self.pinned is None or self.pinned.memory.nbytes < tensor.nbytes:
+            self.pinned = Pinned(max(tensor.nbytes, 1))
+        return self.pinned.memory[: tensor.nbytes].view(tensor.dtype).copy_(tensor)
 
-    def host_copy(self, values: int, like: Tensor) -> Tensor:
-        """Pinned memory for that many values."""
-        size = values * like.element_size()
-        if self.pinned is None or self.pinned.memory.nbytes < size:
-            self.pinned = Pinned(size)
-        return self.pinned.memory[:size].view(like.dtype)
-
-    @contextlib.contextmanager
-    def calling(self, words: str) -> Generator[Call]:
-        """A call that the ranks make together; what ends it on one rank ends it on the others."""
+    def begin(self, words: str) -> Call:
+        """A call that the ranks make together."""
         if self.broken:
             raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run anew")
         self.serial += 1
         call = Call(self.serial, words)
+        if self.watch is not None:
+            self.watch.waiting = call
+        return call
+
+    def end(self) -> None:
+        """The call came to its end."""
+        if self.watch is not None:
+            self.watch.waiting = None
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """End a call that raised: on the other ranks too, with the reason. What a peer caused becomes a `PeerError`."""
         watch = self.watch
         if watch is None:
-            yield call
             return
-        try:
-            with watch.watching(call):
-                try:
-                    yield call
-                except RuntimeError as error:
-                    watch.look()
-                    reason = watch.heard or str(error).split("\n")[0]
-                    raise PeerError(f"{words}: {reason}") from error
-        except BaseException as error:
-            self.broken = str(error).split("\n")[0] or type(error).__name__
-            self.serial -= 1  # this call did not come about
-            if not watch.heard:  # else the others hear the same
-                self.refuse(error)
-            watch.give_up()
-            raise
+        if isinstance(error, RuntimeError):
+            watch.look()
+        reason = watch.heard or str(error).split("\n")[0] or type(error).__name__
+        self.broken = reason
+        watch.waiting = None
+        self.serial -= 1  # this call did not come about
+        if not watch.heard:  # else the others hear the same
+            self.refuse(error)
+        watch.give_up()
+        if isinstance(error, RuntimeError) and not isinstance(error, MuralError):
+            raise PeerError(f"{call.words}: {reason}") from error
 
     def refuse(self, error: BaseException) -> None:
         """Tell the others that this rank raised instead of its next call."""
