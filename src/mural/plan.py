@@ -15,6 +15,17 @@ from mural.errors import PlanError
 from mural.typed import build, convert, dump, hints_of, read_toml
 
 Schedule = Literal["sequential", "gpipe", "1f1b", "interleaved", "gems"]
+AllReduce = Literal[
+    "backend",
+    "auto",
+    "ring",
+    "ring-blocking",
+    "tree",
+    "butterfly",
+    "halving-doubling",
+    "two-level",
+    "parameter-server",
+]
 Exchange = Literal["batch", "rank", "part"]
 Offloaded = Literal["activations", "parameters", "optimizer"]
 
@@ -86,6 +97,8 @@ class Plan:
     rank's own piece of each micro-batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """"bfloat16" runs under autocast; "float32" leaves the model's types as they are."""
+    all_reduce: AllReduce = "backend"
+    """How gradients are added up: by the backend's own all-reduce, by rounds of ours, or by the faster: "auto"."""
     average: int = 0
     """0: gradients are averaged in every step. k: each data rank trains alone (local SGD), and weights are averaged
     every k updates."""

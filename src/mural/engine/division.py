@@ -16,6 +16,7 @@ from mural.engine.seating import Seating
 from mural.errors import PlanError
 from mural.graph import Graph
 from mural.pipeline.route import Route, named_tensors
+from mural.replicate.carriers import summed
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Holders:
     """The ranks that hold the same parameters, and a process group for each set of several ranks. Collective."""
 
     def __init__(self, division: Division, world: Mesh):
-        self.world = world
+        self.world, self.algorithm = world, division.seating.plan.all_reduce
         self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for ranks in sorted(set(division.holders.values())):
             group: Any = None
@@ -108,7 +109,7 @@ class Holders:
                 flat = torch.cat([g.reshape(-1) for g in bucket]).div_(replicas)
                 if len(ranks) > 1:
                     with self.world.transport.meeting("gradients", group):
-                        dist.all_reduce(flat, group=group)
+                        summed(flat, self.algorithm, group)
                 for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                     g.copy_(part.view_as(g))
 

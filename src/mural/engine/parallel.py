@@ -41,8 +41,9 @@ class Parallel:
         axes = SPATIAL if plan.average else None
         self.shares = shares_among(model.parameters())
         """What this rank holds of parameters that are split by channels."""
-        self.reducer = Reducer([p for p in model.parameters() if share_of(p) is None], mesh, axes)
-        self.share_reducer = Reducer([p for p, _ in self.shares], mesh) if self.shares else None
+        whole, parts = [p for p in model.parameters() if share_of(p) is None], [p for p, _ in self.shares]
+        self.reducer = Reducer(whole, mesh, axes, algorithm=plan.all_reduce)
+        self.share_reducer = Reducer(parts, mesh, algorithm=plan.all_reduce) if parts else None
         self.calls = 0
         self.updates = 0
         self.observe: Callable[[Any], None] | None = None

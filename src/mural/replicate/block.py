@@ -17,6 +17,7 @@ from mural.comm import Transport
 from mural.comm.trace import Post
 from mural.errors import PeerError
 from mural.replicate.buckets import Bucket, Member
+from mural.replicate.carriers import Carrier
 from mural.replicate.gradients import buckets as in_buckets
 from mural.replicate.gradients import grad_of, mark_reduced
 from mural.replicate.waiting import wait_for
@@ -36,13 +37,13 @@ class Block:
         expected: Sequence[int],
         group: dist.ProcessGroup,
         transport: Transport,
+        carrier: Carrier,
     ):
         self.members, self.buckets, self.expected = members, buckets, expected
         self.group, self.transport = group, transport
         self.backend = dist.get_backend(group)
-        averaging = self.backend == "nccl"
-        self.op = dist.ReduceOp.AVG if averaging else dist.ReduceOp.SUM
-        self.scale = 1.0 if averaging else 1.0 / dist.get_world_size(group)
+        self.carrier = carrier
+        self.scale = 1.0 if carrier.averages else 1.0 / dist.get_world_size(group)
         self.places = {id(m): (bucket, slot) for bucket in buckets for slot, m in enumerate(bucket.members)}
         self.fires = [0] * len(members)
         self.seen: list[int] = []
@@ -86,7 +87,7 @@ class Block:
         begin = time.perf_counter()
         if self.transport.traces:
             self.needs[id(bucket)] = self.transport.appointment("gradients", self.group)
-        bucket.launch(self.group, self.op, signals if bucket is self.buckets[-1] else (0, 0))
+        bucket.launch(self.group, self.carrier, signals if bucket is self.buckets[-1] else (0, 0))
         if self.backend == "gloo" and bucket.members[0].kind[1].type == "cpu":
             for record in self.transport.records:
                 bucket.work.get_future().then(partial(note, record.events, begin))

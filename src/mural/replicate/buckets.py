@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
+from mural.replicate.carriers import Carrier
 from mural.replicate.gradients import is_reduced, mark_reduced
 
 ALIGN = 16
@@ -160,7 +161,7 @@ class Bucket:
             torch.mul(grad, scale, out=view)
         member.parameter.grad = None
 
-    def launch(self, group: dist.ProcessGroup, op: Any, signals: tuple[int, int] = (0, 0)) -> None:
+    def launch(self, group: dist.ProcessGroup, carrier: Carrier, signals: tuple[int, int] = (0, 0)) -> None:
         """Start the exchange of what was filed."""
         for stream in self.streams:
             current = torch.cuda.current_stream(stream.device)
@@ -172,7 +173,7 @@ class Bucket:
             tail[len(self.members) :].zero_()
         if any(signals) or not all(self.flags):
             tail.copy_(torch.tensor([*self.flags, *signals], dtype=tail.dtype))
-        self.work = dist.all_reduce(self._buffer(), op=op, group=group, async_op=True)
+        self.work = carrier.launch(self._buffer(), group)
 
     def read_signals(self) -> tuple[bool, bool]:
         """Whether some rank raised, and whether some rank has gradients that came late."""

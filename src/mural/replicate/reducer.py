@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mural.comm import Mesh
+from mural.comm.select import BACKEND
 from mural.errors import LayoutError, PlanError, UnsupportedOp
 from mural.replicate.block import Block
 from mural.replicate.buckets import Bucket, Member, arrange
+from mural.replicate.carriers import carrier_of
 from mural.replicate.fibres import group_of, named_axes
 from mural.replicate.gradients import check_same, mark_reduced
 from mural.shard.channel_share import share_of
@@ -41,6 +43,8 @@ class Reducer:
         loss.backward()
     ```
 
+    `algorithm` is one of `mural.comm.all_reduce`'s: "backend" for the backend's own, "auto" for the fastest.
+
     Behind the block every `.grad` is what `reduce_gradients` would have made of it. Backwards outside of the block
     accumulate as usual, and the next one inside averages what they added. Parameters may be frozen and unfrozen
     between blocks, on all ranks alike. After the first block, buckets follow the order in which the first rank's
@@ -55,6 +59,7 @@ class Reducer:
         mesh: Mesh,
         axes: Sequence[str] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        algorithm: str = BACKEND,
     ):
         if bucket_bytes < 1:
             raise PlanError(f"bucket_bytes={bucket_bytes}: a bucket holds at least one byte")
@@ -65,6 +70,7 @@ class Reducer:
             if p.is_complex():
                 raise UnsupportedOp(f"{name} is {p.dtype}: the reducer averages real gradients; use reduce_gradients")
         self.group = group_of(self.mesh, self.axes)
+        self.carrier = carrier_of(algorithm, self.group)
         self._collect()
 
     def _collect(self) -> None:
@@ -98,7 +104,7 @@ class Reducer:
             raise LayoutError(f"watching() on {self.mesh} along {', '.join(self.axes)}: {_busy[group]}")
         if self._look() != self.state:
             self._collect()
-        block = Block(self.members, self.buckets, self.expected, group, self.mesh.transport)
+        block = Block(self.members, self.buckets, self.expected, group, self.mesh.transport, self.carrier)
         _busy[group] = "another block is open; end it first, or give one reducer all parameters"
         try:
             try:
