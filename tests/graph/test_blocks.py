@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from printed import Basic, Interconnected
 from torch import Tensor, nn
 
 import mural
@@ -17,49 +17,6 @@ from mural.graph.adjacency import adjacency
 from mural.graph.blocks import LEVELS, Level, blocks, tree
 from mural.graph.bytes import bytes_in, node_bytes
 from mural.graph.work import work
-
-
-class TheModelClass(nn.Module):
-    """The first network of document 001."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 5)
-        self.pool1 = nn.MaxPool2d(2, 2)
-        self.pool2 = nn.MaxPool2d(2, 2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(16 * 5 * 5, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool1(F.relu(self.conv1(x)))
-        x = self.pool2(F.relu(self.conv2(x)))
-        x = x.view(-1, 16 * 5 * 5)
-        x = F.relu(self.fc1(x))
-        x = F.relu(self.fc2(x))
-        return self.fc3(x)
-
-
-class Net(nn.Module):
-    """The second network of document 001."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 10, kernel_size=5)
-        self.conv2 = nn.Conv2d(10, 20, kernel_size=5)
-        self.conv2_drop = nn.Dropout2d()
-        self.fc1 = nn.Linear(320, 50)
-        self.fc2 = nn.Linear(50, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
-        x = x.view(-1, 320)
-        x = F.relu(self.fc1(x))
-        x = F.dropout(x, training=self.training)
-        x = self.fc2(x)
-        return F.log_softmax(x, dim=1)
 
 
 class Run(nn.Module):
@@ -83,7 +40,7 @@ def names(graph: Graph, level: Level) -> list[str]:
 
 
 def test_the_adjacency_that_the_document_prints() -> None:
-    graph = mural.capture(TheModelClass(), (1, 3, 32, 32))
+    graph = mural.capture(Interconnected(), (1, 3, 32, 32))
     printed = {
         "conv1": [], "pool1": ["conv1"], "conv2": ["pool1"], "pool2": ["conv2"], "fc1": ["pool2"], "fc2": ["fc1"],
         "fc3": ["fc2"],
@@ -100,7 +57,7 @@ def test_the_adjacency_that_the_document_prints() -> None:
 
 
 def test_the_adjacency_of_the_documents_basic_network() -> None:
-    graph = mural.capture(Net(), (2, 1, 28, 28))
+    graph = mural.capture(Basic(), (2, 1, 28, 28))
     assert adjacency(graph) == {
         "conv1": [], "conv2": ["conv1"], "conv2_drop": ["conv2"], "fc1": ["conv2_drop"], "fc2": ["fc1"]
     }  # fmt: skip
@@ -173,7 +130,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vit": (lambda: models.ViT(width=12, depth=2, heads=3, patch=8, extents=(32, 40)), (1, 3, 45, 29)),
     "resnet v2": (lambda: models.resnet_v2(20, width=2), (1, 3, 32, 32)),
     "vgg": (lambda: models.VGG(11, width=4), (1, 3, 33, 47)),
-    "document": (TheModelClass, (1, 3, 32, 32)),
+    "document": (Interconnected, (1, 3, 32, 32)),
 }
 
 
