@@ -14,9 +14,9 @@ KINDS = ("#1f7f6f", "#a13d78", "#6b5bb5", "#7d7a1e", "#b04545", "#3d7f9e")
 WIDTH, LEFT, ROW, GAP = 860, 90, 18, 5
 STYLE = (
     "body{font:14px system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "table{border-collapse:collapse}td,th{padding:.15rem .7rem;text-align:right}"
+    "table{border-collapse:collapse}td,th{padding:.15rem .7rem;text-align:right;white-space:nowrap}"
     "td:first-child,th:first-child{text-align:left}tr+tr td{border-top:1px solid #8886}"
-    "svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#808791}"
+    ".wide{overflow-x:auto}svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#808791}"
     ".key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .35em 0 1em}"
 )
 
@@ -72,7 +72,7 @@ def page(profile: Profile) -> str:
         f"<h1>Profile</h1><p>{escape(profile.title)}</p>"
         f"<p>{legend(profile.kinds)}</p>"
         f"<h2>The mean step of each rank</h2>{bars(profile.by_rank, 'rank', profile.kinds)}"
-        f"<table><tr>{''.join(f'<th>{escape(c)}</th>' for c in head)}</tr>{cells}</table>"
+        f'<div class="wide"><table><tr>{"".join(f"<th>{escape(c)}</th>" for c in head)}</tr>{cells}</table></div>'
         f"<h2>Every step</h2>{steps}"
     )
 

@@ -66,7 +66,7 @@ def exchanged(step: Step, mesh: Mesh) -> tuple[list[int], list[int], list[Form |
         if place in step.pieces:
             code = torch.tensor(step.pieces[place].form.code)
             table[place, 2:] = torch.cat([code, -code])
-    table = greatest(mesh, table, "data")
+    table = greatest(mesh, table, "samples")
     codes, negated = table[:, 2 : 2 + FORM], -table[:, 2 + FORM :]
     forms: list[Form | None] = []
     for state, code, other in zip(table[:, 0].tolist(), codes, negated, strict=True):
@@ -85,7 +85,7 @@ def check_same(samples: Samples, mesh: Mesh, settings: Sequence[int]) -> None:
         return
     names = "\n".join(name_at(samples, index) for index in range(len(samples)))
     mine = torch.tensor([len(samples), zlib.crc32(names.encode()), zlib.crc32(repr(tuple(settings)).encode())])
-    found = greatest(mesh, torch.cat([mine, -mine]), "data")
+    found = greatest(mesh, torch.cat([mine, -mine]), "samples")
     if not torch.equal(found[:3], -found[3:]):
         raise DataError(
             f"the ranks have different datasets or settings (rank {mesh.rank}: {len(samples)} samples; the most are "
