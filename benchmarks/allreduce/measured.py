@@ -46,7 +46,9 @@ def measure(rank: int, sizes: list[int], seconds: float, gauged: list[int]) -> d
         if rank == 0:
             base = median(times[BACKEND])
             words = ", ".join(f"{name} {median(t) / base:.2f}" for name, t in times.items() if name != BACKEND)
-            print(f"{team.size} ranks, {size:>11,} bytes: {base * 1e6:>9,.0f} µs by {team.backend}; {words}", flush=True)
+            print(
+                f"{team.size} ranks, {size:>11,} bytes: {base * 1e6:>9,.0f} µs by {team.backend}; {words}", flush=True
+            )
     wire = found.wire
     return {"records": records, "latency": wire.latency, "per_byte": wire.per_byte, "start": wire.start}
 
