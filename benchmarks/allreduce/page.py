@@ -44,8 +44,8 @@ def caption(results: Results) -> str:
     return (
         f"{at['cpu']}, {at['cores']} cores, torch {results['torch']}, one thread a rank, load "
         f"{results['load_at_start']:.1f} at the start, commit {at['commit']}, {results['date'][:10]}. "
-        f"Command: `{results['command']}`."
-    )
+        f"Command: `{results['command']}`. {results.get('note', '')}"
+    ).strip()
 
 
 def sized(count: int) -> str:
@@ -86,7 +86,7 @@ def measured_text(results: Results) -> str:
     rows, errors = [], {name: [] for name in names}
     for (ranks, size), case in by_case(results).items():
         base = median(case[BACKEND]["seconds"])
-        quotients = {name: median(case[name]["seconds"]) / base for name in names}
+        quotients = {name: median(case[name]["seconds"]) / base for name in names if name in case}
         best = min(quotients, key=lambda name: quotients[name])
         cells = [f"**{q:.2f}**" if name == best else f"{q:.2f}" for name, q in quotients.items()]
         rows.append([str(ranks), sized(size), micro(base), *cells])
