@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,7 +194,7 @@ def dying(folder: str) -> None:
 
 
 @needs_tags
-def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Any) -> None:
+def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Path) -> None:
     pool = Pool(3)
     try:
         for pipe in pool.pipes:
@@ -203,3 +205,19 @@ def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Any) -> None:
         pool.close()
     for rank in (0, 2):
         assert (tmp_path / str(rank)).read_text(encoding="utf-8").startswith("halving-doubling of 1048576 values")
+
+
+@pytest.mark.slow
+def test_every_algorithm_over_mpi(tmp_path: Path) -> None:
+    from test_mpi import launch, missing
+
+    if missing():
+        pytest.skip(missing())
+    run = launch(3, "mpi_rounds.py", str(tmp_path))
+    for rank in range(3):
+        file = tmp_path / f"{rank}.json"
+        assert file.exists(), run.stdout + run.stderr
+        different, said = json.loads(file.read_text(encoding="utf-8"))
+        assert different == []
+        assert "ring of 11 values of float32" in said
+        assert "ring of 10 values of float32" in said

@@ -160,7 +160,7 @@ class Team:
         if not watch.heard:  # else the others hear the same
             self.refuse(error)
         watch.give_up()
-        if isinstance(error, RuntimeError) and not isinstance(error, MuralError):
+        if isinstance(error, PeerError) or (isinstance(error, RuntimeError) and not isinstance(error, MuralError)):
             raise PeerError(f"{call.words}: {reason}") from error
 
     def refuse(self, error: BaseException) -> None:

@@ -1,0 +1,143 @@
+"""All-reduce: every algorithm against the backend's own, over slow links, and what it does to training.
+
+Four parts, each with a file in results/: `measured` (seconds against bytes and ranks, with predictions), `network`
+(where a ring overtakes a tree, over links of a set delay and bandwidth; needs the rights of root), `digits` (the same
+accuracy by every algorithm) and `faults` (what loses accuracy). `--page` writes README.md's tables and the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import digits
+import faults
+import measured
+import network
+import page
+import torch
+from harness.options import numbers
+from harness.results import command_line, machine, rounded
+
+from mural.comm import run_local
+
+HERE = Path(__file__).resolve().parent
+SIZES = tuple(2**n for n in (10, 13, 16, 18, 20, 22, 24, 26, 28))
+GAUGED = (2**10, 2**14, 2**17, 2**20, 2**23)
+LINKS = {"hosts": (4, 4, 0.002, 25e6), "nodes": (4, 2, 0.002, 25e6), "far": (4, 4, 0.01, 25e6)}
+"""Ranks, hosts, seconds between two hosts, and bytes a second of a host's link."""
+
+
+def arguments() -> argparse.Namespace:
+    """The options; --quick is for trying the benchmark out, and writes files only where --output names a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"what is done ({','.join(PARTS)})")
+    parser.add_argument("--ranks", type=numbers, help="numbers of ranks (2,4,8; with --quick 2)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each size in `measured` (4)")
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest tensor (268435456)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each training (3)")
+    parser.add_argument("--widths", type=numbers, default=(8, 32, 128), help="of the second hidden layer (8,32,128)")
+    parser.add_argument("--quick", action="store_true", help="toy sizes, and no files: to try it out")
+    parser.add_argument("--output", type=Path, help="folder of the results")
+    parser.add_argument("--name", default="", help="put before the name of the file of `measured`: another machine's")
+    parser.add_argument("--page", action="store_true", help="only write README.md and the figures from results/")
+    options = parser.parse_args()
+    options.parts = options.parts.split(",")
+    options.ranks = options.ranks or ((2,) if options.quick else (2, 4, 8))
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if min(*options.ranks, options.seeds) < 1 or options.seconds <= 0:
+        parser.error("--ranks and --seeds are at least 1, --seconds is more than 0")
+    return options
+
+
+def do_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every number of ranks, the largest first."""
+    sizes = [2**10, 2**16] if options.quick else [size for size in SIZES if size <= options.largest]
+    seconds, gauged = (0.2, GAUGED[:2]) if options.quick else (options.seconds, GAUGED)
+    records: list[dict[str, Any]] = []
+    for ranks in sorted((n for n in options.ranks if n > 1), reverse=True):
+        found = run_local(measured.measure, ranks, sizes, seconds, list(gauged), threads=1)
+        constants = {key: found[key] for key in ("latency", "per_byte", "start")}
+        records += [{"ranks": ranks, "constants": constants}, *found["records"]]
+    return records
+
+
+def do_network(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every network."""
+    sizes = [2**10, 2**16] if options.quick else [2**n for n in (10, 12, 14, 15, 16, 17, 18, 20, 22)]
+    links = {"hosts": LINKS["hosts"]} if options.quick else LINKS
+    records: list[dict[str, Any]] = []
+    for name, (ranks, hosts, delay, bandwidth) in links.items():
+        print(f"network: {name}", flush=True)
+        try:
+            records.append(
+                {"name": name} | network.measure(ranks, hosts, delay, bandwidth, sizes, 2 if options.quick else 7)
+            )
+        except OSError as error:
+            raise SystemExit(f"network namespaces and TUN devices need the rights of root: {error}") from error
+    return records
+
+
+def do_digits(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every number of ranks, beyond the cores of the machine too; one rank is what they are compared with."""
+    records: list[dict[str, Any]] = []
+    widths, seeds = list(options.widths), list(range(options.seeds))
+    kinds = {"weights": widths, "gradients": widths[len(widths) // 2 :][:1]}
+    if options.quick:
+        kinds, seeds = {"weights": widths[:1], "gradients": widths[:1]}, [0]
+    for ranks in (1, *(n for n in options.ranks if n > 1)):
+        epochs = 2 if options.quick else digits.EPOCHS
+        records += run_local(digits.measure, ranks, kinds, seeds, epochs, threads=1)
+    return records
+
+
+def do_faults(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every fault on eight simulated ranks."""
+    torch.set_num_threads(1)
+    ranks, seeds = (2, [0]) if options.quick else (8, list(range(options.seeds)))
+    kinds, epochs = (["weights"], 2) if options.quick else (["weights", "gradients"], digits.EPOCHS)
+    return faults.measure(ranks, 32, seeds, kinds, epochs)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "measured": do_measured,
+    "network": do_network,
+    "digits": do_digits,
+    "faults": do_faults,
+}
+
+
+def main() -> None:
+    """Do the parts, print, write; or only write the page."""
+    options = arguments()
+    if options.page:
+        page.write(HERE)
+        return
+    folder = options.output or (None if options.quick else HERE / "results")
+    for part in options.parts:
+        results: dict[str, Any] = {
+            "command": command_line("allreduce", sys.argv[1:]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "load_at_start": os.getloadavg()[0],
+            "torch": torch.__version__,
+        }
+        results["records"] = PARTS[part](options)
+        print(page.TEXTS[part](results))
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"{options.name + '-' if options.name and part == 'measured' else ''}{part}.json"
+            file.write_text(page.as_json(rounded(results)))
+            print(f"written: {file.name}")
+
+
+if __name__ == "__main__":
+    main()
