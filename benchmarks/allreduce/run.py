@@ -100,11 +100,13 @@ def do_digits(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def do_faults(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every fault on eight simulated ranks."""
+    """Every fault on eight simulated ranks, and on forty."""
     torch.set_num_threads(1)
-    ranks, seeds = (2, [0]) if options.quick else (8, list(range(options.seeds)))
-    kinds, epochs = (["weights"], 2) if options.quick else (["weights", "gradients"], digits.EPOCHS)
-    return faults.measure(ranks, 32, seeds, kinds, epochs)
+    seeds = [0] if options.quick else list(range(options.seeds))
+    if options.quick:
+        return faults.measure(2, 32, seeds, ["weights"], 2)
+    few = faults.measure(8, 32, seeds, ["weights", "gradients"], digits.EPOCHS)
+    return few + faults.measure(40, 32, seeds, ["weights"], digits.EPOCHS)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
