@@ -19,7 +19,7 @@ from mural.comm import all_reduce
 from mural.comm.algorithms import ALGORITHMS
 from mural.comm.select import BACKEND
 
-EPOCHS, BATCH, RATE, HIDDEN = 20, 4, 0.2, 32
+EPOCHS, BATCH, RATE, HIDDEN = 20, 4, 0.1, 32
 TEST_SHARE = 5
 """Every fifth image is kept for the test."""
 

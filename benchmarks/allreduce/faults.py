@@ -8,6 +8,8 @@ what arrives to its sum.
     no division         the sum instead of the mean
     divided by P - 1    the number of messages instead of that of ranks
     one round short     the last rank's buffer does not arrive, but counts in the division
+    mean at each hop    what arrives and what is there are averaged at once, so that the last rank counts half, the one
+                        before a quarter, and most of the others nothing
     overwritten         the send of a round has not begun to read its buffer when the next arrival is copied into it, so
                         it sends that instead; `share` of the values, the rest had left already
 """
@@ -57,6 +59,14 @@ def passed_round(rows: Sequence[Tensor], rounds: int, overwritten: float = 0.0) 
     return sums
 
 
+def halved(rows: Sequence[Tensor]) -> list[Tensor]:
+    """The mean of two at each hop of a ring of running means."""
+    ranks, means = len(rows), [row.clone() for row in rows]
+    for _ in range(ranks - 1):
+        means = [(rows[rank] + means[(rank - 1) % ranks]) / 2 for rank in range(ranks)]
+    return means
+
+
 def by_hand(rounds: int = 0, divisor: int = 0, overwritten: float = 0.0) -> Averages:
     """A ring written by hand: so many rounds less, divided by so much less than P, some of it overwritten."""
 
@@ -81,6 +91,7 @@ FAULTS: dict[str, Averages] = {
     "no division": undivided,
     "divided by P − 1": by_hand(divisor=1),
     "one round short": by_hand(rounds=1),
+    "mean at each hop": halved,
     **{f"overwritten: {share:.0%}": by_hand(overwritten=share) for share in SHARES},
 }
 

@@ -236,8 +236,8 @@ def digits_text(results: Results) -> str:
 def faults_text(results: Results) -> str:
     """Accuracy by fault, and what is lost against the correct mean."""
     parts = [caption(results)]
-    for what in dict.fromkeys(r["what"] for r in results["records"]):
-        mine = [r for r in results["records"] if r["what"] == what]
+    for what, ranks in dict.fromkeys((r["what"], r["ranks"]) for r in results["records"]):
+        mine = [r for r in results["records"] if (r["what"], r["ranks"]) == (what, ranks)]
         right = sum(mine[0]["accuracy"]) / len(mine[0]["accuracy"])
         rows = [
             [

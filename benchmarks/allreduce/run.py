@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each size in `measured` (4)")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest tensor (268435456)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each training (3)")
+    parser.add_argument("--kinds", default="weights,gradients", help="what `digits` averages (weights,gradients)")
     parser.add_argument("--widths", type=numbers, default=(8, 32, 128), help="of the second hidden layer (8,32,128)")
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no files: to try it out")
     parser.add_argument("--output", type=Path, help="folder of the results")
@@ -91,6 +92,7 @@ def do_digits(options: argparse.Namespace) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     widths, seeds = list(options.widths), list(range(options.seeds))
     kinds = {"weights": widths, "gradients": widths[len(widths) // 2 :][:1]}
+    kinds = {what: mine for what, mine in kinds.items() if what in options.kinds.split(",")}
     if options.quick:
         kinds, seeds = {"weights": widths[:1], "gradients": widths[:1]}, [0]
     for ranks in (1, *(n for n in options.ranks if n > 1)):
@@ -100,11 +102,13 @@ def do_digits(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def do_faults(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every fault on eight simulated ranks."""
+    """Every fault on eight simulated ranks, and on forty."""
     torch.set_num_threads(1)
-    ranks, seeds = (2, [0]) if options.quick else (8, list(range(options.seeds)))
-    kinds, epochs = (["weights"], 2) if options.quick else (["weights", "gradients"], digits.EPOCHS)
-    return faults.measure(ranks, 32, seeds, kinds, epochs)
+    seeds = [0] if options.quick else list(range(options.seeds))
+    if options.quick:
+        return faults.measure(2, 32, seeds, ["weights"], 2)
+    few = faults.measure(8, 32, seeds, ["weights", "gradients"], digits.EPOCHS)
+    return few + faults.measure(40, 32, seeds, ["weights"], digits.EPOCHS)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {

@@ -29,7 +29,7 @@ def brought(values: int, dtype: torch.dtype, world: int) -> list[torch.Tensor]:
 
 def compared(sizes: tuple[int, ...], segment: int) -> list[tuple[Any, ...]]:
     """Cases in which a run differs from the simulation."""
-    program.SEGMENT_BYTES = segment
+    whole, program.SEGMENT_BYTES = program.SEGMENT_BYTES, segment
     world, rank = dist.get_world_size(), dist.get_rank()
     nodes = ((0,), tuple(range(1, world)))
     different: list[tuple[Any, ...]] = []
@@ -43,6 +43,7 @@ def compared(sizes: tuple[int, ...], segment: int) -> list[tuple[Any, ...]]:
                     expected = simulate(rounds_of(name, nodes, deterministic), inputs)[rank]
                     if found is not mine or not torch.equal(mine.view(torch.uint8), expected.view(torch.uint8)):
                         different.append((dtype, values, name, deterministic))
+    program.SEGMENT_BYTES = whole
     return different
 
 

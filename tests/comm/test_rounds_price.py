@@ -185,7 +185,9 @@ def chosen() -> tuple[Gauge, str, str, float]:
     total = mural.comm.all_reduce(tensor, "auto")
     again = mural.comm.all_reduce(torch.ones(1000), "auto", deterministic=True)
     assert torch.equal(total, again)
-    assert set(plain.measured) - set(ALGORITHMS) == {BACKEND} > set(in_order.measured) - set(ALGORITHMS)
+    if team.eager:
+        assert set(plain.measured) - set(ALGORITHMS) == {BACKEND}
+        assert set(in_order.measured) < set(ALGORITHMS)
     return gauge(team, (2**10, 2**16), 1), str(plain), str(in_order), total[0].item()
 
 

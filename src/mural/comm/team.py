@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Hashable
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mural.comm.alarm import Alarm, Pending
+from mural.comm.alarm import POLL_SECONDS, Alarm, Pending
 from mural.comm.choice import from_host
 from mural.comm.launch import join
 from mural.comm.mpi_library import NAME as MPI
@@ -29,6 +30,8 @@ from mural.comm.staging import Pinned
 from mural.errors import MuralError, PeerError, PlanError
 
 TIMEOUT = 600.0
+MOST_SECONDS = 5.0
+"""How long a rank that waits lets pass before it looks again at what the others called."""
 TRIP_TAG, FIRST_TAG, TAGS = 63, 64, 16_000
 
 _teams: dict[str, Team] = {}
@@ -38,7 +41,7 @@ class Call:
     """One call of a collective that somebody waits in; its messages have its tag."""
 
     def __init__(self, serial: int, words: str):
-        self.serial, self.words = serial, words
+        self.serial, self.words, self.begun = serial, words, time.monotonic()
         self.tag = FIRST_TAG + crc32(words.encode()) % TAGS
         self.outgoing: dict[int, Tensor] = {}
         self.incoming: dict[int, Tensor] = {}
@@ -48,7 +51,7 @@ class Watch(Alarm):
     """The alarm of a team's calls: it compares them, and ends waits without the help of others."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int):
-        self.place, self.size, self.told = rank, size, 0
+        self.place, self.size, self.told, self.next_look = rank, size, 0, 0.0
         super().__init__(group, "/rounds")
 
     def tell(self, call: Call) -> None:
@@ -58,6 +61,7 @@ class Watch(Alarm):
 
     def look(self) -> None:
         """Read what others left, now."""
+        self.next_look = 0.0
         with contextlib.suppress(RuntimeError):
             self._read_notes()
 
@@ -68,9 +72,13 @@ class Watch(Alarm):
         super()._read_notes()
 
     def _compare(self, call: Call) -> None:
-        """Find out whether another rank made another call."""
+        """Find out whether another rank made another call; ranks that wait for long look less often."""
+        now = time.monotonic()
         if self.told != call.serial:
             self.tell(call)
+        elif now < self.next_look:
+            return
+        self.next_look = now + min(max(now - call.begun, POLL_SECONDS), MOST_SECONDS)
         for other in range(self.size):
             key = f"{self.key}/call/{call.serial}/{other}"
             if other != self.place and self.store.check([key]):

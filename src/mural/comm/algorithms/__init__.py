@@ -30,8 +30,6 @@ ALGORITHMS: Mapping[str, Callable[[Nodes], Collective]] = MappingProxyType(
 )
 """All-reduce by name, given the ranks of each node."""
 
-SHAPES = ("tree", "chain")
-
 
 def ranks_of(nodes: Nodes) -> int:
     """How many ranks some nodes have together."""
@@ -88,7 +86,6 @@ def rooted(
 
 __all__ = [
     "ALGORITHMS",
-    "SHAPES",
     "all_reduction",
     "broadcast",
     "butterfly",
