@@ -18,6 +18,7 @@ from mural.engine.microbatches import part_of, rows_of
 from mural.parallelize import mesh_of, parallelize
 from mural.plan import Plan
 from mural.shard import ShardedTensor
+from mural.shard.channel_share import share_of
 from mural.shard.rows import Rows
 
 
@@ -49,12 +50,18 @@ def check(
     divided.observe = outputs.append
     value = divided.step(image, target)
     found = {"output": parted(outputs, alone["output"]), "loss": apart(value, alone["loss"])}
-    grads = {name: p.grad for name, p in divided.named_parameters()}
-    found["gradients"] = max((apart(grad, alone["gradients"][name]) for name, grad in grads.items()), default=0.0)
+    grads = [apart(p.grad, held(alone["gradients"][name], p)) for name, p in divided.named_parameters()]
+    found["gradients"] = max(grads, default=0.0)
     buffers = dict(divided.named_buffers())
     found["buffers"] = max((apart(buffer, alone["buffers"][name]) for name, buffer in buffers.items()), default=0.0)
     worst = greatest(mesh, torch.tensor(list(found.values()), dtype=torch.float64), "check")
     return dict(zip(found, worst.tolist(), strict=True))
+
+
+def held(whole: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
+    """What a rank holds of a parameter's tensor: all, or its share."""
+    share = share_of(parameter)
+    return whole if share is None or whole is None else share.cut(whole)
 
 
 def parted(outputs: list[Any], whole: Any) -> float:

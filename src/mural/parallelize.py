@@ -1,4 +1,4 @@
-"""`parallelize` applies a plan to a model, in one fixed order: mesh, memory, equal weights, gradient exchange."""
+"""`parallelize` applies a plan to a model, in one fixed order: mesh, memory, equal weights, channels, gradients."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mural.engine.recompute import recompute
 from mural.engine.seating import Seating, check_mesh
 from mural.pipeline.route import Route
 from mural.plan import Plan
+from mural.shard.channel import split_channels
 
 
 def parallelize(
@@ -48,9 +49,11 @@ def parallelize(
     check_mesh(plan, mesh)
     materialize(model, device)
     share_from_first(model, mesh)
+    if plan.channel > 1:
+        split_channels(unwrapped(model), mesh, plan.channel_layers, plan.channel_exchange)
     recompute(model, plan.recompute)
     if not plan.piped:
-        return Parallel(model, plan, mesh, loss, seed)
+        return Parallel(model, plan, mesh.folded, loss, seed)
     graph = likely_graph(unwrapped(model)) if image is None else graph_for(unwrapped(model), image)
     kind = next((p.device.type for p in model.parameters()), "cpu")
     hardware = "h200" if kind == "cuda" else "cpu"
@@ -62,4 +65,4 @@ def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:
     """The mesh that a plan asks for, over the ranks that run."""
     if plan.grids:
         return init(data=plan.data, stage=sum(map(prod, plan.grids)), backend=backend)
-    return init(spatial=plan.spatial or None, data=plan.data, stage=plan.stage, backend=backend)
+    return init(spatial=plan.spatial or None, data=plan.data, stage=plan.stage, channel=plan.channel, backend=backend)

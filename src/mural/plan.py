@@ -15,10 +15,10 @@ from mural.errors import PlanError
 from mural.typed import build, convert, dump, hints_of, read_toml
 
 Schedule = Literal["sequential", "gpipe", "1f1b", "interleaved", "gems"]
+Exchange = Literal["batch", "rank", "part"]
 Offloaded = Literal["activations", "parameters", "optimizer"]
 
 LATER = {
-    "channel": "the channel axis",
     "domain": "the domain axis",
     "stream": "streaming",
     "offload": "offload",
@@ -47,9 +47,16 @@ class Plan:
     grids: tuple[tuple[int, ...], ...] = ()
     """The grid of each stage, where they differ; then `spatial` stays empty."""
     channel: int = 1
-    """Ranks that share the channels of a layer. Not run by this version, as `domain`, `stream`, `offload` are not."""
+    """Ranks among which the channels of split layers are divided; of all other layers, the images of a batch."""
+    channel_layers: str | tuple[str, ...] = "linear"
+    """Which layers are split: "linear" ones alone (convolutions stay data-parallel), "all" with convolutions, or names
+    as "fc1:output" and "fc2:input"."""
+    channel_exchange: Exchange = "batch"
+    """How the images of a channel group meet at a split layer: the whole "batch" at once, one "rank"'s at a time, or a
+    "part" of every rank's at a time; the next ones travel while these are computed on."""
     domain: int = 1
-    """Ranks among which the domains of a separation network are divided."""
+    """Ranks among which the domains of a separation network are divided. Not run by this version, as `stream` and
+    `offload` are not."""
     schedule: Schedule = "sequential"
     """The order in which stages work on micro-batches."""
     microbatches: int = 1
@@ -102,6 +109,10 @@ class Plan:
             )
         if self.memory:
             bytes_of(self.memory)
+        if isinstance(self.channel_layers, str) and self.channel_layers not in ("linear", "all"):
+            raise PlanError(
+                f'channel_layers = {self.channel_layers!r}: give "linear", "all", or a list of names, as ["fc1:output"]'
+            )
         if self.average < 0:
             raise PlanError(f"average = {self.average}: give 0 for gradients, or a number of updates")
 
@@ -139,6 +150,16 @@ class Plan:
                 raise PlanError(
                     f"{name} = {getattr(self, name)!r}: {words} cannot be run by this version; leave it out"
                 )
+        if self.channel > 1 and self.piped:
+            raise PlanError(
+                f"channel = {self.channel} with stages, micro-batches or recomputed stages cannot be run by this "
+                f"version: set stage = 1, microbatches = 1 and recompute blocks by name, or channel = 1"
+            )
+        if self.channel > 1 and self.average:
+            raise PlanError(
+                f"channel = {self.channel} with average = {self.average}: data ranks that train alone hold whole "
+                f"layers; set average = 0, or channel = 1"
+            )
         if self.average and self.piped:
             raise PlanError(
                 f"average = {self.average} with stages or micro-batches cannot be run by this version: set 0"

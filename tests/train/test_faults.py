@@ -162,9 +162,9 @@ def test_a_killed_rank_changes_nothing(images: Path, tmp_path: Path, undisturbed
 
 
 @pytest.mark.slow
-def test_a_killed_stage_changes_nothing(images: Path, tmp_path: Path) -> None:
-    """The same for a model in two stages: each rank holds, saves and restores its part."""
-    plan = {"stage": 2}
+@pytest.mark.parametrize("plan", [{"stage": 2}, {"channel": 2, "channel_layers": "all"}], ids=["stage", "channel"])
+def test_a_killed_part_changes_nothing(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
+    """The same for a model in two stages, or with split layers: each rank holds, saves and restores its part."""
     whole, hurt = (described(images, tmp_path / name, plan=plan) for name in ("whole", "hurt"))
     with started(whole, *torchrun(0)) as process:
         assert process.wait(LIMIT) == 0, log_of(whole)

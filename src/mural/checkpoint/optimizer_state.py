@@ -11,12 +11,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mural.checkpoint.manifest import Entry
+from mural.checkpoint.pieces import Piece
+from mural.checkpoint.shares import fitting, placed_state, room
 from mural.checkpoint.snapshot import lacking, listed
 from mural.checkpoint.values import decode, encode
 from mural.errors import CheckpointError
 
 
-def encode_optimizer(optimizer: Optimizer, names: Mapping[int, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def encode_optimizer(
+    optimizer: Optimizer, names: Mapping[int, str], tensors: dict[str, Tensor | Piece]
+) -> dict[str, Any]:
     """The optimizer as JSON, its tensors put into `tensors`; `names` gives a parameter's name by its identity."""
     state: dict[str, Any] = {}
     host: list[str] = []
@@ -27,10 +31,12 @@ def encode_optimizer(optimizer: Optimizer, names: Mapping[int, str], tensors: di
         found: dict[str, Tensor] = {}
         state[name] = encode(dict(own), f"optimizer.state.{name}", found)
         host += [key for key, tensor in found.items() if tensor.is_cpu and not parameter.is_cpu]
-        tensors.update(found)
+        tensors.update({key: placed_state(key, tensor, parameter) for key, tensor in found.items()})
     groups: list[dict[str, Any]] = []
     for i, group in enumerate(optimizer.param_groups):
-        options = {k: encode(v, f"optimizer.groups.{i}.{k}", tensors) for k, v in group.items() if k not in _PARAMETERS}
+        found = {}
+        options = {k: encode(v, f"optimizer.groups.{i}.{k}", found) for k, v in group.items() if k not in _PARAMETERS}
+        tensors.update(found)
         groups.append({"params": _names_of(i, group, names), "options": options})
     on_host = all(parameter.is_cpu for parameter in optimizer.state)
     return {
@@ -87,7 +93,7 @@ def decode_optimizer(
     optimizer: Optimizer,
     names: Mapping[int, str],
     entries: Mapping[str, Entry],
-    targets: dict[str, Tensor],
+    targets: dict[str, Tensor | Piece],
 ) -> Loaded:
     """What the optimizer will be set to; the tensors of it that are to be filled go into `targets`, by name."""
     _check(packed, optimizer, names)
@@ -106,7 +112,8 @@ def decode_optimizer(
             key = tensor.removeprefix(prefix)
             on_host = key == "step" if host is None else tensor in host
             device = _device(on_host, groups[name], parameters[name])
-            return targets.setdefault(tensor, _room(entries[tensor], have.get(key), device))
+            target = targets.setdefault(tensor, room(entries[tensor], parameters[name], have.get(key), device))
+            return target.tensor if isinstance(target, Piece) else target
 
         state[parameter] = decode(own, fill)
     options: list[dict[str, Any]] = []
@@ -115,7 +122,12 @@ def decode_optimizer(
         def option(tensor: str, prefix: str = f"optimizer.groups.{i}.", group: dict[str, Any] = group) -> Tensor:
             have = group.get(tensor.removeprefix(prefix))
             device = have.device if isinstance(have, Tensor) else torch.device("cpu")
-            return targets.setdefault(tensor, _room(entries[tensor], have, device))
+            known = targets.get(tensor)
+            target = (
+                known if isinstance(known, Tensor) else fitting(entries[tensor], entries[tensor].shape, have, device)
+            )
+            targets[tensor] = target
+            return target
 
         options.append(decode({k: v for k, v in saved["options"].items() if k not in _HOW}, option))
     return Loaded(state, options)
@@ -157,12 +169,6 @@ def _device(on_host: bool, group: Mapping[str, Any], parameter: Tensor) -> torch
     """Where a state lives: beside its parameter, but in host memory where it was there, unless kernels need it."""
     needed = group.get("capturable") or group.get("fused")
     return torch.device("cpu") if on_host and not needed else parameter.device
-
-
-def _room(entry: Entry, have: Any, device: torch.device) -> Tensor:
-    """The tensor that is there already, if it can take what is saved, or a new one."""
-    fits = isinstance(have, Tensor) and (tuple(have.shape), have.dtype) == (entry.shape, entry.dtype)
-    return have if fits else torch.empty(entry.shape, dtype=entry.dtype, device=device)
 
 
 def _what(parameter: Any) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer, united, without
+from mural.checkpoint.pieces import Piece
+from mural.checkpoint.shares import placed
 from mural.checkpoint.snapshot import Snapshot, lacking, listed
 from mural.checkpoint.values import decode, encode
 from mural.comm import Mesh
@@ -36,9 +39,12 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class State:
-    """What `Checkpoints.save` takes: the tensors are those of the training itself, not copies."""
+    """What `Checkpoints.save` takes: the tensors are those of the training itself, not copies.
 
-    tensors: dict[str, Tensor]
+    Of parameters that are split by channels, each rank has a piece.
+    """
+
+    tensors: dict[str, Tensor | Piece]
     values: dict[str, Any]
 
 
@@ -57,7 +63,9 @@ def state_of(
         parts = [own] if mesh is None else list(gather(mesh, own, "the state of optimizers").values())
         values["optimizer"] = united(parts, [_clean(name) for name, _ in model.named_parameters()])
     for name, part in _parts(scheduler, scaler).items():
-        values[name] = encode(part.state_dict(), name, tensors)
+        found: dict[str, Tensor] = {}
+        values[name] = encode(part.state_dict(), name, found)
+        tensors.update(found)
     return State(tensors, values)
 
 
@@ -96,7 +104,7 @@ def plain(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Plan:
-    targets: dict[str, Tensor]
+    targets: dict[str, Tensor | Piece]
     extra: dict[str, Any]
     optimizer: Loaded | None
     parts: dict[str, dict[str, Any]]
@@ -117,10 +125,7 @@ def _plan(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None, par
             here = without(packed, elsewhere)
             loaded = decode_optimizer(here, optimizer, _names(model), snapshot.tensors, targets)
 
-        def fill(name: str) -> Tensor:
-            entry = snapshot.tensors[name]
-            return targets.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
-
+        fill = partial(_filled, snapshot, targets)
         return _Plan(targets, extra, loaded, {name: decode(snapshot.values[name], fill) for name in parts})
     except CheckpointError as error:
         raise CheckpointError(f"{snapshot.place} does not fit: {error}") from error
@@ -140,16 +145,25 @@ def _clean(name: str) -> str:
     return name.replace("._orig_mod", "")
 
 
-def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _filled(snapshot: Snapshot, targets: dict[str, Tensor | Piece], name: str) -> Tensor:
+    """A new tensor that the snapshot's of that name will be loaded into."""
+    entry, known = snapshot.tensors[name], targets.get(name)
+    target = known if isinstance(known, Tensor) else torch.empty(entry.shape, dtype=entry.dtype)
+    targets[name] = target
+    return target
+
+
+def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor | Piece], dict[str, Any]]:
     own = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Piece] = {}
+    inside: dict[str, Tensor] = {}
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
     extra: dict[str, Any] = {}
     for key, value in model.state_dict(keep_vars=True).items():
         name = _clean(key)
         if key.endswith("_extra_state"):
-            extra[name.removesuffix("_extra_state").removesuffix(".")] = encode(value, f"model.{name}", tensors)
+            extra[name.removesuffix("_extra_state").removesuffix(".")] = encode(value, f"model.{name}", inside)
         elif not isinstance(value, Tensor) or id(value) not in own:
             raise CheckpointError(
                 f"state_dict() of the model has {name}, which is neither a parameter nor a buffer: it could be saved, "
@@ -162,11 +176,11 @@ def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor
         else:
             first[id(value)] = name
             if meta or not value.is_meta:
-                tensors[f"model.{name}"] = value.detach()
-    return tensors, {"model": {"ties": ties, "extra": extra}}
+                tensors[f"model.{name}"] = placed(value)
+    return {**tensors, **inside}, {"model": {"ties": ties, "extra": extra}}
 
 
-def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tensor | Piece], dict[str, Any]]:
     found, values = _model_state(model, meta=True)
     here, there = values["model"], snapshot.values.get("model")
     if there is None:
@@ -186,12 +200,8 @@ def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tens
     if faults:
         raise CheckpointError(f"it is of another model: {listed(faults)}")
 
-    targets = {name: tensor for name, tensor in targets.items() if not tensor.is_meta}
-
-    def fill(name: str) -> Tensor:
-        entry = snapshot.tensors[name]
-        return targets.setdefault(name, torch.empty(entry.shape, dtype=entry.dtype))
-
+    targets = {name: target for name, target in targets.items() if isinstance(target, Piece) or not target.is_meta}
+    fill = partial(_filled, snapshot, targets)
     return targets, {path: decode(value, fill) for path, value in there["extra"].items()}
 
 

@@ -67,6 +67,19 @@ class Mesh:
             index = index * size + at[axis]
         return self.ranks[index] if self.ranks else index
 
+    @cached_property
+    def folded(self) -> Mesh:
+        """The same ranks with the channel axis as part of the data axis: how images lie, and all that is made of them.
+
+        Layers that are split by channels are the only ones that tell the two axes apart.
+        """
+        if self.size("channel") == 1:
+            return self
+        if self.size("stage") * self.size("domain") > 1:
+            raise PlanError(f"{self}: the channel axis does not go with stage and domain; set them to 1, or channel=1")
+        sizes = (self.size("data") * self.size("channel"), 1, 1, 1, *self.sizes[len(AXES) - len(SPATIAL) :])
+        return replace(self, sizes=sizes)
+
     def alone(self, data_only: bool = True) -> Mesh:
         """The mesh of the ranks that share this rank's images, or of this rank alone.
 
@@ -81,8 +94,8 @@ class Mesh:
 
     @property
     def replicas(self) -> int:
-        """How many ranks compute the same loss: data × spatial, over which gradients are averaged."""
-        return self.size("data") * prod(self.spatial)
+        """How many ranks compute the same loss: data × channel × spatial, over which gradients are averaged."""
+        return self.size("data") * self.size("channel") * prod(self.spatial)
 
     def __str__(self) -> str:
         used = ", ".join(f"{a}={s}" for a, s in zip(AXES, self.sizes, strict=True) if s > 1) or "one rank"
@@ -130,8 +143,9 @@ def init(
     single process. `mural.comm.placement()` says which, and why.
 
     `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural
-    choose the grid with the least traffic for the ranks that `data` leaves. Afterwards torch's default
-    random generator is in the same state on every rank.
+    choose the grid with the least traffic for the ranks that `data` and `channel` leave. Ranks along `channel` divide
+    the layers that a plan splits among them, and everywhere else the images, as those along `data` do. Afterwards
+    torch's default random generator is in the same state on every rank.
 
     `backend`: NCCL where each rank has a GPU of its own, else gloo; "mpi" sends messages through MPI, under mpirun.
 
@@ -142,24 +156,29 @@ def init(
     >>> init(image=(64, 64)).spatial
     (1, 1)
     """
-    for name, size in {"channel": channel, "domain": domain}.items():
-        if size != 1:
-            raise PlanError(f"{name}={size}: this version runs the data, stage and spatial axes; leave {name} at 1")
+    if domain != 1:
+        raise PlanError(f"domain={domain}: this version runs the other axes; leave domain at 1")
     grid = () if spatial is None else (spatial,) if isinstance(spatial, int) else tuple(spatial)
-    if not all(type(n) is int and n >= 1 for n in (data, stage, *grid, *(image or ()))):
+    if not all(type(n) is int and n >= 1 for n in (data, stage, channel, *grid, *(image or ()))):
         raise PlanError(
-            f"spatial={spatial}, data={data}, stage={stage}, image={image}: sizes are whole numbers of at least 1"
+            f"spatial={spatial}, data={data}, stage={stage}, channel={channel}, image={image}: sizes are whole numbers "
+            f"of at least 1"
         )
+    if stage > 1 and channel > 1:
+        raise PlanError(f"stage={stage} × channel={channel}: the channel axis does not go with stages; set one to 1")
     world, rank, transport = join(backend, timeout)
     if spatial is None and image is not None:
-        if world % (data * stage):
-            raise PlanError(f"data={data} × stage={stage} does not divide {world} ranks: choose divisors of {world}")
-        grid = choose_grid(image, world // (data * stage))
+        if world % (data * stage * channel):
+            others = f" × channel={channel}" if channel > 1 else ""
+            raise PlanError(
+                f"data={data} × stage={stage}{others} does not divide {world} ranks: choose divisors of {world}"
+            )
+        grid = choose_grid(image, world // (data * stage * channel))
     if len(grid) > len(SPATIAL):
         raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
-    needed = data * stage * prod(grid)
+    needed = data * stage * channel * prod(grid)
     if needed != world:
-        stages = f" × stage={stage}" if stage > 1 else ""
+        stages = (f" × stage={stage}" if stage > 1 else "") + (f" × channel={channel}" if channel > 1 else "")
         raise PlanError(
             f"spatial={grid} × data={data}{stages} needs {needed} ranks, but {world} run: "
             f"start {needed} ranks, or let init(image=…) choose the grid"

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 
 from mural.comm import SPATIAL, Mesh
 from mural.comm.agree import any_rank, together
+from mural.engine.channel_state import clip_shared, joined_state, load_joined, share_from_first
 from mural.engine.inputs import Image, Inputs
 from mural.errors import LayoutError
 from mural.plan import Plan
 from mural.replicate import Reducer, reduce_gradients
 from mural.replicate.average import average
 from mural.shard import ShardedTensor, batchnorm_scope
+from mural.shard.channel_share import share_of, shares_among
+from mural.shard.channel_watch import Watch
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -36,7 +39,10 @@ class Parallel:
         self.mesh = mesh.alone() if plan.average else mesh
         self.inputs = Inputs(self.plain, self.mesh, mesh)
         axes = SPATIAL if plan.average else None
-        self.reducer = Reducer(list(model.parameters()), mesh, axes)
+        self.shares = shares_among(model.parameters())
+        """What this rank holds of parameters that are split by channels."""
+        self.reducer = Reducer([p for p in model.parameters() if share_of(p) is None], mesh, axes)
+        self.share_reducer = Reducer([p for p, _ in self.shares], mesh) if self.shares else None
         self.calls = 0
         self.updates = 0
         self.observe: Callable[[Any], None] | None = None
@@ -62,6 +68,8 @@ class Parallel:
                 self.check_loss(loss)
             if reduce:
                 stack.enter_context(self.reducer.watching())
+                if self.share_reducer is not None:
+                    stack.enter_context(self.share_reducer.watching())
             (loss * weight if weight != 1.0 else loss).backward()
         self.unreduced = not reduce
         if self.plan.batchnorm == "rank" and self.module.training:
@@ -99,6 +107,8 @@ class Parallel:
             if self.plan.precision == "bfloat16":
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
             stack.enter_context(batchnorm_scope(self.plan.batchnorm))
+            if self.shares:
+                stack.enter_context(Watch())
             yield
 
     def draw(self) -> int:
@@ -136,6 +146,8 @@ class Parallel:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """The norm of the whole gradient, which is scaled down where it is larger than `max_norm`. Collective."""
         self.reduce_gradients()
+        if self.shares:
+            return clip_shared(list(self.module.parameters()), max_norm, norm_type)
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def found_inf(self) -> bool:
@@ -205,6 +217,8 @@ class Parallel:
 
     def state_dict(self, rank0: bool = False) -> dict[str, Any]:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
+        if self.shares:
+            return joined_state(self.plain, wanted=not rank0 or self.world_mesh.rank == 0)
         if rank0 and self.world_mesh.rank != 0:
             return {}
         found: dict[str, Any] = self.plain.state_dict()
@@ -212,6 +226,9 @@ class Parallel:
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> None:
         """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
+        if self.shares:
+            load_joined(self.plain, state, self.world_mesh, strict, rank0)
+            return
         with together(self.world_mesh, "load_state_dict"):
             if not rank0 or self.world_mesh.rank == 0:
                 self.plain.load_state_dict(state, strict=strict)
@@ -225,14 +242,3 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model whose names count: the one inside of `torch.compile`."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
-
-
-def share_from_first(model: nn.Module, mesh: Mesh) -> None:
-    """Give every rank the parameters and buffers of rank 0."""
-    if mesh.world == 1:
-        return
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            sent = mesh.transport.outbound(tensor.detach().contiguous())
-            dist.broadcast(sent, src=0, group=mesh.transport.group)
-            tensor.copy_(sent)

@@ -104,8 +104,10 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
     stages = sum(map(prod, plan.grids)) if plan.grids else plan.stage
     spatial = () if plan.grids else plan.spatial
     alike = prod(spatial) == prod(mesh.spatial) == 1 or mesh.spatial == spatial
-    if (mesh.size("data"), mesh.size("stage")) != (plan.data, stages) or not alike:
+    wanted = (plan.data, stages, plan.channel)
+    if tuple(mesh.size(axis) for axis in ("data", "stage", "channel")) != wanted or not alike:
+        channel = f", channel = {plan.channel}" if plan.channel > 1 or mesh.size("channel") > 1 else ""
         raise PlanError(
-            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}, but the mesh is {mesh}: "
-            f"make it by mural.init with these, or leave it out"
+            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}{channel}, but the mesh is "
+            f"{mesh}: make it by mural.init with these, or leave it out"
         )

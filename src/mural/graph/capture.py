@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from mural.errors import UnsupportedOp
 from mural.graph.nodes import Graph, Shape
 from mural.graph.recorder import META, Recorder, twin_of
+from mural.shard.channel_share import share_of
 
 Shapes = Sequence[int] | Sequence[Sequence[int]]
 Dtypes = torch.dtype | Sequence[torch.dtype] | None
@@ -102,7 +103,7 @@ def input_names(model: nn.Module, count: int, taken: Container[str]) -> list[str
 
 
 def meta_twins(model: nn.Module) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """A meta tensor for each parameter and buffer, by name and by `id`; tied ones share theirs."""
+    """A meta tensor for each parameter and buffer, by name and by `id`; tied ones share one, split ones are whole."""
     named: dict[str, Tensor] = {}
     twins: dict[int, Tensor] = {}
     # Each module once: a slot that is swapped under two names would not be given back as it was.
@@ -110,7 +111,8 @@ def meta_twins(model: nn.Module) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 if id(tensor) not in twins:
-                    twins[id(tensor)] = twin_of(tensor)
+                    share = share_of(tensor)
+                    twins[id(tensor)] = twin_of(tensor if share is None else share.without_memory(tensor))
                 named[f"{path}.{name}" if path else name] = twins[id(tensor)]
     return named, twins
 

@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mural.comm import Mesh
+from mural.errors import PlanError
 from mural.replicate.fibres import REPLICAS, group_of, named_axes
 from mural.replicate.gradients import buckets, check_same
+from mural.shard.channel_share import shares_among
 
 
 @torch.no_grad()
@@ -36,7 +38,10 @@ def average_buffers(model: nn.Module, mesh: Mesh) -> None:
 
 def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> None:
     """Write into each floating tensor its mean over the ranks along the axes."""
+    mesh = mesh.folded
     distinct = {id(t): t for t in tensors if t.is_floating_point() or t.is_complex()}
+    if shares := shares_among(distinct.values()):
+        raise PlanError(f"{shares[0][1].name} is split by channels: weights that are averaged are held whole")
     group = group_of(mesh, axes)
     others = tuple(axis for axis in REPLICAS if axis not in axes)
     alike = group_of(mesh, others)

@@ -1,4 +1,4 @@
-"""Gradients of replicated parameters: their mean over data × spatial is the single-device gradient."""
+"""Gradients of replicated parameters: their mean over the ranks that hold them is the single-device gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from mural.comm import Mesh
 from mural.errors import LayoutError
-from mural.replicate.fibres import REPLICAS
+from mural.replicate.fibres import REPLICAS, group_of
+from mural.shard.channel_share import share_of, shares_among
 
 BUCKET_BYTES = 32 * 2**20
 
@@ -20,24 +21,34 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
     """Make every parameter's `.grad` the single-device gradient, on every rank; calling it twice changes nothing.
 
     The loss is the same number on every rank, and each rank differentiates its own copy; so the mean over
-    the ranks is exact for sharded and for replicated parts of the model alike. Collective.
+    the ranks is exact for sharded and for replicated parts of the model alike. Parameters that are split by channels
+    are averaged over the ranks that hold the same share. Collective.
     """
     parameters = [p for p in (model.parameters() if isinstance(model, nn.Module) else model) if p.requires_grad]
     if mesh.replicas > 1:
-        check_same(parameters, mesh.transport.group, "reduce_gradients")
-        wanted = wanted_somewhere(parameters, mesh)
-        for bucket in buckets(wanted):
-            flat = torch.cat([grad_of(p).reshape(-1) for p in bucket])
-            dist.all_reduce(flat, group=mesh.transport.group)
-            flat /= mesh.replicas
-            offset = 0
-            for p in bucket:
-                grad = grad_of(p)
-                grad.copy_(flat[offset : offset + grad.numel()].view(grad.shape))
-                offset += grad.numel()
+        average_gradients([p for p in parameters if share_of(p) is None], mesh.transport.group, mesh.replicas)
+    shares = shares_among(parameters)
+    if shares:
+        group = group_of(shares[0][1].mesh, REPLICAS)
+        if group is not None:
+            average_gradients([p for p, _ in shares], group, group.size())
     for p in parameters:
         if p.grad is not None:
             mark_reduced(p.grad)
+
+
+def average_gradients(parameters: Sequence[Tensor], group: dist.ProcessGroup | None, ranks: int) -> None:
+    """Make gradients that were not averaged yet their mean over the ranks of a group."""
+    check_same(parameters, group, "reduce_gradients")
+    for bucket in buckets(wanted_somewhere(parameters, group)):
+        flat = torch.cat([grad_of(p).reshape(-1) for p in bucket])
+        dist.all_reduce(flat, group=group)
+        flat /= ranks
+        offset = 0
+        for p in bucket:
+            grad = grad_of(p)
+            grad.copy_(flat[offset : offset + grad.numel()].view(grad.shape))
+            offset += grad.numel()
 
 
 def mark_reduced(grad: Tensor, axes: Sequence[str] = REPLICAS) -> None:
@@ -71,13 +82,13 @@ def check_same(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, name:
         )
 
 
-def wanted_somewhere(parameters: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
+def wanted_somewhere(parameters: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
     """The parameters that have a gradient on some rank that was not reduced yet."""
     if not parameters:
         return []
     fresh = [p.grad is not None and not is_reduced(p.grad) for p in parameters]
     flags = torch.tensor(fresh, dtype=torch.int32, device=parameters[0].device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=mesh.transport.group)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
     return [p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag]
 
 

@@ -24,6 +24,7 @@ from mural.replicate.block import Block
 from mural.replicate.buckets import Bucket, Member, arrange
 from mural.replicate.fibres import group_of, named_axes
 from mural.replicate.gradients import check_same, mark_reduced
+from mural.shard.channel_share import share_of
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -43,8 +44,9 @@ class Reducer:
     Behind the block every `.grad` is what `reduce_gradients` would have made of it. Backwards outside of the block
     accumulate as usual, and the next one inside averages what they added. Parameters may be frozen and unfrozen
     between blocks, on all ranks alike. After the first block, buckets follow the order in which the first rank's
-    backward reached the parameters. Making a reducer is collective, and so is the block. If a rank raises inside it,
-    the others raise `PeerError` at its end, and the gradients of all are None.
+    backward reached the parameters. Parameters that are split by channels need a reducer of their own, which averages
+    over the ranks that hold the same shares. Making a reducer is collective, and so is the block. If a rank raises
+    inside it, the others raise `PeerError` at its end, and the gradients of all are None.
     """
 
     def __init__(
@@ -56,13 +58,13 @@ class Reducer:
     ):
         if bucket_bytes < 1:
             raise PlanError(f"bucket_bytes={bucket_bytes}: a bucket holds at least one byte")
-        self.mesh, self.axes, self.bucket_bytes = mesh, named_axes(axes), bucket_bytes
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else numbered(parameters)
         self.named = list({id(p): (name, p) for name, p in named}.values())
+        self.mesh, self.axes, self.bucket_bytes = holders(self.named, mesh), named_axes(axes), bucket_bytes
         for name, p in self.named:
             if p.is_complex():
                 raise UnsupportedOp(f"{name} is {p.dtype}: the reducer averages real gradients; use reduce_gradients")
-        self.group = group_of(mesh, self.axes)
+        self.group = group_of(self.mesh, self.axes)
         self._collect()
 
     def _collect(self) -> None:
@@ -129,6 +131,19 @@ class Reducer:
             self._fill(order.tolist())
         self.learned = True
         self.expected = [max(pair) for pair in zip(self.expected, block.fires, strict=True)]
+
+
+def holders(named: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Mesh:
+    """The mesh whose data and spatial axes are the ranks that hold the same parameters."""
+    shares = [share for _, p in named if (share := share_of(p)) is not None]
+    if not shares:
+        return mesh.folded
+    if len(shares) < len(named):
+        raise PlanError(
+            f"a reducer got {len(shares)} parameters that are split by channels, as {shares[0].name}, among "
+            f"{len(named)}: make one reducer of those, and one of the rest"
+        )
+    return shares[0].mesh
 
 
 def numbered(parameters: Iterable[Tensor]) -> Iterable[tuple[str, Tensor]]:

@@ -34,7 +34,7 @@ def shard(
     align: int = 1,
     box: Sequence[tuple[int, int]] | None = None,
 ) -> ShardedTensor:
-    """The tensor cut over the mesh: dim 0 along the data axis, `dims` along the spatial axes.
+    """The tensor cut over the mesh: dim 0 along the data (and channel) axes, `dims` along the spatial axes.
 
     `dims` are by default 2, 3, … (NCL, NCHW, NCDHW); for a mask (N, H, W) give dims=(1, 2), for labels (N,) dims=().
     `cuts` gives for each of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples
@@ -42,6 +42,7 @@ def shard(
     """
     try:
         place = None if box is None else box_of(box)
+        mesh = mesh.folded if isinstance(mesh, Mesh) else mesh  # pyright: ignore[reportUnnecessaryIsInstance]
         axes = axes_of(tensor, mesh, dims)
         if place is None:
             specs = named(cuts, [d for d, axis in axes.items() if axis != "data"], tensor.ndim)

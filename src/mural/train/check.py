@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mural.check import check
-from mural.comm import Mesh
 from mural.train.config import Config
+from mural.train.factory import make_model
 from mural.train.launch import on_local_ranks
 from mural.train.run import Run, start
 
@@ -23,14 +23,17 @@ def check_run(config: Config) -> tuple[dict[str, float], float]:
 def compare(_: int, config: Config) -> dict[str, float]:
     """The differences, on this rank."""
     with start(config) as run:
-        return compare_first_batch(run, run.mesh)
+        return compare_first_batch(run)
 
 
-def compare_first_batch(run: Run, mesh: Mesh) -> dict[str, float]:
+def compare_first_batch(run: Run) -> dict[str, float]:
     """The differences on the first batch, which every rank takes whole. Collective."""
     batches = run.loader.epoch(0)
     batch = next(iter(batches))
     with torch.no_grad():
         image, target = batch.image.full(), batch.target.full() if batch.target is not None else None
     batches.close()
-    return check(run.pm.module, run.config.plan, image, target, run.pm.loss, mesh=mesh)
+    # The run's own model is divided already, so that no rank may have all of it.
+    model = make_model(run.config.model, run.config.seed).to(run.pm.device)
+    model.load_state_dict(run.pm.state_dict())
+    return check(model, run.config.plan, image, target, run.pm.loss)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from math import nan
+from math import nan, prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError
 from mural.parallelize import mesh_of, parallelize
 from mural.plan import Plan
+from mural.shard.channel_share import shares_among
 from mural.train.config import Config
 from mural.train.factory import load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
@@ -170,7 +171,9 @@ class Run:
 
     def introduce(self) -> None:
         """Say what is about to happen."""
-        weights = sum(p.numel() for p in self.pm.plain.parameters())
+        shares = {id(p): share for p, share in shares_among(self.pm.plain.parameters())}
+        whole = (shares[id(p)].shape if id(p) in shares else p.shape for p in self.pm.plain.parameters())
+        weights = sum(map(prod, whole))
         held = f", {len(self.held_out.dataset)} held out" if self.held_out is not None else ""
         self.journal.say(
             f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
@@ -220,6 +223,7 @@ def start(config: Config) -> Generator[Run]:
             model = cast(nn.Module, torch.compile(model))
         image = (channels, *(config.data.crop or extents))
         pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
+        mesh = pm.world_mesh
         align = pm.inputs.align((config.data.batch, *image))
         batches = stack.enter_context(closing(training_loader(config, training, mesh, device, align)))
         held_out = held_out_loader(config, apart, mesh, device, align) if apart is not None else None

@@ -91,6 +91,7 @@ class Loader:
             raise DataError(f"crop={tuple(crop)}: every side must be at least 1")
         if not len(dataset):
             raise DataError("the dataset is empty: there is nothing to load")
+        mesh = mesh.folded  # ranks of the channel axis read images of their own
         self.dataset, self.mesh, self.batch, self.shuffle, self.seed = dataset, mesh, batch, shuffle, seed
         self.prefetch, self.workers, self.skip_bad = prefetch, workers, skip_bad
         self.bad: list[BadSample] = []

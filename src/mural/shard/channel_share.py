@@ -1,0 +1,72 @@
+"""Shares: the part of a parameter that a rank of the channel axis holds, and how the whole is put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from mural.comm import Mesh, fetch
+from mural.comm.exchange import Route
+from mural.geometry import Box, Interval, moves
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank holds of a parameter: one interval of its dim `dim`, that of its coordinate on the channel axis.
+
+    `intervals` are those of all coordinates. Ranks that differ along data and spatial axes hold the same.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    intervals: tuple[Interval, ...]
+    mesh: Mesh
+
+    def box_at(self, coordinate: int) -> Box:
+        """The global place of a coordinate's part."""
+        return tuple(self.intervals[coordinate] if d == self.dim else Interval(0, n) for d, n in enumerate(self.shape))
+
+    @cached_property
+    def box(self) -> Box:
+        """The global place of this rank's part."""
+        return self.box_at(self.mesh.coordinates["channel"])
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """This rank's part of the whole tensor."""
+        interval = self.box[self.dim]
+        return whole.narrow(self.dim, interval.start, interval.size)
+
+    def without_memory(self, part: Tensor) -> nn.Parameter:
+        """The whole of a part on the meta device."""
+        return nn.Parameter(torch.empty(self.shape, dtype=part.dtype, device="meta"), part.requires_grad)
+
+    @torch.no_grad()
+    def whole(self, part: Tensor) -> Tensor:
+        """The whole tensor on every rank, from everyone's part. Collective over the channel axis."""
+        mesh = self.mesh
+        have = {r: self.box_at(mesh.coordinates_of(r)["channel"]) for r in mesh.peers(("channel",))}
+        need = dict.fromkeys(have, tuple((Interval(0, n),) for n in self.shape))
+        route = Route.of(mesh.rank, moves(have, need), have, need)
+        return fetch(part.detach().contiguous(), route, mesh.transport, f"the whole of {self.name}")
+
+
+def mark_share(parameter: nn.Parameter, share: Share) -> nn.Parameter:
+    """The parameter, known from now on as a part of a larger one."""
+    parameter._mural_share = share  # type: ignore[attr-defined]
+    return parameter
+
+
+def share_of(parameter: object) -> Share | None:
+    """What a parameter is a part of; None for one that the rank holds whole."""
+    return getattr(parameter, "_mural_share", None)
+
+
+def shares_among(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Share]]:
+    """The parameters that are parts of larger ones, each once."""
+    distinct = {id(p): p for p in parameters}
+    return [(p, share) for p in distinct.values() if (share := share_of(p)) is not None]
