@@ -27,7 +27,7 @@ class Record:
     """Seconds in which nothing was done but wait for messages."""
     events: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
     named: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Messages and bytes of each name: the operation's, or the layer's where its channels are split."""
+    """Messages and bytes of each name: the operation's, with that of the layer where its channels are split."""
 
     def spans(self, kind: str) -> list[tuple[float, float]]:
         """Start and end of every event of one kind: "transfer" (posted until arrived) or "interior"."""
@@ -87,19 +87,16 @@ class Transfer:
             messages = sum(wire.numel() > 0 for wire in self.outgoing.values())
             record.messages += len(self.outgoing)
             record.bytes += self.bytes
-<<<<<<< HEAD
             before = record.named.get(self.name, (0, 0))
             record.named[self.name] = (before[0] + messages, before[1] + self.bytes)
-=======
         for trace in self.transport.traces:
             trace.flights.append(Flight(self.kind, self.posted, time.perf_counter(), self.bytes))
->>>>>>> main
         return arrived
 
     @property
     def kind(self) -> str:
         """The operation that it belongs to, forward or backward."""
-        return self.name.removesuffix(" backward")
+        return self.name.removesuffix(" backward").partition(":")[0]
 
     @property
     def post(self) -> Post:

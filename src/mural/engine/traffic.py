@@ -11,14 +11,15 @@ import torch
 from mural.comm.agree import gather
 from mural.engine.inputs import Image
 from mural.engine.parallel import Parallel
+from mural.shard.channel_layer import KIND
 
 
 @dataclass(frozen=True)
 class LayerTraffic:
     """What all ranks together sent for one layer in a step.
 
-    `messages` and `bytes` are those of its split channels, halos and sums; `gradients` are the values that ranks handed
-    to the averages of its parameters, where several ranks hold them.
+    `messages` and `bytes` are those of its split channels; `gradients` are the values that ranks handed to the averages
+    of its parameters, where several ranks hold them.
     """
 
     name: str
@@ -37,7 +38,8 @@ def traffic(pm: Parallel, image: Image, target: Any) -> list[LayerTraffic]:
     names = [name for name, module in pm.plain.named_modules() if module._parameters]
     sent: dict[str, tuple[int, int]] = {}
     for name, counts in record.named.items():
-        layer = name if name in names else ""
+        kind, _, layer = name.partition(": ")
+        layer = layer if kind == KIND else ""
         before = sent.get(layer, (0, 0))
         sent[layer] = (before[0] + counts[0], before[1] + counts[1])
     every = gather(pm.world_mesh, (sent, handed(pm)), "what a step sent").values()

@@ -34,6 +34,8 @@ from mural.shard.relayout import relayout
 from mural.shard.reshape import settled
 from mural.shard.tensor import ShardedTensor, unfolded
 
+KIND = "channel"
+"""What its messages are called, before the layer's name."""
 Exchange = Literal["batch", "rank", "part"]
 Rows = tuple[tuple[Interval, ...], ...]
 """The images of one turn: for each coordinate of the data axis, intervals of the batch."""
@@ -111,7 +113,7 @@ class ChannelLayer:
         turns = turns_of(x.placement, self.mesh, self.exchange)
         channel = x.placement.ndim + self.dim
         routes = [routed(x.placement, self.mesh, rows, channel, self.channels.inputs) for rows in turns]
-        incoming = Line(local.shape, routes, self.mesh.transport, self.name)
+        incoming = Line(local.shape, routes, self.mesh.transport, f"{KIND}: {self.name}")
         # A checkpoint computes all turns again before its backward, so that nothing would be won by forgetting them.
         lean = len(turns) > 1 and self.trains() and torch.is_grad_enabled() and not saving_hooks()
         delivery: Delivery | None = None
@@ -125,7 +127,7 @@ class ChannelLayer:
                 out, folds = y.placement.ndim + self.dim, y.folds
                 target = home_layout(x.placement, y.placement, out, self.widths[1])
                 ways = [routed(target, self.mesh, r, out, self.channels.outputs) for r in turns]
-                outgoing = Line(target.local_shape, ways, self.mesh.transport, self.name)
+                outgoing = Line(target.local_shape, ways, self.mesh.transport, f"{KIND}: {self.name}")
                 delivery = Delivery(outgoing, incoming, local.detach()) if lean else Delivery(outgoing)
             delivery.give(y.local)
         if delivery is None or target is None:
