@@ -100,12 +100,11 @@ def test_the_benchmark_at_toy_size_and_its_page(tmp_path: Path, hybrid: Any) -> 
     losses = [r["losses"] for name, r in records.items() if r["kind"] == "training" and r["batch"] == 10]
     assert len(losses) == 4
     assert all(found == pytest.approx(losses[0], rel=1e-4) for found in losses)
-    for record in (r for r in records.values() if r["kind"] == "updating"):
+    for record in (way for r in records.values() if r["kind"] == "updating" for way in r["ways"]):
         assert sum(messages for messages, _ in record["sent"]) == record["planned"]["messages"]
         for spent in record["shares"]:
-            assert spent["compute"] + spent["communicating"] + spent["idle"] == pytest.approx(
-                spent["seconds"], rel=1e-3
-            )
+            total = spent["compute"] + spent["communicating"] + spent["idle"]
+            assert total == pytest.approx(spent["seconds"], rel=1e-3)
     assert all(r["difference"] < 1e-5 for r in records.values() if r["kind"] == "inference")
 
     again = bench(tmp_path / "benchmarks", "--quick", "--device", "cpu", "--resume", "--output", str(here / "results"))

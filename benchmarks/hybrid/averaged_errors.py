@@ -96,7 +96,7 @@ def gradient(model: nn.Module, loss: Tensor) -> Tensor:
 
 
 def jobs(*, quick: bool) -> list[Errors]:
-    """Two and four nodes, one image each or many."""
+    """Two and four nodes, few images each or many."""
     if quick:
         return [Errors(2, 4, 3)]
-    return [Errors(nodes, images, 400) for nodes in (2, 4) for images in (1, 25)]
+    return [Errors(nodes, images, 400) for nodes in (2, 4) for images in (5, 25)]

@@ -19,6 +19,8 @@ DEVICES = ("cpu", "cuda")
 def line(record: Record) -> str:
     """A measurement in one line, for the terminal."""
     told = [record["name"]]
+    if record["kind"] == "updating":
+        told += [f"K = {way['chunks']}: {ms(way['seconds'])} ms" for way in record["ways"]]
     if "seconds" in record:
         seconds = record["seconds"]
         told.append(f"{seconds:.1f} s" if isinstance(seconds, float) else f"{ms(seconds)} ms")
@@ -72,20 +74,20 @@ def master_text(results: Results) -> str:
         "MiB by the document: said", "messages × their size", "master sends, MiB",
         "master: compute · communication · idle", "workers, mean: compute · communication · idle",
     ]  # fmt: skip
-    found = results.of("updating")
-    plain = {r["ranks"]: r["wall"] for r in found if not r["chunks"]}
     rows: list[list[str]] = []
-    for record in found:
+    for about, record in [(job, way) for job in results.of("updating") for way in job["ways"]]:
         way = f"master, K = {record['chunks']}" if record["chunks"] else "all-reduce"
         planned, sent = record["planned"], record["sent"]
-        size, said = 4 * record["parameters"] / 2**20, document(record)
+        size, said = 4 * about["parameters"] / 2**20, document(about["ranks"], record["chunks"])
+        plain = next((way["seconds"] for way in about["ways"] if not way["chunks"]), [])
+        quotients = [a / b for a, b in zip(record["seconds"], plain, strict=False)]
         rows.append(
             [
-                str(record["ranks"]),
+                str(about["ranks"]),
                 way,
                 str(planned["chunks"]) if record["chunks"] else NONE,
-                f"{1000 * record['wall']:.0f}",
-                f"{record['wall'] / plain[record['ranks']]:.2f}" if record["ranks"] in plain else NONE,
+                ms(record["seconds"]),
+                f"{statistics.median(quotients):.2f}" if quotients else NONE,
                 str(sum(messages for messages, _ in sent)),
                 str(planned["messages"]),
                 str(said[0]) if said else NONE,
@@ -96,18 +98,22 @@ def master_text(results: Results) -> str:
                 split(record["shares"][1:]),
             ]
         )
-    about = found[0]
+    some = results.of("updating")[0]
     words = (
-        f"AlexNet of width {about['width']}, {about['parameters']:,} parameters, {about['images']} images of 64² for "
-        f"each rank; mean of {about['rounds']} steps in a row. An all-reduce is the backend's own; its "
+        f"Eight convolutions of width {some['width']}, {some['parameters']:,} parameters, {some['images']} images of "
+        f"32² for each rank. The ways take turns of {some['steps']} steps; median of {some['rounds']} turns, and "
+        f"quotients of turns that follow each other; shares of all steps. An all-reduce is the backend's own; its "
         f"messages are those of mural's ring, counted. Chunks above 1 MiB travel in segments, each a message."
     )
     return "\n\n".join([results.caption(), words, markdown(head, rows)])
 
 
-def document(record: Record) -> tuple[int, int, float] | None:
-    """Of the document, for a master: messages, and payload in models, as it says and as its factors multiply."""
-    ranks, chunks = record["ranks"], record["chunks"]
+def document(ranks: int, chunks: int) -> tuple[int, int, float] | None:
+    """Of the document, for a master: messages, and payload in models, as it says and as its factors multiply.
+
+    >>> document(4, 2), document(4, 0)
+    ((12, 8, 6.0), None)
+    """
     messages = 2 * ranks if chunks == 1 else ranks * (1 + chunks)
     return (messages, 2 * ranks, messages / chunks) if chunks else None
 

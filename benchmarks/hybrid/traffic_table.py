@@ -32,11 +32,13 @@ def sizes_text(records: Sequence[Record]) -> str:
                 f"{kept:,}",
                 f"{100 * share:.1f}%",
                 f"{100 * data:.1f}%",
+                f"{max(row['kept'] / row['parameters'] for row in layers):,.1f}",
                 f"{held / kept:.1f}",
             ]
         )
     head = ["network", "layers", "parameters", "values kept between layers", "of these in linear layers: parameters"]
-    return markdown([*head, "values", "parameters ÷ values: images of a step at which both send as much"], rows)
+    head += ["values", "largest values ÷ parameters of a layer"]
+    return markdown([*head, "parameters ÷ values: images of a step at which both send as much"], rows)
 
 
 def layers_of(record: Record) -> list[Size]:
