@@ -49,7 +49,7 @@ def network(width: int, seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width), nn.Tanh(), nn.Linear(width, 10))
 
 
-def epoch(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, reduce: Average | None) -> None:
+def epoch(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, reduce: Average | None, rate: float) -> None:
     """One pass over a rank's images by gradient descent; with `reduce`, gradients are averaged in each step."""
     parameters = list(model.parameters())
     for batch in order.split(BATCH):
@@ -62,7 +62,7 @@ def epoch(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, reduce: Average
             ]
         with torch.no_grad():
             for p, g in zip(parameters, found, strict=True):
-                p -= RATE * g
+                p -= rate * g
 
 
 def trained(
@@ -76,7 +76,7 @@ def trained(
     row = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     for _ in range(epochs):
         order = mine[torch.randperm(len(mine), generator=draw)]
-        epoch(model, x, y, order, average if what == "gradients" else None)
+        epoch(model, x, y, order, average if what == "gradients" else None, RATE)
         if what == "weights":
             row = average(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
             nn.utils.vector_to_parameters(row, model.parameters())

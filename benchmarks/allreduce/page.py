@@ -40,11 +40,12 @@ def as_json(results: Results) -> str:
 
 def caption(results: Results) -> str:
     """Where the numbers come from."""
-    at = results["machine"]
+    at, load, command = results["machine"], results["load_at_start"], results["command"]
+    busy = "load not recorded" if load is None else f"load {load:.1f} at the start"
+    typed = f"`{command}`" if command.startswith("mural ") else command
     return (
-        f"{at['cpu']}, {at['cores']} cores, torch {results['torch']}, one thread a rank, load "
-        f"{results['load_at_start']:.1f} at the start, commit {at['commit']}, {results['date'][:10]}. "
-        f"Command: `{results['command']}`. {results.get('note', '')}"
+        f"{at['cpu']}, {at['cores']} cores, torch {results['torch']}, one thread a rank, {busy}, commit "
+        f"{at['commit']}, {results['date'][:10]}. Command: {typed}. {results.get('note', '')}"
     ).strip()
 
 
