@@ -60,6 +60,8 @@ class Results:
             f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}. "
             f"Commands: {commands}."
         )
+        if max(loads) > at["cores"]:
+            text += " **The machine was busy with other work: its times say little.**"
         failed = [f"\n\nFailed: {r['name']}: {r['error'].splitlines()[-1]}" for r in self.failures]
         return text + "".join(failed)
 
