@@ -13,6 +13,35 @@ WAYS = ("data", "model", "hybrid", "hybrid, in two groups")
 Runs = Sequence[Record]
 
 
+def plain(runs: Runs) -> list[Record]:
+    """The runs of the tables: in float32, from the weights as they are drawn."""
+    return [r for r in runs if r.get("dtype", "float32") == "float32" and not r.get("nudge")]
+
+
+def agreement_text(runs: Runs) -> str:
+    """Losses and accuracies on the way at the smallest batch, in float32 and in float64; nothing without the latter."""
+    double = [r for r in runs if r.get("dtype", "float32") == "float64"]
+    if not double:
+        return ""
+    key = ("batch", "iterations", "width")
+    same = [r for r in runs if all(r[k] == double[0][k] for k in key) and r["ranks"] <= 2]
+    points = [iteration for iteration, _ in double[0]["accuracies"]]
+    rows: list[list[str]] = []
+    for r in sorted(same, key=lambda r: (r.get("dtype", "float32"), r["ranks"])):
+        way = f"{r['way']}, first weights changed by {r['nudge']:g}" if r.get("nudge") else r["way"]
+        cells = [f"{loss:.6g} · {100 * a:.1f}%" for loss, (_, a) in zip(r["losses"], r["accuracies"], strict=True)]
+        rows.append([r.get("dtype", "float32"), way, *cells])
+    last = [r["losses"][-1] for r in double]
+    apart = (max(last) - min(last)) / min(last)
+    words = f"lie within {apart:.0e} of each other" if apart else "are the same in the six digits that are kept"
+    text = (
+        f"Do the ways differ by more than rounding? Batch {double[0]['batch']} in float32, also with first weights "
+        f"that were changed as rounding may, and in float64, where the last losses of all ways {words}. "
+        f"Loss · accuracy:"
+    )
+    return "\n\n".join([text, markdown(["", "way", *(f"after {n}" for n in points)], rows)])
+
+
 def settings(runs: Runs) -> list[tuple[int, int]]:
     """Iterations and width of the runs: those of the same settings stand in one table."""
     return sorted({(r["iterations"], r["width"]) for r in runs})

@@ -39,19 +39,24 @@ class Crops:
 
     pixels: Tensor
     labels: Tensor
+    dtype: torch.dtype = torch.float32
+    """Of the numbers that a model gets."""
 
-    def to(self, device: str) -> Crops:
-        """The same on a device."""
-        return Crops(self.pixels.to(device), self.labels.to(device))
+    def to(self, device: str, dtype: torch.dtype) -> Crops:
+        """The same on a device, for a model of that type."""
+        return Crops(self.pixels.to(device), self.labels.to(device), dtype)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Some of them as a model takes them, and their classes."""
-        return normalized(self.pixels[chosen]), self.labels[chosen]
+        return self.normalized(self.pixels[chosen]), self.labels[chosen]
 
+    def images(self) -> Tensor:
+        """All of them as a model takes them."""
+        return self.normalized(self.pixels)
 
-def normalized(pixels: Tensor) -> Tensor:
-    """Bytes as numbers around 0."""
-    return pixels.float().div_(127.5).sub_(1.0)
+    def normalized(self, pixels: Tensor) -> Tensor:
+        """Bytes as numbers around 0."""
+        return pixels.to(self.dtype).div_(127.5).sub_(1.0)
 
 
 def pictures() -> dict[str, Picture]:

@@ -28,9 +28,10 @@ def draw_sizes(records: Sequence[Record], path: Path) -> None:
             axes[1][column].plot(places, [v / values[0] for v in values], color=colour, marker=".", label=words)
         for axis in (axes[0][column], axes[1][column]):
             axis.set_yscale("log")
+            axis.set_axisbelow(True)
             axis.set_xticks(places, labels, rotation=90)
         axes[0][column].set_title(record["words"], fontsize=9)
-    axes[0][0].set_ylabel("values: parameters, or kept for one image")
+    axes[0][0].set_ylabel("parameters; values kept of an image")
     axes[1][0].set_ylabel("÷ the first layer's")
     axes[0][0].legend(frameon=False)
     save(figure, path)

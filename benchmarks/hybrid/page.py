@@ -8,7 +8,7 @@ from pathlib import Path
 
 import figures
 import published
-from accuracy_table import conclusions, training_text
+from accuracy_table import agreement_text, conclusions, plain, training_text
 from harness.results import Record, read
 from harness.tables import NONE, markdown, ms, place
 from traffic_table import counted_text, crossover_text, formulas_text, sizes_text
@@ -60,6 +60,8 @@ class Results:
             f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}. "
             f"Commands: {commands}."
         )
+        if max(loads) > at["cores"]:
+            text += " **The machine was busy with other work: its times say little.**"
         failed = [f"\n\nFailed: {r['name']}: {r['error'].splitlines()[-1]}" for r in self.failures]
         return text + "".join(failed)
 
@@ -206,8 +208,7 @@ def write(here: Path) -> None:
         place(readme, "crossover", crossover_text(results.of("scheme"), results.of("step"), results.of("sizes")))
         place(readme, "traffic", "\n\n".join([results.caption(), counted_text(results.of("step"))]))
         figures.draw_sizes(results.of("sizes"), drawn / "sizes.svg")
-    texts = {"master": master_text, "inference": inference_text}
-    for part, text in texts.items():
+    for part, text in {"master": master_text, "inference": inference_text}.items():
         for device in DEVICES:
             if f"{part}-{device}" in there and there[f"{part}-{device}"].records:
                 place(readme, f"{part}-{device}", text(there[f"{part}-{device}"]))
@@ -215,7 +216,10 @@ def write(here: Path) -> None:
         place(readme, "errors", errors_text(there["master-cpu"]))
     runs = {device: there[f"training-{device}"] for device in DEVICES if f"training-{device}" in there}
     for device, results in runs.items():
-        place(readme, f"training-{device}", "\n\n".join([results.caption(), training_text(results.of("training"))]))
+        found = results.of("training")
+        texts = [results.caption(), training_text(plain(found)), agreement_text(found)]
+        place(readme, f"training-{device}", "\n\n".join(text for text in texts if text))
     if runs:
-        place(readme, "conclusions", conclusions({device: r.of("training") for device, r in runs.items()}))
-        figures.draw_training({d: r.of("training") for d, r in runs.items()}, published.ROWS, drawn / "training.svg")
+        trained = {device: plain(results.of("training")) for device, results in runs.items()}
+        place(readme, "conclusions", conclusions(trained))
+        figures.draw_training(trained, published.ROWS, drawn / "training.svg")

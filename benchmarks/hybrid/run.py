@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"what is done ({','.join(PARTS)})")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
-    parser.add_argument("--only", default="", help="only measurements whose name has one of these words, with commas")
+    parser.add_argument("--only", nargs="+", default=[], help="only measurements whose name has one of these texts")
     for name, (full, quick, what) in NUMBERS.items():
         kind = int if name in WHOLE else float
         parser.add_argument(f"--{name}", type=kind, help=f"{what} ({full:g}; with --quick {quick:g})")
@@ -117,8 +117,7 @@ def carry_out(part: str, options: argparse.Namespace, folder: Path) -> None:
     target = folder / f"{part}-{device}.json"
     before = [target] if target.is_file() else []
     known = {r["name"] for r in (read(target) if before else []) if r.get("part") == part and "error" not in r}
-    words = [word for word in options.only.split(",") if word]
-    jobs = [job for job in PARTS[part](options) if not words or any(word in job.name for word in words)]
+    jobs = [job for job in PARTS[part](options) if not options.only or any(text in job.name for text in options.only)]
     jobs = [job for job in jobs if not (options.resume and job.name in known)]
     if not jobs:
         print(f"{part}: nothing is missing")

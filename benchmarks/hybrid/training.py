@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from counting import over_ranks
-from crops import Crops, cut, normalized
+from crops import Crops, cut
 from problems import QuickNet, plan_of, seeded
 
 import mural
@@ -19,6 +19,7 @@ import mural
 BATCHES = (10, 50, 100, 200, 400, 800)
 LOOKS = 4
 """How often accuracy is measured, at equal distances; the last time at the end."""
+NUDGE = 1e-7
 SLOWER = 0.1
 """What the learning rate is multiplied by for the last of these stretches."""
 
@@ -36,18 +37,27 @@ class Training:
     device: str = "cpu"
     each: int = 1000
     tests: int = 100
+    dtype: str = "float32"
+    nudge: float = 0.0
+    """How much the first weights are changed, relatively: as rounding does that differs between ways."""
 
     @property
     def name(self) -> str:
         """The job in a few words."""
         about = f"{self.iterations} iterations, width {self.width}, rate {self.rate:g}"
+        about += f", {self.dtype}" if self.dtype != "float32" else ""
+        about += f", nudged by {self.nudge:g}" if self.nudge else ""
         return f"{self.way} on {self.ranks}, batch {self.batch}, {about}"
 
     def measure(self) -> dict[str, Any]:
         """Seconds of all iterations on the slowest rank, losses, and accuracy on the way and at the end."""
-        train = cut(self.each, test=False, seed=0).to(self.device)
-        test = cut(self.tests, test=True, seed=0).to(self.device)
-        model = seeded(lambda: QuickNet(self.width, int(train.labels.max()) + 1)).to(self.device)
+        kind: torch.dtype = getattr(torch, self.dtype)
+        train = cut(self.each, test=False, seed=0).to(self.device, kind)
+        test = cut(self.tests, test=True, seed=0).to(self.device, kind)
+        model = seeded(lambda: QuickNet(self.width, int(train.labels.max()) + 1)).to(self.device, kind)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + self.nudge)
         pm = mural.parallelize(model, plan_of(self.way, self.ranks), loss=F.cross_entropy)
         optimizer = torch.optim.SGD(pm.parameters(), self.rate, momentum=0.9, weight_decay=0.004)
         draw = torch.Generator().manual_seed(1)
@@ -99,7 +109,7 @@ def together(device: str) -> None:
 def accuracy(pm: Any, test: Crops) -> float:
     """The part of the test crops that the model names. Collective."""
     pm.eval()
-    scores = pm(normalized(test.pixels))
+    scores = pm(test.images())
     pm.train()
     scores = scores.full() if isinstance(scores, mural.ShardedTensor) else scores
     return float((scores.argmax(1) == test.labels).double().mean())
@@ -114,7 +124,19 @@ def jobs(*, quick: bool, device: str, iterations: int, width: int, rate: float) 
         return Training(way, ranks, batch, iterations, width, rate, device, **more)
 
     if quick:
-        return [job("one rank", 1, 10), *(job(way, 2, batch) for way in ways for batch in (10, 20))]
+        toy = [job("one rank", 1, 10), *(job(way, 2, batch) for way in ways for batch in (10, 20))]
+        return [*toy, *agreement(toy[0])[1:3]]
     found = [job("one rank", 1, 200), *(job(way, 2, batch) for batch in BATCHES for way in ways)]
     found += [job(way, ranks, 200) for ranks in (3, 4) for way in ways]
-    return [*found, job("hybrid, in two groups", 4, 200)]
+    return [*found, job("hybrid, in two groups", 4, 200), *agreement(found[0])]
+
+
+def agreement(one: Training) -> list[Training]:
+    """What shows whether ways differ by more than rounding, at the smallest batch, where steps differ most.
+
+    One rank, with weights as they are and changed as rounding may; then every way in float64.
+    """
+    small = replace(one, batch=BATCHES[0])
+    double = replace(small, dtype="float64")
+    ways = ("data", "model", "hybrid")
+    return [small, replace(small, nudge=NUDGE), double, *(replace(double, way=way, ranks=2) for way in ways)]
