@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class Master:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="mural weights")
         self.arrived = [threading.Event() for _ in self.chunks]
         self.sending: Future[None] | None = None
+        self.steps = 0
         for event in self.arrived:
             event.set()
         self.handles = list(self._hooks())
@@ -87,6 +89,7 @@ class Master:
                 self._reduce(chunk, collective)
         if self.is_master:
             self.optimizer.step()
+        self.steps += 1
         for event in self.arrived:
             event.clear()
         flats = [torch.cat([p.detach().reshape(-1) for p in chunk]) for chunk in self.chunks]
@@ -106,7 +109,10 @@ class Master:
     def _send(self, flats: Sequence[Tensor]) -> None:
         """In a thread of its own: chunk by chunk, from the master to all."""
         try:
-            for chunk, flat, collective, event in zip(self.chunks, flats, self.down, self.arrived, strict=True):
+            parts = zip(self.chunks, flats, self.down, self.arrived, strict=True)
+            for number, (chunk, flat, collective, event) in enumerate(parts):
+                for trace in self.mesh.transport.traces:
+                    trace.posts["weights", self.steps, number] = perf_counter()
                 run(collective, flat, self.team)
                 if not self.is_master:
                     for p, part in zip(chunk, flat.split([p.numel() for p in chunk]), strict=True):
@@ -149,11 +155,12 @@ class Master:
         yield self.model.register_state_dict_pre_hook(lambda *_: self.wait())
 
     def _await(self, wanted: Sequence[int]) -> None:
-        late = [self.arrived[number] for number in wanted if not self.arrived[number].is_set()]
+        late = [number for number in wanted if not self.arrived[number].is_set()]
         if late:
-            with self.mesh.transport.blocked("weights"):
-                for event in late:
-                    event.wait()
+            root = (self.mesh.ranks or range(self.mesh.world))[self.root]
+            with self.mesh.transport.blocked("weights", [(root, ("weights", self.steps, n)) for n in late]):
+                for number in late:
+                    self.arrived[number].wait()
         if self.sending is not None and self.sending.done():
             self.wait()  # raises what went wrong
 
