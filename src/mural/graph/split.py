@@ -23,7 +23,7 @@ class StageModule(nn.Module):
 
     >>> from mural.graph import capture
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    >>> first, second = capture(model, (1, 3, 8, 8)).split(["2"])
+    >>> first, second = split(capture(model, (1, 3, 8, 8)), model, ["2"])
     >>> first.takes, first.gives, second.takes
     (('input',), ('1',), ('1',))
     >>> image = torch.ones(1, 3, 8, 8)
