@@ -35,12 +35,13 @@ def one_device() -> list[str]:
     return re.findall(r"loss ([0-9.]+)", printed(SAME[0]))
 
 
-@pytest.mark.parametrize("name", SAME[1:])
+@pytest.mark.parametrize("name", [SAME[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SAME[2:])])
 def test_examples_print_the_losses_of_one_device(name: str, one_device: list[str]) -> None:
     assert len(one_device) == 5
     assert re.findall(r"loss ([0-9.]+)", printed(name)) == one_device
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_elsewhere_prints_the_losses_of_one_that_never_stopped() -> None:
     found = re.findall(r"resumed ([0-9.]+)  never stopped ([0-9.]+)", printed("05_resume_elsewhere"))
     assert len(found) == 6
