@@ -118,9 +118,59 @@ def counted(chunks: int) -> tuple[int, int]:
 
 
 def test_traffic_is_counted_from_what_runs() -> None:
-    # To and from every worker once, in chunks: (N - 1) up and (N - 1) down, whatever the tree.
+    # To and from every worker once, in chunks: (N - 1) up, with a flag for each of 12 parameters, and (N - 1) down.
     for chunks in (1, 3):
-        assert run_on(3, counted, chunks) == [(2 * 2 * chunks, 2 * 2 * 6 * 72 * 4)] * 3
+        assert run_on(3, counted, chunks) == [(2 * 2 * chunks, 2 * (2 * 6 * 72 + 12) * 4)] * 3
+
+
+class Tied(nn.Module):
+    """A parent that reads a child's weight, and a parameter that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Linear(64, 64)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.outer(x), self.inner.weight) + F.linear(x, self.inner.weight)
+
+
+def other_weights_and_readers() -> float:
+    """The distance from one device, where ranks begin with other weights, and a parent reads its child's weight."""
+    mesh = mural.init(data=2)
+    torch.manual_seed(0)
+    plain = Tied().double()
+    torch.manual_seed(mesh.rank)  # the master has the weights of the plain model
+    model = Tied().double()
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    theirs, ours = torch.optim.SGD(plain.parameters(), **options), torch.optim.SGD(model.parameters(), **options)
+    master = Master(model, ours, mesh, chunks=3)
+    x = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    carry_out = master_module.run
+
+    def hesitant(collective: Any, flat: torch.Tensor, team: Any) -> torch.Tensor:
+        time.sleep(0.1)  # a forward that does not wait reads old weights
+        return carry_out(collective, flat, team)
+
+    master_module.run = hesitant  # type: ignore[assignment]
+    try:
+        for _ in range(3):
+            theirs.zero_grad()
+            plain(x).square().mean().backward()
+            theirs.step()
+            ours.zero_grad()
+            model(mural.shard(x, mesh, dims=())).square().mean().backward()
+            master.step()
+        state = model.state_dict()
+        master.close()
+    finally:
+        master_module.run = carry_out
+    return max(float((state[k] - v).abs().max()) for k, v in plain.state_dict().items())
+
+
+def test_any_call_waits_for_the_weights_that_it_reads() -> None:
+    assert max(run_on(2, other_weights_and_readers)) < 1e-10
 
 
 def test_bad_settings_are_refused() -> None:

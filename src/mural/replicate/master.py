@@ -6,7 +6,8 @@
                                                     │▒ forward of chunk 0 ▒│▒ 1 ▒│▒ 2 ▒│
 
 The weights travel in chunks in the order in which the forward pass needs them, so it begins before all have
-arrived: a module waits for its own chunk alone. The optimizer's state exists on the master alone.
+arrived: a call waits for the weights that it reads, whoever's they are. The optimizer's state exists on the master
+alone.
 
 Document 004 reduces the error and back-propagates on the master. That is not the gradient of the batch, as each
 rank's activations belong to its own images: here every rank back-propagates, and gradients are reduced.
@@ -15,7 +16,7 @@ rank's activations belong to its own images: here every rank back-propagates, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from mural.comm import Mesh, algorithms
 from mural.comm.rooms import group_of
@@ -52,7 +55,8 @@ class Master:
     ```
 
     The model's parameters are replicated over all ranks of the mesh, and the loss is that of the whole batch, as it is
-    on sharded tensors. Making it and every step are collective.
+    on sharded tensors. All ranks begin with the master's weights. Between a step and the next forward, `wait()` before
+    you read weights yourself. Making it and every step are collective.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh, chunks: int = 8, root: int = 0):
@@ -69,9 +73,10 @@ class Master:
         self.arrived = [threading.Event() for _ in self.chunks]
         self.sending: Future[None] | None = None
         self.steps = 0
-        for event in self.arrived:
-            event.set()
+        self.place = {id(p): number for number, chunk in enumerate(self.chunks) for p in chunk}
+        self.open: list[Arrivals] = []
         self.handles = list(self._hooks())
+        self._begin()
 
     @property
     def is_master(self) -> bool:
@@ -90,6 +95,12 @@ class Master:
         if self.is_master:
             self.optimizer.step()
         self.steps += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to send the weights."""
+        if self.team.size == 1:
+            return
         for event in self.arrived:
             event.clear()
         flats = [torch.cat([p.detach().reshape(-1) for p in chunk]) for chunk in self.chunks]
@@ -97,11 +108,16 @@ class Master:
 
     @torch.no_grad()
     def _reduce(self, chunk: Sequence[nn.Parameter], collective: Collective) -> None:
-        """The mean of the ranks' gradients on the master; None on the others, so that an optimizer leaves them."""
-        flat = torch.cat([zeros(p) if p.grad is None else p.grad.reshape(-1) for p in chunk]).div_(self.team.size)
-        run(collective, flat, self.team)
-        for p, part in zip(chunk, flat.split([p.numel() for p in chunk]), strict=True):
-            p.grad = part.view_as(p) if self.is_master and p.requires_grad else None
+        """The mean of the ranks' gradients on the master; None on the others, so that an optimizer leaves them.
+
+        A flag for each parameter travels along: one that no rank's backward reached keeps None, as on one device.
+        """
+        flags = torch.tensor([p.grad is not None for p in chunk]).to(chunk[0])
+        flat = torch.cat([*(zeros(p) if p.grad is None else p.grad.reshape(-1) for p in chunk), flags])
+        run(collective, flat.div_(self.team.size), self.team)
+        *parts, reached = flat.split([*(p.numel() for p in chunk), len(chunk)])
+        for p, part, count in zip(chunk, parts, reached.tolist() if self.is_master else flags.tolist(), strict=True):
+            p.grad = part.view_as(p) if self.is_master and count > 0 else None
             if p.grad is not None:
                 mark_reduced(p.grad, ("data",))
 
@@ -133,9 +149,11 @@ class Master:
         """What a step sends, counted from the rounds that run."""
         messages = size = 0
         for chunk, up, down in zip(self.chunks, self.up, self.down, strict=True):
-            sends = sum(len(sends) for each in (up, down) for sends in each.rounds)
-            messages += sends
-            size += sends * sum(p.numel() * p.element_size() for p in chunk)
+            values = sum(p.numel() for p in chunk)
+            for collective, count in ((up, values + len(chunk)), (down, values)):
+                sends = sum(map(len, collective.rounds))
+                messages += sends
+                size += sends * count * chunk[0].element_size()
         return Traffic(messages, size)
 
     def close(self) -> None:
@@ -146,15 +164,23 @@ class Master:
         self.thread.shutdown()
 
     def _hooks(self) -> Iterator[Any]:
-        """Hooks that let every module wait for its own weights, and who reads them all for all."""
-        place = {id(p): number for number, chunk in enumerate(self.chunks) for p in chunk}
-        for module in self.model.modules():
-            wanted = sorted({place[id(p)] for p in module.parameters(recurse=False)})
-            if wanted:
-                yield module.register_forward_pre_hook(lambda *_, wanted=wanted: self._await(wanted))
+        """Hooks that let the calls of a forward wait for their weights, and who reads them all for all."""
+        yield self.model.register_forward_pre_hook(self._enter)
+        yield self.model.register_forward_hook(self._leave, always_call=True)
         yield self.model.register_state_dict_pre_hook(lambda *_: self.wait())
 
-    def _await(self, wanted: Sequence[int]) -> None:
+    def _enter(self, *_: Any) -> None:
+        mode = Arrivals(self)
+        mode.__enter__()
+        self.open.append(mode)
+
+    def _leave(self, *_: Any) -> None:
+        self.open.pop().__exit__(None, None, None)
+        self.wait()  # what the forward did not read; raises what went wrong
+
+    def await_weights(self, parameters: Iterable[object]) -> None:
+        """Wait for those of some objects that are weights of the model under way."""
+        wanted = sorted({self.place[id(p)] for p in parameters if id(p) in self.place})
         late = [number for number in wanted if not self.arrived[number].is_set()]
         if late:
             root = (self.mesh.ranks or range(self.mesh.world))[self.root]
@@ -163,6 +189,23 @@ class Master:
                     self.arrived[number].wait()
         if self.sending is not None and self.sending.done():
             self.wait()  # raises what went wrong
+
+
+class Arrivals(TorchFunctionMode):
+    """Sees every call of a forward before it runs, and waits for the weights that it reads.
+
+    A module's own hook would not do: another may read its weights, as a tied one does.
+    """
+
+    def __init__(self, master: Master):
+        super().__init__()
+        self.master = master
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.master.sending is not None:
+            self.master.await_weights(pytree.tree_leaves((args, kwargs)))
+        return func(*args, **kwargs)
 
 
 def team_for(mesh: Mesh) -> Team:
