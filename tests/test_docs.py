@@ -1,4 +1,4 @@
-"""The page on windows, cuts and halos: its drawings are those of the script, its Python prints what it says."""
+"""The pages: drawings are those of the script, Python prints what a page says, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from law import Grid
 from ranks import run_on
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "concepts" / "windows-cuts-halos.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+PRINTING = {"windows-cuts-halos": 5, "collectives": 4}
+"""Concept pages whose every example stands above what it prints, and how many there are."""
+TEXTS = {page: (DOCS / "concepts" / f"{page}.md").read_text(encoding="utf-8") for page in PRINTING}
+EXAMPLES = [
+    (page, *example)
+    for page, text in TEXTS.items()
+    for example in re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+]
+PAGES = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"), *DOCS.parent.glob("benchmarks/*/*.md")]
 
 
 @pytest.fixture
@@ -34,25 +40,27 @@ def test_drawings_are_what_the_script_makes(script: ModuleType) -> None:
     assert kept.keys() == made.keys()
     different = [name for name in made if kept[name] != made[name]]
     assert not different, f"{different}: run python docs/draw_concepts.py, and look at the result"
-    assert all(f"(drawings/{name})" in TEXT for name in made)
+    assert all(f"(drawings/{name})" in TEXTS["windows-cuts-halos"] for name in made)
 
 
-@pytest.mark.parametrize(("code", "printed"), EXAMPLES)
-def test_examples_print_what_the_page_says(code: str, printed: str) -> None:
+@pytest.mark.parametrize(("page", "code", "printed"), EXAMPLES)
+def test_examples_print_what_the_page_says(page: str, code: str, printed: str) -> None:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(code, PAGE.name, "exec"), {})
+        exec(compile(code, page, "exec"), {})
     assert output.getvalue() == printed
 
 
 def test_every_example_is_run() -> None:
-    assert len(EXAMPLES) == TEXT.count("```python") == 5
+    for page, count in PRINTING.items():
+        assert [name for name, *_ in EXAMPLES].count(page) == TEXTS[page].count("```python") == count
 
 
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)", TEXT)
-    assert targets
-    assert [t for t in targets if not (PAGE.parent / t).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
+def test_links_lead_somewhere(page: Path) -> None:
+    plain = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)", plain)
+    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
 
 
 def worked_example(image: list[int], kernel: list[int], gradient: list[int]) -> tuple[list[float], list[float], int]:
