@@ -29,7 +29,7 @@ Average = Callable[[Tensor], Tensor]
 """Takes this rank's values in a row, and gives the mean over ranks, or what a faulty average makes of them."""
 
 
-def images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def images(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training images and labels, and those of the test."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415
@@ -40,7 +40,7 @@ def images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     test = torch.arange(len(y)) % TEST_SHARE == 0
-    return x[~test], y[~test], x[test], y[test]
+    return x[~test].to(device), y[~test].to(device), x[test].to(device), y[test].to(device)
 
 
 def network(width: int, seed: int) -> nn.Sequential:
@@ -66,11 +66,11 @@ def epoch(model: nn.Module, x: Tensor, y: Tensor, order: Tensor, reduce: Average
 
 
 def trained(
-    width: int, seed: int, what: str, average: Average, rank: int, ranks: int, epochs: int
+    width: int, seed: int, what: str, average: Average, rank: int, ranks: int, epochs: int, device: str = "cpu"
 ) -> tuple[float, int]:
     """The accuracy of this rank's network in the end, and the bytes of a message."""
-    x, y, test, labels = images()
-    model = network(width, seed)
+    x, y, test, labels = images(device)
+    model = network(width, seed).to(device)
     mine = torch.arange(rank, len(y) - len(y) % (ranks * BATCH), ranks)  # as many on every rank
     draw = torch.Generator().manual_seed(1000 * seed + rank)
     row = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
@@ -92,17 +92,25 @@ def ways(ranks: int) -> dict[str, Average]:
     return {name: lambda row, name=name: all_reduce(row, name, average=True) for name in (*ALGORITHMS, BACKEND)}
 
 
-def measure(rank: int, kinds: dict[str, list[int]], seeds: list[int], epochs: int) -> list[dict[str, Any]]:
+def measure(
+    rank: int, kinds: dict[str, list[int]], seeds: list[int], epochs: int, device: str = "cpu"
+) -> list[dict[str, Any]]:
     """Every algorithm on the ranks at hand, for the widths of each kind."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return among(ranks, rank, kinds, seeds, epochs, device)
+
+
+def among(
+    ranks: int, rank: int, kinds: dict[str, list[int]], seeds: list[int], epochs: int, device: str
+) -> list[dict[str, Any]]:
+    """The same on so many ranks, which are one or all that there are."""
     records: list[dict[str, Any]] = []
-    for what, widths in kinds.items():
-        for width in widths:
-            for name, average in ways(ranks).items():
-                found = [trained(width, seed, what, average, rank, ranks, epochs) for seed in seeds]
-                about = {"ranks": ranks, "what": what, "width": width, "algorithm": name, "bytes": found[0][1]}
-                records.append(about | {"accuracy": [good for good, _ in found]})
-                if rank == 0:
-                    mean = sum(records[-1]["accuracy"]) / len(seeds)
-                    print(f"digits: {ranks} ranks, {what}, width {width}, {name}: {100 * mean:.2f}%", flush=True)
+    for what, width in [(what, width) for what, widths in kinds.items() for width in widths]:
+        for name, average in ways(ranks).items():
+            found = [trained(width, seed, what, average, rank, ranks, epochs, device) for seed in seeds]
+            about = {"ranks": ranks, "what": what, "width": width, "algorithm": name, "bytes": found[0][1]}
+            records.append(about | {"accuracy": [good for good, _ in found]})
+            if rank == 0:
+                mean = sum(records[-1]["accuracy"]) / len(seeds)
+                print(f"digits: {ranks} ranks, {what}, width {width}, {name}: {100 * mean:.2f}%", flush=True)
     return records

@@ -100,7 +100,7 @@ FAULTS: dict[str, Averages] = {
 
 def trained(average: Averages, ranks: int, width: int, seed: int, what: str, epochs: int) -> list[float]:
     """The accuracy of every rank's network in the end; they differ where the averages do."""
-    x, y, test, labels = digits.images()
+    x, y, test, labels = digits.images("cpu")
     models = [digits.network(width, seed) for _ in range(ranks)]
     mine = [torch.arange(rank, len(y) - len(y) % (ranks * digits.BATCH), ranks) for rank in range(ranks)]
     draws = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(ranks)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -50,7 +51,8 @@ def measure(rank: int, sizes: list[int], seconds: float, gauged: list[int]) -> d
                 f"{team.size} ranks, {size:>11,} bytes: {base * 1e6:>9,.0f} µs by {team.backend}; {words}", flush=True
             )
     wire = found.wire
-    return {"records": records, "latency": wire.latency, "per_byte": wire.per_byte, "start": wire.start}
+    constants = {"latency": wire.latency, "per_byte": wire.per_byte, "start": wire.start, "gauge": asdict(found)}
+    return {"records": records, "constants": constants}
 
 
 def taken(team: Team, size: int, seconds: float) -> dict[str, list[float]]:

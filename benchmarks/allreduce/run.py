@@ -66,8 +66,7 @@ def do_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for ranks in sorted((n for n in options.ranks if n > 1), reverse=True):
         found = run_local(measured.measure, ranks, sizes, seconds, list(gauged), threads=1)
-        constants = {key: found[key] for key in ("latency", "per_byte", "start")}
-        records += [{"ranks": ranks, "constants": constants}, *found["records"]]
+        records += [{"ranks": ranks, "constants": found["constants"]}, *found["records"]]
     return records
 
 

@@ -25,7 +25,7 @@ from mural.comm.algorithms import (
     two_level,
 )
 from mural.comm.ordered import ordered
-from mural.comm.program import program
+from mural.comm.program import Part, Program, program
 from mural.comm.rounds import Collective, Send, among, joined, pipelined, whole
 from mural.comm.simulate import simulate
 from mural.errors import PlanError
@@ -272,3 +272,63 @@ def test_what_ranks_send_is_what_they_await(
             slots = [(m.slot, m.slot + m.part.stop - m.part.start) for s in ahead for m in s.receives if m.slot >= 0]
             assert all(b <= c for (_, b), (c, _) in pairwise(sorted(slots)))
     assert sent == awaited
+
+
+@settings(max_examples=60, deadline=None)
+@given(nodes_of(), st.sampled_from(list(ALGORITHMS)), st.booleans(), st.integers(1, 40), st.integers(1, 4))
+def test_programs_run_ahead_as_far_as_they_may(
+    nodes: list[list[int]], name: str, in_order: bool, values: int, segments: int
+) -> None:
+    """Sends that leave as early as allowed read what they would at their step; receives that are posted as early as
+    allowed, and spoil what is there until they arrive, spoil nothing that anyone needs."""
+    collective = all_reduction(name, nodes)
+    collective = ordered(collective) if in_order else collective
+    mine = [torch.randint(0, 1000, (values,)) for _ in range(collective.ranks)]
+    interpreters = [Interpreter(program(collective, r, values, segments), m) for r, m in enumerate(mine)]
+    post: dict[tuple[int, int], list[torch.Tensor]] = {}
+    while any(each.now < len(each.program.steps) for each in interpreters):
+        assert any([each.advance(rank, post) for rank, each in enumerate(interpreters)]), "nobody gets on"
+    assert not any(post.values())
+    for each, right in zip(interpreters, simulate(collective, mine), strict=True):
+        assert torch.equal(each.memory[0], right)
+
+
+class Interpreter:
+    """A rank that runs its program as early as it may, with the others in one process."""
+
+    def __init__(self, found: Program, flat: torch.Tensor):
+        self.program, self.now, self.left, self.posted = found, 0, 0, 0
+        self.memory = [flat.clone(), *torch.full((found.spares // len(flat), len(flat)), -1)]
+        self.sent: dict[tuple[int, int], torch.Tensor] = {}
+
+    def at(self, part: Part) -> torch.Tensor:
+        return self.memory[part.spare][part.start : part.stop]
+
+    def advance(self, rank: int, post: dict[tuple[int, int], list[torch.Tensor]]) -> bool:
+        """Take the next step if all that it awaits is there."""
+        steps = self.program.steps
+        if self.now == len(steps):
+            return False
+        while self.left < len(steps) and steps[self.left].leave <= self.now:
+            for number, message in enumerate(steps[self.left].sends):
+                self.sent[self.left, number] = self.at(message.part).clone()
+                post.setdefault((rank, message.peer), []).append(self.sent[self.left, number])
+            self.left += 1
+        step = steps[self.now]
+        for number, message in enumerate(step.sends):
+            assert torch.equal(self.sent[self.now, number], self.at(message.part))
+        while self.posted < len(steps) and steps[self.posted].ready <= self.now >= self.posted - self.program.ahead:
+            for message in steps[self.posted].receives:
+                if message.slot < 0:
+                    self.at(message.part).fill_(-(10**6))
+            self.posted += 1
+        if any(not post.get((message.peer, rank)) for message in step.receives):
+            return False
+        for message in step.receives:
+            (self.at(message.part).add_ if message.reduce else self.at(message.part).copy_)(
+                post[message.peer, rank].pop(0)
+            )
+        for local in step.locals:
+            (self.at(local.target).add_ if local.reduce else self.at(local.target).copy_)(self.at(local.source))
+        self.now += 1
+        return True

@@ -13,6 +13,7 @@ At most 2 log2 P numbers travel instead of one: the price of the order, for whic
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, pairwise
 
 from mural.comm.algorithms.folds import leaders
@@ -66,7 +67,7 @@ def ordered(collective: Collective) -> Collective:
         messages = [m for s in sends for m in carried(s, collective.chunks, before, memory, beside)]
         reached = dict.fromkeys((s.destination, s.chunk) for s in sends)
         rounds.append((*messages, *(m for at in reached for m in merged(*at, memory[at], beside))))
-    return Collective(collective.name, collective.ranks, collective.chunks, tuple(rounds))
+    return replace(collective, rounds=tuple(rounds))
 
 
 def carried(send: Send, chunks: int, before: Memory, memory: Memory, beside: dict[Sum, Sum]) -> Iterator[Send]:

@@ -8,8 +8,9 @@ while others arrive. A step is one segment of one round:
     round 2, segment 1   send, receive, add
     round 2, segment 2   send, receive, add
 
-What is received to be added lands in scratch memory: one area for each step that is ahead, used again and again. What
-is received to replace goes where it belongs, as soon as nothing before it needs what is there.
+A send leaves as soon as what it reads is complete, also before its step: while a segment is added, the next one is on
+its way already. What is received to be added lands in scratch memory: one area for each step that is ahead, used again
+and again. What is received to replace goes where it belongs, as soon as nothing before it needs what is there.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from functools import lru_cache
 
 from mural.comm.rounds import Collective, Send, by_pair, divided
 
-SEGMENT_BYTES, LEAST_BYTES, FEW_RANKS = 2**22, 2**20, 4
-"""The most bytes of a segment; and among few ranks, where additions would else leave the link idle, chunks have two
-segments from twice the least on. Measured on 16 cores: smaller segments cost more than they hide."""
+SEGMENT_BYTES = 2**20
+"""The most bytes of a segment. Measured on 16 cores: messages of half of this cost more than they hide, and of four
+times as much leave the link idle at the ends."""
 AHEAD = 2
 """How many steps ahead receives are posted."""
 
@@ -69,6 +70,8 @@ class Step:
     locals: tuple[Local, ...]
     ready: int = 0
     """The step from which on its receives may be posted: what needs the parts that they replace is over."""
+    leave: int = 0
+    """The step from which on its sends may leave: what they read has its last value."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,11 @@ class Program:
 def segments_of(collective: Collective, values: int, size: int) -> int:
     """Into how many segments chunks are divided, for so many values of that size in bytes; the same on every rank.
 
-    >>> segments_of(Collective("ring", 2, 2, ()), 2**22, 4)
+    >>> segments_of(Collective("ring", 2, 2, ()), 2**20, 4)
     2
     """
-    chunk = values // collective.chunks * size
-    few = collective.ranks <= FEW_RANKS and chunk >= 2 * LEAST_BYTES
-    return max(2 if few else 1, -(-chunk // SEGMENT_BYTES))
+    chunk = -(-values // collective.chunks) * size
+    return max(1, -(-chunk // SEGMENT_BYTES))
 
 
 @lru_cache(maxsize=256)
@@ -104,6 +106,7 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
 
     steps: list[Step] = []
     for sends in collective.rounds:
+        begun = len(steps) if collective.blocking else 0
         pairs = {pair: list(runs(between, segments == 1)) for pair, between in by_pair(sends).items() if rank in pair}
         stay = [s for s in sends if s.local and s.source == rank]
         for segment in range(segments):
@@ -120,8 +123,12 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
                 for run in found
             ]
             here = [Local(part([s.chunk], segment), part([s.place], segment), s.reduce) for s in stay]
-            steps.append(Step(filled(leave), filled(arrive), tuple(h for h in here if h.target.stop > h.target.start)))
-    return placed([step for step in steps if step.sends or step.receives or step.locals], ahead, collective, values)
+            step = Step(
+                filled(leave), filled(arrive), tuple(h for h in here if h.target.stop > h.target.start), 0, begun
+            )
+            if step.sends or step.receives or step.locals:
+                steps.append(step)
+    return placed(steps, ahead, collective, values)
 
 
 def runs(sends: Sequence[Send], merge: bool) -> Iterator[list[Send]]:
@@ -149,9 +156,10 @@ def placed(steps: Sequence[Step], ahead: int, collective: Collective, values: in
     """The program of some steps, each of whose receives has a place to arrive at."""
     sizes = [sum(m.part.stop - m.part.start for m in step.receives if through_scratch(m, step)) for step in steps]
     area = max(sizes, default=0)
-    touched: dict[Key, int] = {}
+    touched, written = dict[Key, int](), dict[Key, int]()
     found: list[Step] = []
     for index, step in enumerate(steps):
+        leave = max([step.leave, *(written.get(key, -1) + 1 for send in step.sends for key in send.part.keys)])
         slot, ready, receives = index % (ahead + 1) * area, 0, list[Message]()
         for message in step.receives:
             if through_scratch(message, step):
@@ -160,10 +168,11 @@ def placed(steps: Sequence[Step], ahead: int, collective: Collective, values: in
             else:
                 receives.append(message)
                 ready = max([ready, *(touched.get(key, -1) + 1 for key in message.part.keys)])
-        found.append(replace(step, receives=tuple(receives), ready=ready))
-        parts = [m.part for m in (*step.sends, *step.receives)]
-        parts += [part for local in step.locals for part in (local.source, local.target)]
-        touched |= dict.fromkeys((key for part in parts for key in part.keys), index)
+        found.append(replace(step, receives=tuple(receives), ready=ready, leave=leave))
+        changed = [*(m.part for m in step.receives), *(local.target for local in step.locals)]
+        written |= dict.fromkeys((key for part in changed for key in part.keys), index)
+        read = [*(m.part for m in step.sends), *(local.source for local in step.locals)]
+        touched |= dict.fromkeys((key for part in (*changed, *read) for key in part.keys), index)
     return Program(tuple(found), area * min(ahead + 1, len(steps)), collective.spares * values, ahead)
 
 

@@ -67,6 +67,8 @@ class Collective:
     ranks: int
     chunks: int
     rounds: tuple[Round, ...]
+    blocking: bool = False
+    """Whether a rank has to be done with a round before it sends in the next; else sends leave as early as they can."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.chunks < 1:

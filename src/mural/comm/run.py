@@ -90,6 +90,7 @@ def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:
     tag, rows, ahead = call.tag, job.program.steps, job.program.ahead
     leaving: dict[Key, list[list[Any]]] = {}
     arriving: list[list[Any]] = []
+    departed = 0
 
     def free(keys: Sequence[Key]) -> None:
         """Wait until what was sent from these places has left: a buffer is not reused before its send completes."""
@@ -110,10 +111,12 @@ def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:
 
     post(0)
     for now, row in enumerate(rows):
-        for message in row.sends:
-            ticket = [group.send([job.part(flat, message.part)], message.peer, tag)]
-            for key in message.part.keys:
-                leaving.setdefault(key, []).append(ticket)
+        while departed < len(rows) and rows[departed].leave <= now:
+            for message in rows[departed].sends:
+                ticket = [group.send([job.part(flat, message.part)], message.peer, tag)]
+                for key in message.part.keys:
+                    leaving.setdefault(key, []).append(ticket)
+            departed += 1
         post(now)
         for message, slot, work in zip(row.receives, job.slots[now], arriving[now], strict=True):
             work.wait()

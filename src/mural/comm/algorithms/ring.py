@@ -52,4 +52,4 @@ def ring_blocking(ranks: int) -> Collective:
         return [part for part in (even, odd, alone) if part]
 
     rounds = tuple(part for sends in ring(ranks).rounds for part in split(sends))
-    return Collective("ring-blocking", ranks, ranks, rounds)
+    return Collective("ring-blocking", ranks, ranks, rounds, blocking=True)
