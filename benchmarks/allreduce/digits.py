@@ -97,13 +97,6 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Every algorithm on the ranks at hand, for the widths of each kind."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return among(ranks, rank, kinds, seeds, epochs, device)
-
-
-def among(
-    ranks: int, rank: int, kinds: dict[str, list[int]], seeds: list[int], epochs: int, device: str
-) -> list[dict[str, Any]]:
-    """The same on so many ranks, which are one or all that there are."""
     records: list[dict[str, Any]] = []
     for what, width in [(what, width) for what, widths in kinds.items() for width in widths]:
         for name, average in ways(ranks).items():

@@ -24,7 +24,7 @@ import mural
 from mural.comm.launch import placement
 
 HERE = Path(__file__).resolve().parent
-KINDS, SEEDS = {"weights": [8, 32], "gradients": [32]}, [0, 1]
+KINDS, SEEDS = {"weights": [32], "gradients": [32]}, [0, 1]
 
 
 def main() -> None:
@@ -37,8 +37,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     ranks = placement().world
     rank = mural.init(data=ranks, backend="mpi").rank
-    records = digits.among(1, rank, KINDS, SEEDS, digits.EPOCHS, device) if rank == 0 else []
-    records += digits.measure(rank, KINDS, SEEDS, digits.EPOCHS, device)
+    records = digits.measure(rank, KINDS, SEEDS, digits.EPOCHS, device)
     if rank:
         return
     on = torch.cuda.get_device_name() if device == "cuda" else "CPU"

@@ -25,6 +25,8 @@ from mural.comm.team import Team, team_of
 
 LEAST, MOST = 5, 101
 """Repetitions of each call."""
+GAUGINGS = 9
+"""Repetitions of each sample of the gauge."""
 LONG = 8
 """A call that would take more than this part of the time for a size is not repeated."""
 
@@ -32,7 +34,7 @@ LONG = 8
 def measure(rank: int, sizes: list[int], seconds: float, gauged: list[int]) -> dict[str, Any]:
     """All sizes on the ranks at hand; the same answer on every rank."""
     team = team_of(None)
-    found = gauge(team, gauged)
+    found = gauge(team, gauged, GAUGINGS)
     records: list[dict[str, Any]] = []
     for size in sizes:
         times = taken(team, size, seconds)
@@ -40,7 +42,7 @@ def measure(rank: int, sizes: list[int], seconds: float, gauged: list[int]) -> d
             record: dict[str, Any] = {"ranks": team.size, "bytes": size, "algorithm": name, "seconds": measured}
             if name != BACKEND:
                 rounds = rounds_of(name, team.nodes, False)
-                record["predicted"] = cost(rounds, size, found)
+                record["predicted"] = cost(rounds, size, found, team.nodes)
                 record["memory"] = max(working_memory(rounds, size // 4, 4))
                 record["memory_by_itself"] = max(working_memory(rounds, size // 4, 4, segmented=False))
             records.append(record)

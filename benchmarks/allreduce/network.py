@@ -57,7 +57,7 @@ def on_rank(delay: float, bandwidth: float, sizes: list[int], repeats: int) -> d
     team = team_of(None)
     known = gauge(team, GAUGED, 3)
     hosted = len(team.nodes) < team.size
-    latency = known.replaced.one.seconds[0] if not hosted else 0.0
+    latency = known.latency + known.outside if not hosted else 0.0
     inside = Wire(max(latency - delay, 0.0), 0.0, delay, 1 / bandwidth, start=known.start)
     records: list[dict[str, Any]] = []
     for size in sizes:
@@ -67,7 +67,7 @@ def on_rank(delay: float, bandwidth: float, sizes: list[int], repeats: int) -> d
             if name != BACKEND:
                 rounds = rounds_of(name, team.nodes, False)
                 record["by_constants"] = cost(rounds, size, inside, team.nodes)
-                record["by_gauge"] = cost(rounds, size, known)
+                record["by_gauge"] = cost(rounds, size, known, team.nodes)
             records.append(record)
     return {"delay": delay, "bandwidth": bandwidth, "overhead": inside.latency, "records": records}
 

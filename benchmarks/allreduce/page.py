@@ -219,10 +219,9 @@ def digits_text(results: Results) -> str:
         cells.items(), key=lambda item: (item[0][0] == "gradients", *item[0][1:])
     ):
         if ranks > 1:
+            by_itself = percent(alone[what, width]) if alone else NONE
             said = [percent(found[name]) for name in names]
-            rows.append(
-                [what, str(ranks), f"{width} ({sizes[width] / 1024:.0f} KiB)", percent(alone[what, width]), *said]
-            )
+            rows.append([what, str(ranks), f"{width} ({sizes[width] / 1024:.0f} KiB)", by_itself, *said])
     spread = max(
         abs(sum(a) / len(a) - sum(found[BACKEND]) / len(a))
         for (_, ranks, _), found in cells.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -279,15 +280,18 @@ def test_what_ranks_send_is_what_they_await(
 def test_programs_run_ahead_as_far_as_they_may(
     nodes: list[list[int]], name: str, in_order: bool, values: int, segments: int
 ) -> None:
-    """Sends that leave as early as allowed read what they would at their step; receives that are posted as early as
-    allowed, and spoil what is there until they arrive, spoil nothing that anyone needs."""
+    """Sends that leave as early as allowed read what they would at their step.
+
+    Receives that are posted as early as allowed, and spoil what is there until they arrive, spoil nothing needed.
+    """
     collective = all_reduction(name, nodes)
     collective = ordered(collective) if in_order else collective
-    mine = [torch.randint(0, 1000, (values,)) for _ in range(collective.ranks)]
+    mine: list[Any] = [torch.randint(0, 1000, (values,)) for _ in range(collective.ranks)]
     interpreters = [Interpreter(program(collective, r, values, segments), m) for r, m in enumerate(mine)]
     post: dict[tuple[int, int], list[torch.Tensor]] = {}
     while any(each.now < len(each.program.steps) for each in interpreters):
-        assert any([each.advance(rank, post) for rank, each in enumerate(interpreters)]), "nobody gets on"
+        advanced = [each.advance(rank, post) for rank, each in enumerate(interpreters)]
+        assert any(advanced), "all wait for each other"
     assert not any(post.values())
     for each, right in zip(interpreters, simulate(collective, mine), strict=True):
         assert torch.equal(each.memory[0], right)

@@ -1,23 +1,34 @@
-"""The gauge: how long a round takes over the link at hand, measured by rounds of several sizes that the runner runs.
+"""The gauge: what rounds cost over the link at hand, as a few constants that are fitted to measured rounds.
 
-Six kinds of rounds make the curves: every rank sends at once, or one does, or one exchanges with all others; and what
-arrives is added, or replaces. They hold all that a round takes here: latency, Python's part, copies, additions, and
-what ranks take from each other.
+A call takes `start` seconds, and each of its rounds the sum of
+
+    latency                     once
+    message                     for each message of the busiest rank but the first
+    per_byte                    for each byte of the busiest rank
+    first_per_byte              for each byte of its messages' first segments: nothing overlaps with these
+    medium_per_byte             for each byte of all ranks, who share the memory of a machine
+    added_per_byte              for each byte that the busiest rank adds
+    outside, outside_per_byte   where messages leave a node, and for each byte of the busiest node
+
+These are L and G of the formulas, with what they leave out. The samples are rounds in a ring, between two ranks, in
+pairs and around one rank, once and three times in a row, so that the start and the rounds come apart.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from statistics import median
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from mural.comm.algorithms import gather_ring, scatter_ring
-from mural.comm.price import Load, Wire
+from mural.comm.price import Load, Wire, loads
+from mural.comm.program import SEGMENT_BYTES
 from mural.comm.rounds import Collective, Round, Send
 from mural.comm.run import run
 from mural.comm.team import Team
@@ -25,111 +36,112 @@ from mural.errors import PlanError
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)
 REPEATS, LONGER = 5, 3
+REFITS, SURE = 20, 0.05
+"""How often samples are weighed again: those that are far off count less, and none more than those within 5%."""
 
-
-@dataclass(frozen=True)
-class Curve:
-    """Seconds of a round at some sizes of its messages in bytes; straight between them, and beyond the last.
-
-    >>> Curve((1000, 2000), (1.0, 3.0)).at(1500), Curve((1000, 2000), (1.0, 3.0)).at(3000)
-    (2.0, 5.0)
-    """
-
-    sizes: tuple[float, ...]
-    seconds: tuple[float, ...]
-
-    def at(self, size: float) -> float:
-        """The seconds at a size."""
-        if size <= self.sizes[0]:
-            return self.seconds[0]
-        right = min(bisect_right(self.sizes, size), len(self.sizes) - 1)
-        (a, b), (s, t) = self.sizes[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
-        return s + (size - a) / (b - a) * max(t - s, 0.0)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Rounds in which what arrives is treated alike, by who sends: every rank, one, or one to or from all others."""
-
-    every: Curve
-    one: Curve
-    star: Curve
-
-    def at(self, load: Load, ranks: int) -> float:
-        """The seconds of a round: between the curves, by how many ranks send and how many messages one rank has."""
-        each, others = load.port / max(load.messages, 1), ranks - 1
-        alone = self.one.at(each)
-        sending = (load.senders / max(load.messages, 1) - 1) / others * (self.every.at(each) - alone)
-        crowding = (load.messages - 1) / max(others - 1, 1) * (self.star.at(each) - alone)
-        return alone + max(sending, 0.0) + max(crowding, 0.0)
+Table = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """What rounds take among so many ranks."""
+    """What a call takes, in seconds.
 
-    ranks: int
-    added: Kind
-    replaced: Kind
-    start: float
-    """What a call takes besides its rounds."""
+    >>> Gauge(latency=1.0, per_byte=0.5).seconds(Load(1, 10, 0, 10, 0))
+    6.0
+    """
+
+    start: float = 0.0
+    latency: float = 0.0
+    message: float = 0.0
+    per_byte: float = 0.0
+    first_per_byte: float = 0.0
+    medium_per_byte: float = 0.0
+    added_per_byte: float = 0.0
+    outside: float = 0.0
+    outside_per_byte: float = 0.0
 
     def seconds(self, load: Load) -> float:
         """The time of a round."""
-        return (self.added if load.added else self.replaced).at(load, self.ranks)
+        return sum(constant * times for constant, times in zip(astuple(self)[1:], asked(load), strict=True))
 
     @property
     def wire(self) -> Wire:
-        """The same as latency and cost per byte, from the smallest and the largest message of one sender."""
-        curve = self.replaced.one
-        each = max(curve.seconds[-1] - curve.seconds[0], 0.0) / (curve.sizes[-1] - curve.sizes[0])
-        return Wire(curve.seconds[0], each, start=self.start)
+        """The same as latency and cost per byte of a message that is alone."""
+        alone = self.per_byte + self.first_per_byte + self.medium_per_byte
+        return Wire(self.latency, alone, self.outside, self.outside_per_byte, start=self.start)
+
+
+def asked(load: Load) -> tuple[float, ...]:
+    """How often a round needs each constant but the start."""
+    messages = max(load.messages, 1)
+    first = min(load.port, messages * SEGMENT_BYTES)
+    left = float(load.outside > 0)
+    return 1.0, messages - 1, load.port, first, load.total, load.added, left, load.outside
 
 
 def gauge(team: Team, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> Gauge:
-    """What rounds take in this team; the same on every rank. Collective."""
+    """What calls take in this team, fitted to messages of these bytes; the same on every rank. Collective."""
     if team.size < 2:
         raise PlanError("a gauge needs two ranks: one rank has nothing to send")
-    found: list[Kind] = []
-    starts: list[float] = []
-    for reduce, once in ((True, scatter_ring(team.size)), (False, gather_ring(team.size))):
-        curves: list[Curve] = []
-        for rounds in (once.rounds, echo(reduce), star(team.size, reduce)):
-            seconds: list[float] = []
-            for size in sizes:
-                chunks = once.chunks if rounds is once.rounds else 1
-                short, long = (
-                    timed(team, Collective("gauge", team.size, chunks, rounds * times), size * chunks, repeats)
-                    for times in (1, LONGER)
-                )
-                seconds.append(max(long - short, long / LONGER / 2) / len(rounds) / (LONGER - 1))
-                starts.append(max(short - len(rounds) * seconds[-1], 0.0))
-            curves.append(Curve(tuple(map(float, sizes)), tuple(seconds)))
-        found.append(Kind(*curves))
-    return Gauge(team.size, *found, start=median(starts[:: len(sizes)]))
+    rows: list[list[float]] = []
+    taken: list[float] = []
+    for collective in samples(team.size):
+        for size in (each * collective.chunks for each in sizes):
+            needs = zip(*(asked(load) for load in loads(collective, size, team.nodes)), strict=True)
+            rows.append([1.0, *map(sum, needs)])
+            taken.append(timed(team, collective, size, repeats))
+    found = torch.from_numpy(fitted(np.array(rows), np.array(taken)))
+    return Gauge(*agreed(team, found))
 
 
-def echo(reduce: bool) -> tuple[Round, ...]:
-    """Two ranks that send to each other in turn."""
-    return (Send(0, 1, 0, reduce),), (Send(1, 0, 0, reduce),)
+def samples(ranks: int) -> Iterator[Collective]:
+    """Rounds of each kind, added and replaced, once and several times in a row."""
+    pairs = [(rank, rank ^ 1) for rank in range(ranks) if rank ^ 1 < ranks]
+    for reduce, ring in ((True, scatter_ring(ranks)), (False, gather_ring(ranks))):
+        around = [(other, 0) if reduce else (0, other) for other in range(1, ranks)]
+        kinds: list[tuple[int, tuple[Round, ...]]] = [(ring.chunks, ring.rounds)]
+        for between in ([[(0, 1)], [(1, 0)]], [pairs], [around]):
+            kinds.append((1, tuple(tuple(Send(a, b, 0, reduce) for a, b in sends) for sends in between)))
+        for chunks, rounds in kinds:
+            yield from (Collective("gauge", ranks, chunks, rounds * times) for times in (1, LONGER))
 
 
-def star(ranks: int, reduce: bool) -> tuple[Round, ...]:
-    """One rank to which all others send, or that sends to all others."""
-    pairs = [(other, 0) if reduce else (0, other) for other in range(1, ranks)]
-    return (tuple(Send(source, destination, 0, reduce) for source, destination in pairs),)
+def fitted(rows: Table, seconds: Table) -> Table:
+    """The constants, none below zero, that explain the seconds with the least relative error."""
+    scaled = rows / seconds[:, None]
+    units = np.maximum(scaled.max(0), np.finfo(float).tiny)
+    weights = np.ones(len(seconds))
+    found = np.zeros(rows.shape[1])
+    for _ in range(REFITS):
+        found = none_negative(scaled / units * weights[:, None], weights)
+        weights = 1 / np.sqrt(np.maximum(np.abs(scaled / units @ found - 1), SURE))
+    return found / units
+
+
+def none_negative(rows: Table, wanted: Table) -> Table:
+    """The least squares of what columns add up to; those that would count negatively are left out one by one."""
+    kept = [column for column in range(rows.shape[1]) if rows[:, column].any()]
+    found = np.zeros(rows.shape[1])
+    while kept:
+        some = np.linalg.lstsq(rows[:, kept], wanted, rcond=None)[0]
+        if some.min() >= 0:
+            found[kept] = some
+            break
+        kept.pop(int(some.argmin()))
+    return found
 
 
 def timed(team: Team, collective: Collective, size: int, repeats: int) -> float:
-    """The least seconds of a collective over so many bytes, of the slowest rank each time. Collective."""
+    """The seconds of a collective over so many bytes: the median, of the slowest rank each time. Collective."""
     data = torch.zeros(max(size // 4, 1), dtype=torch.float32, device="cpu")
     seconds: list[float] = []
     for _ in range(1 + repeats):
+        data.zero_()
         together(team)
         begun = time.perf_counter()
         run(collective, data, team)
         seconds.append(time.perf_counter() - begun)
-    return min(slowest(team, seconds[1:]))
+    return median(slowest(team, seconds[1:]))
 
 
 def together(team: Team) -> None:
@@ -139,8 +151,12 @@ def together(team: Team) -> None:
 
 def slowest(team: Team, seconds: Sequence[float]) -> list[float]:
     """The seconds of the slowest rank, place by place, the same on every rank. Collective."""
-    times = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+    return agreed(team, torch.tensor(seconds, dtype=torch.float64, device="cpu"))
+
+
+def agreed(team: Team, numbers: torch.Tensor) -> list[float]:
+    """The largest of all ranks' numbers, place by place: the same on every rank, to the bit. Collective."""
     if team.backend == "nccl":
-        times = times.cuda()
-    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=team.group)
-    return times.tolist()
+        numbers = numbers.cuda()
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=team.group)
+    return numbers.tolist()

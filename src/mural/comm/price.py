@@ -38,8 +38,6 @@ class Load:
     """The bytes of all messages."""
     added: float
     """The most bytes that one rank adds up."""
-    senders: int
-    """How many ranks send."""
 
 
 class Link(Protocol):
@@ -59,7 +57,7 @@ class Link(Protocol):
 class Wire:
     """A link by its constants: latency L, seconds per byte G, and those of what is shared.
 
-    >>> Wire(1e-5, 1e-9).seconds(Load(1, 1e6, 0, 1e6, 0, 1))
+    >>> Wire(1e-5, 1e-9).seconds(Load(1, 1e6, 0, 1e6, 0))
     0.00101
     """
 
@@ -112,7 +110,6 @@ def load_of(sends: Round, chunk: float, node: dict[int, int]) -> Load:
         chunk * most(out, into),
         chunk * sum(leaving.values()),
         chunk * most(added),
-        len(leaving),
     )
 
 

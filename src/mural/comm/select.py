@@ -71,7 +71,7 @@ def tried(team: Team, sample: Tensor, deterministic: bool) -> Choice:
     if "gauge" not in team.made:
         team.made["gauge"] = gauge(team, GAUGED, 3)
     every = {name: rounds_of(name, team.nodes, deterministic) for name in ALGORITHMS}
-    predicted = {name: cost(each, sample.nbytes, team.made["gauge"]) for name, each in every.items()}
+    predicted = {name: cost(each, sample.nbytes, team.made["gauge"], team.nodes) for name, each in every.items()}
     best = sorted(predicted, key=lambda name: predicted[name])[:TRIED]
     calls: dict[str, Callable[[], object]] = {name: lambda name=name: run(every[name], sample, team) for name in best}
     if not deterministic:
