@@ -11,13 +11,15 @@ A call takes `start` seconds, and each of its rounds the sum of
     outside, outside_per_byte   where messages leave a node, and for each byte of the busiest node
 
 These are L and G of the formulas, with what they leave out. The samples are rounds in a ring, between two ranks, in
-pairs and around one rank, once and three times in a row, so that the start and the rounds come apart.
+pairs and around one rank, once and three times in a row, so that the start and the rounds come apart. In each, ranks
+send on what they have just received: else sends would leave ahead of their rounds. The samples take turns, since a call
+that follows others of its kind is faster than those in a program that does other things between them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from statistics import median
 
@@ -26,7 +28,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from mural.comm.algorithms import gather_ring, scatter_ring
 from mural.comm.price import Load, Wire, loads
 from mural.comm.program import SEGMENT_BYTES
 from mural.comm.rounds import Collective, Round, Send
@@ -85,25 +86,39 @@ def gauge(team: Team, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> G
         raise PlanError("a gauge needs two ranks: one rank has nothing to send")
     rows: list[list[float]] = []
     taken: list[float] = []
-    for collective in samples(team.size):
-        for size in (each * collective.chunks for each in sizes):
-            needs = zip(*(asked(load) for load in loads(collective, size, team.nodes)), strict=True)
-            rows.append([1.0, *map(sum, needs)])
-            taken.append(timed(team, collective, size, repeats))
+    for size in sizes:
+        cases = {each: size * each.chunks for each in samples(team.size)}
+        needs = ([asked(load) for load in loads(each, whole, team.nodes)] for each, whole in cases.items())
+        rows += [[1.0, *map(sum, zip(*need, strict=True))] for need in needs]
+        taken += timed(team, cases, repeats)
     found = torch.from_numpy(fitted(np.array(rows), np.array(taken)))
     return Gauge(*agreed(team, found))
 
 
 def samples(ranks: int) -> Iterator[Collective]:
-    """Rounds of each kind, added and replaced, once and several times in a row."""
-    pairs = [(rank, rank ^ 1) for rank in range(ranks) if rank ^ 1 < ranks]
-    for reduce, ring in ((True, scatter_ring(ranks)), (False, gather_ring(ranks))):
-        around = [(other, 0) if reduce else (0, other) for other in range(1, ranks)]
-        kinds: list[tuple[int, tuple[Round, ...]]] = [(ring.chunks, ring.rounds)]
-        for between in ([[(0, 1)], [(1, 0)]], [pairs], [around]):
-            kinds.append((1, tuple(tuple(Send(a, b, 0, reduce) for a, b in sends) for sends in between)))
-        for chunks, rounds in kinds:
-            yield from (Collective("gauge", ranks, chunks, rounds * times) for times in (1, LONGER))
+    """Rounds of each kind, once and several times in a row."""
+    neighbours = [(rank, rank ^ 1) for rank in range(ranks) if rank ^ 1 < ranks]
+    around = [(other, 0) for other in range(1, ranks)]
+    for times in (1, LONGER):
+        for reduce in (True, False):
+            yield Collective("gauged ring", ranks, ranks, circling(ranks, times * (ranks - 1), reduce))
+            yield sample("gauged echo", ranks, [([(0, 1)], reduce), ([(1, 0)], reduce)] * times)
+            yield sample("gauged pairs", ranks, [(neighbours, reduce)] * times)
+        yield sample("gauged star", ranks, [(around, True), ([(b, a) for a, b in around], False)] * times)
+
+
+def circling(ranks: int, rounds: int, reduce: bool) -> tuple[Round, ...]:
+    """Rounds of a ring, in each of which every rank sends on the chunk that it has just received."""
+    return tuple(
+        tuple(Send(rank, (rank + 1) % ranks, (rank - 1 - n) % ranks, reduce) for rank in range(ranks))
+        for n in range(rounds)
+    )
+
+
+def sample(name: str, ranks: int, rounds: Sequence[tuple[Sequence[tuple[int, int]], bool]]) -> Collective:
+    """Rounds of whole buffers between some ranks, which are added or replace."""
+    sends = (tuple(Send(a, b, 0, reduce) for a, b in between) for between, reduce in rounds)
+    return Collective(name, ranks, 1, tuple(sends))
 
 
 def fitted(rows: Table, seconds: Table) -> Table:
@@ -131,17 +146,18 @@ def none_negative(rows: Table, wanted: Table) -> Table:
     return found
 
 
-def timed(team: Team, collective: Collective, size: int, repeats: int) -> float:
-    """The seconds of a collective over so many bytes: the median, of the slowest rank each time. Collective."""
-    data = torch.zeros(max(size // 4, 1), dtype=torch.float32, device="cpu")
-    seconds: list[float] = []
+def timed(team: Team, cases: Mapping[Collective, int], repeats: int) -> list[float]:
+    """The median seconds of collectives over so many bytes, which take turns, of the slowest rank. Collective."""
+    data = torch.zeros(max(*cases.values(), 4) // 4, dtype=torch.float32, device="cpu")
+    seconds: list[list[float]] = [[] for _ in cases]
     for _ in range(1 + repeats):
-        data.zero_()
-        together(team)
-        begun = time.perf_counter()
-        run(collective, data, team)
-        seconds.append(time.perf_counter() - begun)
-    return median(slowest(team, seconds[1:]))
+        for mine, (collective, size) in zip(seconds, cases.items(), strict=True):
+            part = data[: max(size // 4, 1)].zero_()
+            together(team)
+            begun = time.perf_counter()
+            run(collective, part, team)
+            mine.append(time.perf_counter() - begun)
+    return [median(slowest(team, mine[1:])) for mine in seconds]
 
 
 def together(team: Team) -> None:
