@@ -42,7 +42,7 @@ def caption(results: Results) -> str:
     """Where the numbers come from."""
     at, load, command = results["machine"], results["load_at_start"], results["command"]
     busy = "load not recorded" if load is None else f"load {load:.1f} at the start"
-    typed = f"`{command}`" if command.startswith("mural ") else command
+    typed = f"`{command}`" if command.startswith(("mural ", "mpirun ")) else command
     return (
         f"{at['cpu']}, {at['cores']} cores, torch {results['torch']}, one thread a rank, {busy}, commit "
         f"{at['commit']}, {results['date'][:10]}. Command: {typed}. {results.get('note', '')}"

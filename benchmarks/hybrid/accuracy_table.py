@@ -20,11 +20,12 @@ def plain(runs: Runs) -> list[Record]:
 
 def agreement_text(runs: Runs) -> str:
     """Losses and accuracies on the way at the smallest batch, in float32 and in float64; nothing without the latter."""
-    double = [r for r in runs if r.get("dtype", "float32") == "float64"]
-    if not double:
+    first = next((r for r in runs if r.get("dtype", "float32") == "float64"), None)
+    if first is None:
         return ""
     key = ("batch", "iterations", "width")
-    same = [r for r in runs if all(r[k] == double[0][k] for k in key) and r["ranks"] <= 2]
+    same = [r for r in runs if all(r[k] == first[k] for k in key) and r["ranks"] <= 2]
+    double = [r for r in same if r.get("dtype", "float32") == "float64"]
     points = [iteration for iteration, _ in double[0]["accuracies"]]
     rows: list[list[str]] = []
     for r in sorted(same, key=lambda r: (r.get("dtype", "float32"), r["ranks"])):

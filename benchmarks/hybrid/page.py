@@ -61,7 +61,7 @@ class Results:
             f"Commands: {commands}."
         )
         if max(loads) > at["cores"]:
-            text += " **The machine was busy with other work: its times say little.**"
+            text += " **The machine was busy before, with other work or with the part before this one.**"
         failed = [f"\n\nFailed: {r['name']}: {r['error'].splitlines()[-1]}" for r in self.failures]
         return text + "".join(failed)
 
@@ -105,7 +105,7 @@ def master_text(results: Results) -> str:
         f"Eight convolutions of width {some['width']}, {some['parameters']:,} parameters, {some['images']} images of "
         f"32² for each rank. The ways take turns of {some['steps']} steps; median of {some['rounds']} turns, and "
         f"quotients of turns that follow each other; shares of all steps. An all-reduce is the backend's own; its "
-        f"messages are those of mural's ring, counted. Chunks above 1 MiB travel in segments, each a message."
+        f"messages are those of mural's ring, counted. Large chunks travel in segments, each a message."
     )
     return "\n\n".join([results.caption(), words, markdown(head, rows)])
 

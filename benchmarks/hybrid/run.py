@@ -111,8 +111,11 @@ def serve(rank: int, path: str, part: str, begun: str, jobs: Sequence[Job]) -> N
             print(page.line(record), flush=True)
 
 
-def carry_out(part: str, options: argparse.Namespace, folder: Path) -> None:
-    """Measure one part, and add it to its file; what fails is recorded with its error, and the rest goes on."""
+def carry_out(part: str, options: argparse.Namespace, folder: Path, load: float) -> None:
+    """Measure one part, and add it to its file; what fails is recorded with its error, and the rest goes on.
+
+    The load is that before all parts: later ones would find that of the parts before them.
+    """
     device = "cpu" if part == "traffic" else options.device
     target = folder / f"{part}-{device}.json"
     before = [target] if target.is_file() else []
@@ -126,7 +129,7 @@ def carry_out(part: str, options: argparse.Namespace, folder: Path) -> None:
     path = folder / f"{part}-{device}.jsonl"
     log = Log("hybrid", path, [], minutes=0.0)
     begun = next(r for r in reversed(log.records) if r["kind"] == "header")["date"]
-    log.write("versions", name=begun, torch=torch.__version__, load=os.getloadavg()[0], device=device_name(device))
+    log.write("versions", name=begun, torch=torch.__version__, load=load, device=device_name(device))
     try:
         for ranks, same in groupby(sorted(jobs, key=lambda job: job.ranks), lambda job: job.ranks):
             measure(list(same), ranks, part, device, log, path, begun, options.limit)
@@ -162,9 +165,10 @@ def main() -> None:
     if options.page:
         page.write(HERE)
         return
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="mural-hybrid-") as nowhere:
         for part in options.parts:
-            carry_out(part, options, options.output or (Path(nowhere) if options.quick else HERE / "results"))
+            carry_out(part, options, options.output or (Path(nowhere) if options.quick else HERE / "results"), load)
 
 
 if __name__ == "__main__":
