@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,52 +12,52 @@ from torch import Tensor, nn
 
 from mural.comm import Mesh, stack
 from mural.comm.agree import together
-from mural.shard.channel_share import share_of
+from mural.shard.channel_share import share_of, shares_among
 
 
 def joined_state(model: nn.Module, *, wanted: bool) -> dict[str, Any]:
     """The unsplit model's state on the CPU; where it is not `wanted`, nothing. Collective."""
-    found: dict[str, Any] = {}
-    for key, value in model.state_dict(keep_vars=True).items():
-        share = share_of(value)
-        whole = value if share is None else share.whole(value)
-        if wanted:
-            found[key] = whole.detach().to("cpu", copy=True) if isinstance(whole, Tensor) else whole
-    return found
+    with whole_parameters(model, wanted=wanted):
+        state = model.state_dict(keep_vars=True) if wanted else {}
+    return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
 def load_joined(model: nn.Module, state: Mapping[str, Any], mesh: Mesh, strict: bool, rank0: bool) -> None:
     """Take over the unsplit model's state: each rank its shares of rank 0's. Collective."""
-    own = {k: v for k, v in model.state_dict(keep_vars=True).items() if share_of(v) is not None}
-    with together(mesh, "load_state_dict"):
-        if not rank0 or mesh.rank == 0:
-            model.load_state_dict(cut_state(state, own), strict=strict)
-    told: list[Any] = [[key for key in own if key in state]]
-    if mesh.world > 1:
-        dist.broadcast_object_list(told, src=0, group=mesh.transport.group)
-    for key in told[0]:
-        share = share_of(own[key])
-        if share is not None:
-            given = state[key] if mesh.rank == 0 else torch.empty(share.shape)
-            whole = mesh.transport.outbound(given.detach().to(own[key].device, own[key].dtype).contiguous())
-            if mesh.world > 1:
-                dist.broadcast(whole, src=0, group=mesh.transport.group)
-            with torch.no_grad():
-                own[key].copy_(share.cut(whole))
+    given = not rank0 or mesh.rank == 0
+    with whole_parameters(model, wanted=given) as wholes, together(mesh, "load_state_dict"):
+        if given:
+            model.load_state_dict(state, strict=strict)
+    for parameter, share in shares_among(model.parameters()):
+        whole = wholes[id(parameter)].detach() if mesh.rank == 0 else torch.empty(share.shape)
+        sent = mesh.transport.outbound(whole.to(parameter.device, parameter.dtype).contiguous())
+        if mesh.world > 1:
+            dist.broadcast(sent, src=0, group=mesh.transport.group)
+        with torch.no_grad():
+            parameter.copy_(share.cut(sent))
     share_from_first(model, mesh)
 
 
-def cut_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole model's state with this rank's shares in the place of what is split."""
-    found = dict(state)
-    for key, parameter in own.items():
-        share, given = share_of(parameter), found.get(key)
-        if share is None or not isinstance(given, Tensor):
-            continue
-        if tuple(given.shape) != share.shape:
-            raise RuntimeError(f"size mismatch for {key}: {tuple(given.shape)} was given, the model has {share.shape}.")
-        found[key] = share.cut(given)
-    return found
+@contextmanager
+def whole_parameters(model: nn.Module, *, wanted: bool) -> Generator[dict[int, nn.Parameter]]:
+    """Whole parameters on the CPU, in the shares' place inside of the block, by the identity of the shares.
+
+    So torch's own `state_dict` and `load_state_dict` see the unsplit model, and a module's hooks on them, too. Where
+    they are not `wanted`, the rank only gives its parts. Collective.
+    """
+    wholes: dict[int, nn.Parameter] = {}
+    for parameter, share in shares_among(model.parameters()):
+        whole = share.whole(parameter)
+        if wanted:
+            wholes[id(parameter)] = nn.Parameter(whole.cpu(), parameter.requires_grad)
+    places = [(m, n, p) for m in model.modules() for n, p in m._parameters.items() if p is not None and id(p) in wholes]
+    for module, name, parameter in places:
+        module._parameters[name] = wholes[id(parameter)]
+    try:
+        yield wholes
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
 
 
 def share_from_first(model: nn.Module, mesh: Mesh) -> None:

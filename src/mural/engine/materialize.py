@@ -15,6 +15,10 @@ def materialize(model: nn.Module, device: torch.device | str | None) -> None:
 
     A module that keeps tensors on meta and has no `reset_parameters` cannot be given values, and raises.
     """
+    if lazy := next((name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)), None):
+        raise PlanError(
+            f"{lazy} has no shape yet: run the model once on an image before, so that its lazy layers get one"
+        )
     bare = [(name, m) for name, m in model.named_modules() if any(t.is_meta for t in own_tensors(m))]
     if not bare:
         if device is not None:

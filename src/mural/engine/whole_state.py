@@ -77,7 +77,7 @@ class WholeState:
 
     def _known(self, state: Mapping[str, Any], key: str) -> bool:
         """Whether rank 0 gives a value for a key."""
-        flag = torch.tensor([float(key in state)])
+        flag = torch.tensor([float(self.mesh.rank == 0 and key in state)])
         if self.mesh.world > 1:
             flag = self.mesh.transport.outbound(flag)
             dist.broadcast(flag, src=0, group=self.mesh.transport.group)

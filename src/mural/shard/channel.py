@@ -6,7 +6,9 @@ become this rank's shares. Everything else of the model stays as it is, and sees
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from mural.comm import Mesh
 from mural.geometry import Cuts, Interval
 from mural.shard.channel_choice import Layers, Split, chosen
 from mural.shard.channel_layer import ChannelLayer, Channels, Exchange, shared
-from mural.shard.channel_share import Share, mark_share
+from mural.shard.channel_share import Share, mark_share, share_of
 from mural.shard.channel_watch import watch_optimizers
 from mural.shard.tensor import ShardedTensor
 
@@ -38,44 +40,35 @@ def split_channels(model: nn.Module, mesh: Mesh, layers: Layers = "linear", exch
     ['0:output']
     """
     splits = chosen(model, mesh.size("channel"), layers)
-    known: dict[int, nn.Parameter] = {}
     watch_optimizers()
     for split in splits:
-        divide(split, mesh, exchange, known)
+        divide(split, mesh, exchange)
     return [f"{split.name}:{split.by}" for split in splits]
 
 
-def divide(split: Split, mesh: Mesh, exchange: Exchange, known: dict[int, nn.Parameter]) -> None:
-    """Replace a layer's parameters by this rank's shares, and its forward by that of all ranks together.
+def divide(split: Split, mesh: Mesh, exchange: Exchange) -> None:
+    """Cut a layer's parameters to this rank's shares, and replace its forward by that of all ranks together.
 
-    `known` are shares by the identity of the parameter that they are of: tied parameters stay tied.
+    Parameters stay the objects that they are: an optimizer, a hook or a second layer that has one keeps it.
     """
-    module, channels = split.module, channels_of(split, mesh.size("channel"))
+    channels = channels_of(split, mesh.size("channel"))
     weight_dim, intervals = share_of_weight(split, channels)
 
     def share(name: str, dim: int, intervals: tuple[Interval, ...]) -> None:
-        whole = module._parameters[name]
-        if whole is None:
+        parameter = split.module._parameters[name]
+        if parameter is None or share_of(parameter) is not None:  # a tied one has been cut with its other layer
             return
-        if id(whole) not in known:
-            found = Share(f"{split.name}.{name}", tuple(whole.shape), dim, intervals, mesh)
-            part = found.cut(whole.detach()).clone(memory_format=torch.preserve_format)
-            known[id(whole)] = mark_share(nn.Parameter(part, whole.requires_grad), found)
-            known[id(known[id(whole)])] = known[id(whole)]
-        module._parameters[name] = known[id(whole)]
+        found = Share(f"{split.name}.{name}", tuple(parameter.shape), dim, intervals, mesh)
+        part = found.cut(parameter.detach()).clone(memory_format=torch.preserve_format)
+        parameter.grad = None
+        parameter.data = part
+        mark_share(parameter, found)
 
     share("weight", weight_dim, intervals)
     if channels.outputs is not None:
         share("bias", 0, channels.outputs)
-    run, late = computation(split, mesh, channels)
-
-    def trains() -> bool:
-        with torch._C.DisableTorchFunction():
-            return module.weight.requires_grad
-
-    widths = (split.inputs, split.outputs)
-    layer = ChannelLayer(split.name, mesh, channels, widths, -1 - split.spatial, exchange, run, late, trains)
-    module.forward = forward_of(module, layer)
+    shares = {name: s for name, p in split.module._parameters.items() if (s := share_of(p)) is not None}
+    split.module.forward = SplitForward(split, mesh, channels, exchange, shares)
 
 
 def channels_of(split: Split, ranks: int) -> Channels:
@@ -140,13 +133,37 @@ def computation(
     return run, late
 
 
-def forward_of(module: Any, layer: ChannelLayer) -> Callable[..., Tensor]:
-    """The module's forward; a capture, which runs without memory, puts the whole parameters in the shares' place."""
-    plain = type(module).forward
+class SplitForward:
+    """The forward of a split layer; a capture, which runs without memory, puts whole parameters in the shares' place.
 
-    def forward(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    A copy of the module computes with the copy's parameters, which are shares too.
+    """
+
+    def __init__(self, split: Split, mesh: Mesh, channels: Channels, exchange: Exchange, shares: Mapping[str, Share]):
+        self.split, self.mesh, self.channels, self.shares = split, mesh, channels, shares
+        self.exchange: Exchange = exchange
+        module = split.module
+        run, late = computation(split, mesh, channels)
+
+        def trains() -> bool:
+            with torch._C.DisableTorchFunction():
+                return module.weight.requires_grad
+
+        widths = (split.inputs, split.outputs)
+        self.layer = ChannelLayer(split.name, mesh, channels, widths, -1 - split.spatial, exchange, run, late, trains)
+
+    def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What the whole layer gives."""
         if input.is_meta:
-            return plain(module, input, *args, **kwargs)
-        return layer(input, *args, *kwargs.values())
+            return type(self.split.module).forward(self.split.module, input, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            for name, share in self.shares.items():
+                share.check(getattr(self.split.module, name))
+        return self.layer(input, *args, *kwargs.values())
 
-    return forward
+    def __deepcopy__(self, memo: dict[int, Any]) -> SplitForward:
+        module = memo.get(id(self.split.module), self.split.module)
+        for name, share in self.shares.items():
+            mark_share(deepcopy(self.split.module._parameters[name], memo), share)
+        split = replace(self.split, module=module)
+        return SplitForward(split, self.mesh, self.channels, self.exchange, self.shares)

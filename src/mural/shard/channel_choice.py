@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from mural.errors import PlanError
+from mural.shard.channel_share import share_of
 
 Layers = str | Sequence[str]
 By = Literal["output", "input"]
@@ -81,6 +82,8 @@ def chosen(model: nn.Module, ranks: int, layers: Layers) -> list[Split]:
     By kind, what cannot be split stays whole; what is named and cannot be split raises, with the reason.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
+    if split := next((name for name, p in model.named_parameters() if share_of(p) is not None), None):
+        raise PlanError(f"the model is split by channels already ({split}): give a model that is whole")
     if layers in ("linear", "all"):
         found = of_kind(modules, ranks, linear=layers == "linear")
         if not found and ranks > 1:

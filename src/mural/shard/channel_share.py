@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mural.comm import Mesh, fetch
 from mural.comm.exchange import Route
+from mural.errors import LayoutError
 from mural.geometry import Box, Interval, moves
 
 
@@ -41,6 +42,15 @@ class Share:
         interval = self.box[self.dim]
         return whole.narrow(self.dim, interval.start, interval.size)
 
+    def check(self, part: Tensor) -> None:
+        """Raise unless a tensor has the extents of this rank's part."""
+        wanted = tuple(interval.size for interval in self.box)
+        if tuple(part.shape) != wanted:
+            raise LayoutError(
+                f"{self.name}, of shape {self.shape}, is split by channels, and this rank has {wanted} of it, but it "
+                f"was replaced by a tensor of {tuple(part.shape)}: load whole weights by load_state_dict, or cut them"
+            )
+
     def without_memory(self, part: Tensor) -> nn.Parameter:
         """The whole of a part on the meta device."""
         return nn.Parameter(torch.empty(self.shape, dtype=part.dtype, device="meta"), part.requires_grad)
@@ -48,6 +58,7 @@ class Share:
     @torch.no_grad()
     def whole(self, part: Tensor) -> Tensor:
         """The whole tensor on every rank, from everyone's part. Collective over the channel axis."""
+        self.check(part)
         mesh = self.mesh
         have = {r: self.box_at(mesh.coordinates_of(r)["channel"]) for r in mesh.peers(("channel",))}
         need = dict.fromkeys(have, tuple((Interval(0, n),) for n in self.shape))

@@ -51,7 +51,7 @@ class Watch(TorchFunctionMode):
             layer = share.name.rpartition(".")[0]
             raise PlanError(
                 f"{name_of(func)} reads {share.name}, of which this rank holds {[tuple(i) for i in share.box]} alone: "
-                f"a layer that is split by channels is used by calling it; leave {layer} out of channel_layers"
+                f"a layer that is split by channels is used by calling it; set channel_layers to a list without {layer}"
             )
         return func(*args, **(kwargs or {}))
 
