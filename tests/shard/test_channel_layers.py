@@ -197,7 +197,7 @@ class Alone(Functional):
 def test_a_weight_that_is_used_past_its_layer_is_refused(make: Any, loss: Any) -> None:
     for text in run_on(2, refused_step, make, loss):
         assert "fc.weight" in text
-        assert "leave fc out of channel_layers" in text
+        assert "set channel_layers to a list without fc" in text
 
 
 class Own(nn.Linear):
