@@ -57,12 +57,20 @@ def main() -> None:
     def local(model: nn.Module, number: int) -> int:
         if number == settings.get("dies"):
             os._exit(7)
+        if number == settings.get("fails"):
+            torch.ones(2, 3) @ torch.ones(2, 3)
         if number == settings.get("slow"):
             time.sleep(float(settings["seconds"]))
         (out / f"began-{clinic}-{number}").touch()
         return local_steps(model, clinic)
 
-    model = federation.run(model_of(seed=clinic), settings["rounds"], local)
+    (out / f"starts-{clinic}").touch()
+    try:
+        model = federation.run(model_of(seed=clinic), settings["rounds"], local)
+    except RuntimeError as error:
+        (out / f"error-{clinic}").write_text(f"{type(error).__name__}: {error}")
+        time.sleep(settings.get("lingers", 0))  # with the error's trace in its hands
+        raise
     history = [(r.number, r.attempt, sorted(r.members), r.samples) for r in federation.history]
     torch.save({"state": model.state_dict(), "history": history, "version": federation.version}, out / f"{clinic}.pt")
 

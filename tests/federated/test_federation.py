@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import torch
 from clinics import local_steps, model_of
 
 from mural.comm import free_port
+from mural.errors import PeerError, TrainingError
+from mural.federated import Federation, Patience
 from mural.federated.federation import read, write
+from mural.federated.roster import store_at
 
 HERE = Path(__file__).parent
 
@@ -88,6 +92,66 @@ def first_of(result: Any, candidates: list[int]) -> int:
 
 def numbered(result: Any) -> list[tuple[int, int, list[int], int]]:
     return [(n, a, [int(m.split()[1]) for m in members], s) for n, a, members, s in result["history"]]
+
+
+@pytest.mark.parametrize("clinics", [{"rounds": 1}], indirect=True, ids=str)
+def test_an_error_of_local_training_is_raised_as_it_is_and_the_others_carry_on(clinics: Clinics) -> None:
+    """It counted as a member that left: the clinic tried 20 times, and never said what was wrong."""
+    lines: list[str] = []
+    clinics.start(1, fails=0, lingers=60)
+    clinics.await_file("starts-1")
+    patience = Patience(expected=2, quorum=1, seconds=1.5)
+    mine = Federation("clinic 0", clinics.settings["address"], patience, host=True, say=lines.append)
+    mine.run(model_of(seed=0), 1, lambda model, _: local_steps(model, 0))
+    assert (clinics.out / "error-1").read_text().startswith("RuntimeError: mat1 and mat2 shapes")
+    assert clinics.processes[1].poll() is None  # it is there still, with open connections: it said that it left
+    assert [(r.number, r.attempt, r.members) for r in mine.history] == [(0, 1, ("clinic 0",))]
+    assert lines[0] == "round 0: a member has left; once more with those who are there"
+
+
+def test_errors_of_local_training_leave_the_model_of_the_last_round() -> None:
+    model = model_of(seed=0)
+    mine = Federation("a", f"127.0.0.1:{free_port()}", Patience(1), host=True, say=lambda _: None)
+    kept: list[torch.Tensor] = []
+
+    def local(model: torch.nn.Module, number: int) -> int:
+        if number == 1:
+            kept.append(read(model))
+        count = local_steps(model, 0)
+        if number == 1:
+            raise TrainingError("the loss is no number")
+        return count
+
+    with pytest.raises(TrainingError, match="the loss is no number"):
+        mine.run(model, 3, local)
+    assert mine.version == 1
+    assert torch.equal(read(model), kept[0])
+
+
+def test_every_run_has_a_key_of_its_own() -> None:
+    """One key for two runs hid two updates behind one mask: their difference was plain."""
+    keys: list[int] = []
+    mine = Federation("a", f"127.0.0.1:{free_port()}", Patience(1), host=True, say=lambda _: None)
+    for _ in range(2):
+        mine.run(model_of(seed=0), 1, lambda model, _: local_steps(model, 0))
+        keys.append(mine.key.public)
+    assert keys[0] != keys[1]
+
+
+def test_without_its_host_the_federation_ends_in_words() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    store = store_at(address, holds=True, timeout=5)
+    model = model_of(seed=0)
+    values = read(model)
+    mine = Federation("a", address, Patience(expected=2, quorum=2), timeout=5)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(mine.run, model, 3, lambda model, _: local_steps(model, 0))
+        while not store.check(["0/0/here"]):
+            time.sleep(0.02)
+        del store
+        with pytest.raises(PeerError, match=f"meeting place {address} is gone .* keeps the model of version 0"):
+            waiting.result(10)
+    assert torch.equal(read(model), values)
 
 
 @pytest.mark.slow

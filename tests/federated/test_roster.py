@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore
@@ -51,6 +52,19 @@ def test_below_the_quorum_nobody_begins() -> None:
         assert first.result(5) == second.result(5) == (member("a"), member("b"))
 
 
+def test_who_leads_a_turn_that_the_others_left_behind_goes_on() -> None:
+    """The leader waited for ever."""
+    store = HashStore()
+    behind, ahead = (Roster(store, Patience(expected=3, quorum=2, seconds=0.1)) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(behind.meet, Turn(0, 1), member("a"))
+        with pytest.raises(TimeoutError):
+            waiting.result(0.2)
+        ahead.advance(Turn(1))
+        assert waiting.result(5) is None
+    assert behind.await_later(Turn(0, 1)) == Turn(1)
+
+
 def test_turns_are_in_order() -> None:
     assert Turn(1) > Turn(0, 3) > Turn(0)
     roster = Roster(HashStore(), Patience(1))
@@ -70,6 +84,8 @@ def test_bad_settings_are_refused() -> None:
         check_alike([member("a"), member("a")], "a")
     with pytest.raises(PlanError, match="other parameters than that of b"):
         check_alike([member("a"), member("b", form="g")], "a")
+    with pytest.raises(PlanError, match=r"a has masked=False, but b masked=True: .* in every clinic, or in none"):
+        check_alike([member("a"), replace(member("b"), masked=True), member("c")], "a")
     for samples in (-1, None, 2.5):
         with pytest.raises(PlanError, match="number of samples"):
             check_samples(samples)

@@ -4,14 +4,15 @@
 
 The clinics of a round form a process group of their own. One that leaves in the middle ends the attempt, and the
 others begin another without it; its samples are missed, not its presence. One that comes back is given the model of
-all before it trains.
+all before it trains. What a clinic's own training raises is its own affair: it is raised there, as it is, and to the
+others that clinic has left.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mural.comm import all_reduce, broadcast
+from mural.comm.team import team_of
 from mural.errors import PeerError, PlanError
 from mural.federated.masks import Key, from_fixed, masked, to_fixed
-from mural.federated.roster import Member, Patience, Roster, Turn, store_at
+from mural.federated.roster import HostGone, Member, MemberGone, Patience, Roster, Turn, store_at
 
 ATTEMPTS = 20
 """How often a round is tried again before its error is raised."""
@@ -86,17 +88,33 @@ class Federation:
                 f"masked with quorum = {self.patience.quorum}: of two clinics each knows the other's update from the "
                 f"sum and its own: set quorum to 3 or more"
             )
-        self.key = Key()
         self.trained: tuple[Tensor, int] | None = None
 
     def run(self, model: nn.Module, rounds: int, local: Local) -> nn.Module:
         """The model of all after that many rounds; this clinic takes part in those that it is there for.
 
-        A clinic that was away in the last rounds ends with the model of those before: `version` says so.
+        A clinic that was away in the last rounds ends with the model of those before: `version` says so. If an error
+        ends it, `model` is that of all after the last round that this clinic took part in, not half of a round.
         """
         roster = Roster(store_at(self.address, self.host, self.timeout), self.patience)
-        self.base = read(model)
-        me = Member(self.name, self.version, self.key.public, form_of(model))
+        self.base, self.trained = read(model), None
+        self.key = Key()  # turns begin at 0 in every run, and a mask must never hide two updates
+        me = Member(self.name, self.version, self.key.public, form_of(model), self.masked)
+        try:
+            self._rounds(roster, me, model, rounds, local)
+        except BaseException as error:
+            with suppress(RuntimeError):  # a device that failed takes no values; its own error is the one to see
+                write(model, self.base)
+            if isinstance(error, HostGone):
+                raise HostGone(
+                    f"the meeting place {self.address} is gone ({error}): its host has left, and the federation ends. "
+                    f"{self.name} keeps the model of version {self.version}; to go on, start the host, then run again"
+                ) from None  # torch's error is a page of C++ frames
+            raise
+        return model
+
+    def _rounds(self, roster: Roster, me: Member, model: nn.Module, rounds: int, local: Local) -> None:
+        """Take turns until all rounds are done, then leave."""
         turn = roster.latest()
         while turn.round < rounds:
             try:
@@ -108,22 +126,26 @@ class Federation:
                 self._take(turn, members, roster, model, local)
                 self.say(self.history[-1].words())
                 turn = Turn(turn.round + 1)
-            except PeerError:
+            except MemberGone:
                 if turn.attempt == ATTEMPTS:
                     raise
                 self.say(f"{turn}: a member has left; once more with those who are there")
                 turn = Turn(turn.round, turn.attempt + 1)
-            roster.advance(turn)
-            turn = max(turn, roster.latest())
+            if turn.round < rounds:  # after the last one the host may be gone, and nothing is lost
+                roster.advance(turn)
+                turn = max(turn, roster.latest())
         if self.history:
-            roster.leave(len(self.history[-1].members), self.host)
-        return model
+            roster.leave(turn, len(self.history[-1].members), self.host)
 
     def _take(self, turn: Turn, members: Sequence[Member], roster: Roster, model: nn.Module, local: Local) -> None:
         """Take a turn with its members."""
-        mine = check_alike(members, self.name)
+        try:
+            mine = check_alike(members, self.name)
+        except PlanError:
+            roster.leave(turn, len(members), self.host)  # with the store gone, the others would never see why
+            raise
         with together(roster.store, turn, mine, len(members), self.timeout) as group:
-            self._catch_up(members, model, group)
+            self._catch_up(turn, members, model, group)
             if self.trained is None:  # an attempt that failed has trained already
                 samples = local(model, turn.round)
                 self.trained = read(model), check_samples(samples)
@@ -134,13 +156,16 @@ class Federation:
         self.version, self.trained = turn.round + 1, None
         self.history.append(Round(turn.round, turn.attempt, tuple(m.name for m in members), int(total[-1])))
 
-    def _catch_up(self, members: Sequence[Member], model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    def _catch_up(
+        self, turn: Turn, members: Sequence[Member], model: nn.Module, group: dist.ProcessGroup | None
+    ) -> None:
         """Give the model of all to those that have been away; at the very beginning, that of the first member."""
         newest = max(member.version for member in members)
         if group is None or (newest and all(member.version == newest for member in members)):
             return
         source = next(i for i, member in enumerate(members) if member.version == newest)
-        found = broadcast(self.base.clone(), source, group)
+        with noticing(turn):
+            found = broadcast(self.base.clone(), source, group)
         if not torch.equal(found, self.base):
             write(model, found)
             self.base, self.version, self.trained = found, newest, None
@@ -153,11 +178,12 @@ class Federation:
         update = torch.cat([values * samples, values.new_tensor([samples])])
         if group is None:
             return update
-        if not self.masked:
-            return all_reduce(update, "ring", group)
-        publics = {number: member.public for number, member in enumerate(members)}
-        hidden = masked(to_fixed(update, len(members)), mine, self.key, publics, str(turn))
-        return from_fixed(all_reduce(hidden, "ring", group))
+        if self.masked:
+            publics = {number: member.public for number, member in enumerate(members)}
+            update = masked(to_fixed(update, len(members)), mine, self.key, publics, str(turn))
+        with noticing(turn):
+            total = all_reduce(update, "ring", group)
+        return from_fixed(total) if self.masked else total
 
 
 @contextmanager
@@ -168,14 +194,28 @@ def together(store: Store, turn: Turn, rank: int, size: int, timeout: float) -> 
         return
     place = PrefixStore(f"group/{turn.round}/{turn.attempt}", store)
     try:
-        dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
-        all_reduce(torch.zeros(1), "ring", dist.group.WORLD)  # a roll call: from here on, connections tell who leaves
+        with noticing(turn):
+            dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+            all_reduce(torch.zeros(1), "ring", dist.group.WORLD)  # a roll call: from here on, connections tell who left
         yield dist.group.WORLD
-    except RuntimeError as error:  # torch's errors of lost peers are these
-        raise PeerError(f"{turn}: a member is gone: {str(error).splitlines()[0]}") from error
+    except BaseException as error:
+        if dist.is_initialized() and not isinstance(error, MemberGone):
+            # Connections stay open for as long as this process lives: tell the others. Why is none of their business.
+            with suppress(RuntimeError):
+                team_of(dist.group.WORLD).refuse(PeerError("this clinic has left"))
+        raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def noticing(turn: Turn) -> Generator[None]:
+    """Around messages to members and nothing else: what torch raises there means that one is gone."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's errors of lost peers are these, and those of many other things
+        raise MemberGone(f"{turn}: a member is gone: {str(error).splitlines()[0]}") from error
 
 
 def floating(model: nn.Module) -> list[Tensor]:
@@ -203,7 +243,7 @@ def form_of(model: nn.Module) -> str:
 
 
 def check_alike(members: Sequence[Member], name: str) -> int:
-    """The place of a clinic among the members; raise unless names are unique and models alike."""
+    """The place of a clinic among the members; raise unless names are unique, and models and masks alike."""
     names = [member.name for member in members]
     if names.count(name) > 1:
         raise PlanError(f"two clinics are called {name!r}: give each a name of its own")
@@ -211,6 +251,11 @@ def check_alike(members: Sequence[Member], name: str) -> int:
     if others := [m.name for m in members if m.form != members[mine].form]:
         raise PlanError(
             f"the model of {name} has other parameters than that of {', '.join(others)}: all clinics train one model"
+        )
+    if others := [m.name for m in members if m.masked != members[mine].masked]:
+        raise PlanError(
+            f"{name} has masked={members[mine].masked}, but {', '.join(others)} masked={not members[mine].masked}: "
+            f"masks cancel only if all have them; set masked=True in every clinic, or in none"
         )
     return mine
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,14 @@ from mural.errors import PeerError, PlanError
 
 LOOK = 0.05
 """Seconds between two looks at the store."""
+
+
+class MemberGone(PeerError):
+    """A member left in the middle of a turn; the others try again without it."""
+
+
+class HostGone(PeerError):
+    """The store does not answer: the clinic that holds it has left."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,12 +48,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Member:
-    """A clinic in a turn: its name, the rounds that are in its model, its public key, what tells other models apart."""
+    """A clinic in a turn: its name, the rounds that are in its model, its public key, what tells other models apart,
+    and whether it masks its updates.
+    """
 
     name: str
     version: int
     public: int
     form: str
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,23 +70,37 @@ class Patience:
     seconds: float = 10.0
 
 
+@contextmanager
+def asking() -> Generator[None]:
+    """Around what asks the store: it answers, or its host has left."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except RuntimeError as error:  # torch's errors of a store that is gone are these
+        raise HostGone((str(error) or type(error).__name__).splitlines()[0]) from error
+
+
 class Roster:
     """The store, as one clinic uses it."""
 
     def __init__(self, store: Store, patience: Patience):
         self.store, self.patience = store, patience
 
+    @asking()
     def latest(self) -> Turn:
         """The latest turn that any clinic has begun."""
         if not self.store.check(["turn"]):
             return Turn()
         return Turn(*json.loads(self.store.get("turn")))
 
+    @asking()
     def advance(self, turn: Turn) -> None:
         """Let everybody know of a later turn."""
         if turn > self.latest():  # two clinics may write at once: both then write the same or meet in the later one
             self.store.set("turn", json.dumps([turn.round, turn.attempt]))
 
+    @asking()
     def meet(self, turn: Turn, me: Member) -> tuple[Member, ...] | None:
         """The members of a turn, in the order in which they came; None if it goes on without this clinic."""
         key = f"{turn.round}/{turn.attempt}"
@@ -83,13 +109,15 @@ class Roster:
         self.advance(turn)
         number = self.store.add(f"{key}/here", 1)
         self.store.set(f"{key}/{number}", json.dumps(asdict(me)))
-        members = self._lead(key) if number == 1 else self._follow(key, turn)
+        members = self._lead(key, turn) if number == 1 else self._follow(key, turn)
         return members if members is not None and me in members else None
 
-    def _lead(self, key: str) -> tuple[Member, ...]:
-        """Wait for the others, then publish who is there."""
+    def _lead(self, key: str, turn: Turn) -> tuple[Member, ...] | None:
+        """Wait for the others, then publish who is there; None where they have gone on to a later turn."""
         end = time.monotonic() + self.patience.seconds
         while True:
+            if self.latest() > turn:
+                return None
             there = self.store.add(f"{key}/here", 0)
             enough = there >= self.patience.quorum and time.monotonic() > end
             if there >= self.patience.expected or enough:
@@ -107,19 +135,23 @@ class Roster:
             if self.latest() > turn:
                 return None
             if there >= self.patience.quorum and time.monotonic() > end:
-                raise PeerError(f"{turn}: the clinic that came first did not say who takes part; it has probably left")
+                raise MemberGone(f"{turn}: the clinic that came first did not say who takes part; it has probably left")
             time.sleep(LOOK)
         return members_of(json.loads(self.store.get(f"{key}/roster")))
 
-    def leave(self, members: int, host: bool) -> None:
-        """Leave for good; who holds the store stays until the other members have left, or for as long as patience."""
+    def leave(self, turn: Turn, members: int, host: bool) -> None:
+        """Leave for good in this turn, or with all before it done; who holds the store stays until the other members
+        have left, or for as long as patience.
+        """
         with suppress(RuntimeError):  # the store may be gone
+            self.advance(turn)
             left = self.store.add("left", 1)
             end = time.monotonic() + self.patience.seconds
             while host and left < members and time.monotonic() < end:
                 time.sleep(LOOK)
                 left = self.store.add("left", 0)
 
+    @asking()
     def await_later(self, turn: Turn) -> Turn:
         """The next turn that others begin, for a clinic that came too late for this one."""
         while (latest := self.latest()) <= turn:
