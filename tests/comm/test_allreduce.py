@@ -142,20 +142,40 @@ def test_what_is_refused_on_all_ranks() -> None:
         assert met[0][1].startswith("algorithm='rings' is unknown: choose tree, butterfly")
 
 
+def calls(case: str, odd: bool) -> Any:
+    """The sum of ten values; or what is another call on the odd rank, in a way that the case names."""
+    ten, comm = torch.ones(10), mural.comm
+    match case:
+        case "raises":
+            return comm.all_reduce(ten.bool() if odd else ten)
+        case "size":
+            return comm.all_reduce(torch.ones(11) if odd else ten)
+        case "empty":
+            return comm.all_reduce(ten[:0] if odd else ten)
+        case "algorithm":
+            return comm.all_reduce(ten, "tree" if odd else "ring")
+        case "average" | "deterministic":
+            return comm.all_reduce(ten, **{case: odd})
+        case "nodes":
+            return comm.all_reduce(ten, "two-level", nodes=[[0, 1], [2]] if odd else [[0], [1, 2]])
+        case "root":
+            return comm.reduce(ten, root=int(odd))
+        case _:
+            return comm.broadcast(ten, chunks=1 + odd)
+
+
 def failing(case: str) -> list[str]:
     """What this rank raises where rank 1 does something else, and in the call after that."""
-    rank, name, tensor = dist.get_rank(), "ring", torch.ones(10)
-    mural.comm.all_reduce(tensor)
-    if rank == 1:
-        tensor = {"raises": tensor.bool(), "size": torch.ones(11), "empty": tensor[:0]}.get(case, tensor)
-        name = "tree" if case == "algorithm" else name
+    mural.comm.all_reduce(torch.ones(10))
     said: list[str] = []
     for _ in range(2):
         try:
-            mural.comm.all_reduce(tensor, name)
+            calls(case, dist.get_rank() == 1)
             said.append("")
         except Exception as error:
             said.append(f"{type(error).__name__}: {error}")
+        if case in ("root", "chunks"):  # a rank that only sends is done: it finds out in the next call
+            case = "the same"
     leave(mural.init(data=dist.get_world_size()).transport)  # the next test's calls have a group of their own
     return said
 
@@ -166,9 +186,11 @@ needs_tags = pytest.mark.skipif(BACKEND != "gloo", reason="messages of NCCL have
 @needs_tags
 @pytest.mark.parametrize(("case", "mine", "theirs"), [
     ("raises", "UnsupportedOp: a sum over ranks of a tensor of torch.bool", "rank 1 raised UnsupportedOp: a sum"),
-    ("size", "PeerError: ring of 11 values", "rank 1 called ring of 11 values of float32, but this rank ring of 10"),
-    ("algorithm", "PeerError: tree of 10 values", "rank 1 called tree of 10 values of float32, but this rank ring"),
-    ("empty", "", "rank 1 called ring of 0 values of float32, but this rank ring of 10"),
+    ("size", "PeerError: ring of 11 values", "rank 1 called ring of 11 values of float32, rounds"),
+    ("algorithm", "PeerError: tree of 10 values", "rank 1 called tree of 10 values of float32, rounds"),
+    ("empty", "", "rank 1 called ring of 0 values of float32, rounds"),
+    ("average", "PeerError: ring of 10 values", ", average, but this rank ring of 10 values"),
+    ("deterministic", "PeerError: ring of 10 values", ", deterministic, but this rank ring of 10 values"),
 ])  # fmt: skip
 def test_a_rank_that_differs_is_an_error_on_the_others(case: str, mine: str, theirs: str) -> None:
     found = run_on(3, failing, case)
@@ -178,6 +200,22 @@ def test_a_rank_that_differs_is_an_error_on_the_others(case: str, mine: str, the
         assert theirs in first
         assert second.startswith("PeerError")
         assert "start the run anew" in second
+
+
+@needs_tags
+@pytest.mark.parametrize(("case", "theirs", "mine"), [
+    ("nodes", "two-level of 10 values of float32, rounds", "two-level of 10 values of float32, rounds"),
+    ("root", "reduce by tree of 10 values of float32, rounds", ", root=1, chunks=1"),
+    ("chunks", "broadcast by tree of 10 values of float32, rounds", ", root=0, chunks=2"),
+])  # fmt: skip
+def test_other_rounds_are_found_by_those_who_wait(case: str, theirs: str, mine: str) -> None:
+    """A rank that only sends is done before it can know, and hears in its next call."""
+    found = run_on(3, failing, case)
+    for rank, said in enumerate(found):
+        assert any(each.startswith("PeerError") for each in said), said
+        assert rank != 1 or "make the same call on all" in said[0]
+    assert theirs in found[1][0]
+    assert mine in found[1][0]
 
 
 def dying(folder: str) -> None:

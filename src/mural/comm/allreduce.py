@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from operator import index
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import algorithms
 from mural.comm.algorithms import Nodes
+from mural.comm.rounds import Collective
 from mural.comm.run import run
 from mural.comm.select import BACKEND, Choice, choose, rounds_of
 from mural.comm.team import Team, team_of
@@ -46,8 +50,9 @@ def all_reduce(
             raise PlanError(f"algorithm={BACKEND!r} adds up in an order of its own: drop deterministic=True")
         divided = team.nodes if nodes is None else divided_as(team, nodes)
         collective = None if name == BACKEND else rounds_of(name, divided, deterministic)
+    options = f"{', average' if average else ''}{', deterministic' if deterministic else ''}"
     if collective is not None:
-        run(collective, flat, team)
+        run(collective, flat, team, options)
     elif team.size > 1:
         dist.all_reduce(flat, group=team.group)
     if average:
@@ -71,8 +76,8 @@ def reduce(
     """
     team = team_of(group)
     with agreeing(team):
-        flat, collective = flattened(tensor), algorithms.reduction(team.size, root, chunks, shape)
-    return restored(tensor, run(collective, flat, team))
+        flat, collective = flattened(tensor), rooted("reduce", team.size, root, chunks, shape)
+    return restored(tensor, run(collective, flat, team, f", root={root}, chunks={chunks}"))
 
 
 def broadcast(
@@ -81,8 +86,8 @@ def broadcast(
     """The tensor, which now holds the root's values, in chunks that follow each other along a tree or a chain."""
     team = team_of(group)
     with agreeing(team):
-        flat, collective = flattened(tensor), algorithms.broadcast(team.size, root, chunks, shape)
-    return restored(tensor, run(collective, flat, team))
+        flat, collective = flattened(tensor), rooted("broadcast", team.size, root, chunks, shape)
+    return restored(tensor, run(collective, flat, team, f", root={root}, chunks={chunks}"))
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -92,7 +97,7 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
         mine = flattened(tensor)
     every = mine.new_empty((team.size, mine.numel()))
     every[team.rank] = mine
-    run(algorithms.gather_ring(team.size), every.view(-1), team)
+    run(gather_ring(team.size), every.view(-1), team)
     return viewed(every, tensor).view(team.size, *tensor.shape)
 
 
@@ -106,8 +111,25 @@ def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Te
                 f"pad its first extent to a multiple of {team.size}"
             )
         flat = flattened(tensor).clone()
-    run(algorithms.scatter_ring(team.size), flat, team)
+    run(scatter_ring(team.size), flat, team)
     return viewed(flat.view(team.size, -1)[team.rank].clone(), tensor).view(-1, *tensor.shape[1:])
+
+
+gather_ring, scatter_ring = lru_cache(algorithms.gather_ring), lru_cache(algorithms.scatter_ring)
+
+
+def rooted(kind: str, ranks: int, root: int, chunks: int, shape: str) -> Collective:
+    """The rounds of a reduction or a broadcast; the same object for the same numbers, since jobs are kept by it."""
+    try:
+        return rooted_rounds(kind, ranks, index(root), index(chunks), shape)
+    except TypeError as error:
+        raise PlanError(f"root={root!r}, chunks={chunks!r}: each is a whole number") from error
+
+
+@lru_cache(maxsize=256)
+def rooted_rounds(kind: str, ranks: int, root: int, chunks: int, shape: str) -> Collective:
+    """The rounds themselves."""
+    return (algorithms.reduction if kind == "reduce" else algorithms.broadcast)(ranks, root, chunks, shape)
 
 
 class agreeing:
