@@ -158,6 +158,10 @@ def calls(case: str, odd: bool) -> Any:
             return comm.all_reduce(ten, **{case: odd})
         case "nodes":
             return comm.all_reduce(ten, "two-level", nodes=[[0, 1], [2]] if odd else [[0], [1, 2]])
+        case "auto" | "backend":
+            return comm.all_reduce(ten, "ring" if odd else case)
+        case "auto size":
+            return comm.all_reduce(torch.ones(500) if odd else ten, "auto")
         case "root":
             return comm.reduce(ten, root=int(odd))
         case _:
@@ -166,7 +170,7 @@ def calls(case: str, odd: bool) -> Any:
 
 def failing(case: str) -> list[str]:
     """What this rank raises where rank 1 does something else, and in the call after that."""
-    mural.comm.all_reduce(torch.ones(10))
+    mural.comm.all_reduce(torch.ones(10), "auto" if case == "auto size" else "ring")
     said: list[str] = []
     for _ in range(2):
         try:
@@ -176,6 +180,9 @@ def failing(case: str) -> list[str]:
             said.append(f"{type(error).__name__}: {error}")
         if case in ("root", "chunks"):  # a rank that only sends is done: it finds out in the next call
             case = "the same"
+    if case in ("auto", "backend"):
+        with pytest.raises(PeerError, match="auto: an earlier call of these ranks failed"):
+            mural.comm.explain(torch.ones(10))
     leave(mural.init(data=dist.get_world_size()).transport)  # the next test's calls have a group of their own
     return said
 
@@ -203,6 +210,20 @@ def test_a_rank_that_differs_is_an_error_on_the_others(case: str, mine: str, the
 
 
 @needs_tags
+@pytest.mark.parametrize(("case", "words"), [
+    ("auto", "auto for up to 16 values of float32"),
+    ("backend", "backend of 10 values of float32"),
+    ("auto size", "auto for up to 512 values of float32"),
+])  # fmt: skip
+def test_calls_of_the_backend_are_compared_too(case: str, words: str) -> None:
+    for first, second in run_on(2, failing, case):
+        assert first.startswith("PeerError")
+        assert words in first
+        assert "make the same call on all" in first
+        assert "start the run anew" in second
+
+
+@needs_tags
 @pytest.mark.parametrize(("case", "theirs", "mine"), [
     ("nodes", "two-level of 10 values of float32, rounds", "two-level of 10 values of float32, rounds"),
     ("root", "reduce by tree of 10 values of float32, rounds", ", root=1, chunks=1"),
@@ -218,18 +239,20 @@ def test_other_rounds_are_found_by_those_who_wait(case: str, theirs: str, mine: 
     assert mine in found[1][0]
 
 
-def dying(folder: str) -> None:
-    """Rank 1 ends in the middle; the others write down what they raise."""
+def dying(folder: str, groups: dict[str, Any]) -> None:
+    """Rank 1 ends in the middle; the others write down what they raise, by each algorithm in a group of its own."""
     rank = dist.get_rank()
-    mural.comm.all_reduce(torch.ones(10))
+    for name in ("halving-doubling", "auto", "backend"):
+        groups[name] = dist.new_group()
+        mural.comm.all_reduce(torch.ones(10), "ring", groups[name])
     if rank == 1:
         os._exit(3)
-    try:
-        for _ in range(3):
-            mural.comm.all_reduce(torch.ones(2**20), "halving-doubling")
-    except PeerError as error:
-        with open(f"{folder}/{rank}", "w", encoding="utf-8") as file:
-            file.write(str(error))
+    for name, group in groups.items():
+        try:
+            for _ in range(3):
+                mural.comm.all_reduce(torch.ones(2**20), name, group)
+        except PeerError as error:
+            Path(folder, f"{name} {rank}").write_text(str(error), encoding="utf-8")
 
 
 @needs_tags
@@ -237,13 +260,15 @@ def test_a_rank_that_dies_is_an_error_on_the_others(tmp_path: Path) -> None:
     pool = Pool(3)
     try:
         for pipe in pool.pipes:
-            pipe.send((dying, (str(tmp_path),)))
+            pipe.send((dying, (str(tmp_path), {})))
         for rank in (0, 2):
             assert pool.pipes[rank].poll(60), "a rank waits for one that is gone"
     finally:
         pool.close()
     for rank in (0, 2):
-        assert (tmp_path / str(rank)).read_text(encoding="utf-8").startswith("halving-doubling of 1048576 values")
+        for name, words in (("halving-doubling", "of"), ("auto", "for up to"), ("backend", "of")):
+            said = (tmp_path / f"{name} {rank}").read_text(encoding="utf-8")
+            assert said.startswith(f"{name} {words} 1048576 values of float32")
 
 
 @pytest.mark.slow

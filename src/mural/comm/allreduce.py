@@ -13,7 +13,7 @@ from mural.comm import algorithms
 from mural.comm.algorithms import Nodes
 from mural.comm.rounds import Collective
 from mural.comm.run import run
-from mural.comm.select import BACKEND, Choice, choose, rounds_of
+from mural.comm.select import BACKEND, Choice, adds, by_backend, choose, rounds_of
 from mural.comm.team import Team, team_of
 from mural.errors import MuralError, PeerError, PlanError, UnsupportedOp
 
@@ -48,13 +48,15 @@ def all_reduce(
         name = choose(team, flat, deterministic).algorithm if algorithm == AUTO else algorithm
         if name == BACKEND and deterministic:
             raise PlanError(f"algorithm={BACKEND!r} adds up in an order of its own: drop deterministic=True")
+        if name == BACKEND and team.size > 1 and not adds(team, flat.dtype):
+            raise UnsupportedOp(f"{team.backend} does not add {flat.dtype}: choose {AUTO!r} or an algorithm by name")
         divided = team.nodes if nodes is None else divided_as(team, nodes)
         collective = None if name == BACKEND else rounds_of(name, divided, deterministic)
     options = f"{', average' if average else ''}{', deterministic' if deterministic else ''}"
     if collective is not None:
         run(collective, flat, team, options)
-    elif team.size > 1:
-        dist.all_reduce(flat, group=team.group)
+    else:
+        by_backend(flat, team, options)
     if average:
         flat.div_(team.size)
     return restored(tensor, flat)
