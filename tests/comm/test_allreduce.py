@@ -116,6 +116,36 @@ def test_parts_and_groups() -> None:
     assert [part for *_, part in found] == [[11.0], [11.0, 110.0], [110.0]]
 
 
+def unusual() -> list[bool]:
+    """Parts of no values, types that are sent but not added, memory that is read alone, and nodes from a generator."""
+    world, rank, comm = dist.get_world_size(), dist.get_rank(), mural.comm
+    flags = torch.tensor([rank == 0, rank == 1, False])
+    eighth, wide = torch.full((3,), 0.5 + rank).to(torch.float8_e5m2), torch.tensor([2**16 - 1 - rank])
+    halves: Any = (node for node in ([world - 1], range(world - 1)))
+    gathered = [comm.all_gather(each) for each in (flags, eighth, wide.to(torch.uint16), torch.ones(1).expand(5))]
+    return [
+        comm.reduce_scatter(torch.zeros(2 * world, 0)).shape == (2, 0),
+        comm.reduce_scatter(torch.zeros(0, 2, dtype=torch.complex64)).shape == (0, 2),
+        gathered[0].tolist() == [[one == 0, one == 1, False] for one in range(world)],
+        gathered[1].float()[:, 0].tolist() == [0.5 + one for one in range(world)],
+        gathered[2].tolist() == [[2**16 - 1 - one] for one in range(world)],
+        gathered[3].shape == (world, 5),
+        comm.broadcast(flags, root=1) is flags and flags.tolist() == [False, True, False],
+        comm.broadcast(torch.tensor([[True, rank == 0]]).t(), root=0).flatten().tolist() == [True, True],
+        comm.all_reduce(torch.ones(3), "two-level", nodes=halves).tolist() == [world] * 3,
+    ]
+
+
+def test_unusual_tensors_and_nodes() -> None:
+    for found in run_on(2, unusual):
+        assert found == [True] * len(found)
+
+
+def wrong(given: Any) -> Any:
+    """A value that the annotations would not let pass."""
+    return given
+
+
 def refused() -> list[tuple[str, str]]:
     """What this rank raises for calls that cannot be, alike on all ranks; then the ranks still agree."""
     calls = [
@@ -126,6 +156,15 @@ def refused() -> list[tuple[str, str]]:
         lambda: mural.comm.all_reduce(torch.ones(3), "two-level", nodes=[[0], [1, 2]]),
         lambda: mural.comm.reduce_scatter(torch.ones(3)),
         lambda: mural.comm.broadcast(torch.ones(3), root=7),
+        lambda: mural.comm.broadcast(torch.ones(3), root=wrong(1.0)),
+        lambda: mural.comm.broadcast(torch.ones(3), chunks=wrong(2.0)),
+        lambda: mural.comm.all_reduce(torch.ones(3), nodes=[[0, 0]]),
+        lambda: mural.comm.all_reduce(torch.ones(3), nodes=wrong([0, 1])),
+        lambda: mural.comm.all_reduce(torch.ones(3, dtype=torch.uint16)),
+        lambda: mural.comm.reduce(torch.ones(3, dtype=torch.float8_e5m2)),
+        lambda: mural.comm.all_reduce(torch.ones(1).expand(5)),
+        lambda: mural.comm.broadcast(torch.ones(9).as_strided((4, 3), (2, 1))),
+        lambda: mural.comm.all_reduce(torch.ones(3, device="meta")),
     ]
     met: list[tuple[str, str]] = []
     for call in calls:
@@ -138,7 +177,12 @@ def refused() -> list[tuple[str, str]]:
 
 def test_what_is_refused_on_all_ranks() -> None:
     for met in run_on(2, refused):
-        assert [kind for kind, _ in met] == ["PlanError", *["UnsupportedOp"] * 3, *["PlanError"] * 3]
+        assert [kind for kind, _ in met] == [
+            "PlanError",
+            *["UnsupportedOp"] * 3,
+            *["PlanError"] * 7,
+            *["UnsupportedOp"] * 5,
+        ]
         assert met[0][1].startswith("algorithm='rings' is unknown: choose tree, butterfly")
 
 
@@ -192,7 +236,7 @@ needs_tags = pytest.mark.skipif(BACKEND != "gloo", reason="messages of NCCL have
 
 @needs_tags
 @pytest.mark.parametrize(("case", "mine", "theirs"), [
-    ("raises", "UnsupportedOp: a sum over ranks of a tensor of torch.bool", "rank 1 raised UnsupportedOp: a sum"),
+    ("raises", "UnsupportedOp: a sum over ranks in torch.bool", "rank 1 raised UnsupportedOp: a sum"),
     ("size", "PeerError: ring of 11 values", "rank 1 called ring of 11 values of float32, rounds"),
     ("algorithm", "PeerError: tree of 10 values", "rank 1 called tree of 10 values of float32, rounds"),
     ("empty", "", "rank 1 called ring of 0 values of float32, rounds"),
