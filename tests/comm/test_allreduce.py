@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,25 @@ def unusual() -> list[bool]:
 def test_unusual_tensors_and_nodes() -> None:
     for found in run_on(2, unusual):
         assert found == [True] * len(found)
+
+
+def short_lived() -> list[tuple[int, int]]:
+    """The threads that watch and the open files after each group that is used once and destroyed."""
+    found: list[tuple[int, int]] = []
+    for _ in range(6):
+        group = dist.new_group()
+        mural.comm.all_reduce(torch.ones(2), "ring", group)
+        dist.destroy_process_group(group)
+        del group
+        threads = sum(thread.name == "mural-alarm" for thread in threading.enumerate())
+        found.append((threads, len(os.listdir("/proc/self/fd"))))
+    return found
+
+
+def test_groups_that_are_gone_keep_neither_threads_nor_sockets() -> None:
+    for found in run_on(2, short_lived):
+        assert found[-1][0] == found[1][0], found
+        assert found[-1][1] <= found[1][1] + 2, found
 
 
 def wrong(given: Any) -> Any:

@@ -7,6 +7,7 @@ a rank that waits for long compares its call with those of the others. A wait th
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -58,6 +59,11 @@ class Watch(Alarm):
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int):
         self.place, self.size, self.told, self.next_look = rank, size, 0, 0.0
         super().__init__(group, "/rounds")
+
+    def close(self) -> None:
+        """Stop watching, and hold the group no longer."""
+        super().close()
+        atexit.unregister(self.close)
 
     def tell(self, call: Call) -> None:
         """Let the others know of a call."""
@@ -200,6 +206,11 @@ class Team:
         if isinstance(error, PeerError) or (isinstance(error, RuntimeError) and not isinstance(error, MuralError)):
             raise PeerError(f"{call.words}: {reason}") from error
 
+    def close(self) -> None:
+        """Stop the watch: the group is used no more."""
+        if self.watch is not None:
+            self.watch.close()
+
     def refuse(self, error: BaseException) -> None:
         """Tell the others that this rank raised instead of its next call."""
         if self.watch is not None:
@@ -231,8 +242,20 @@ def team_of(group: dist.ProcessGroup | None) -> Team:
         raise PlanError("this rank is none of the group's: call on the ranks of the group alone")
     name = group.group_name
     if name not in _teams or _teams[name].group is not group:
+        # A watch costs a thread and keeps the sockets of its group: those of groups that are gone end here.
+        for old in [old for old, team in _teams.items() if old == name or destroyed(team.group)]:
+            _teams.pop(old).close()
         _teams[name] = Team(group)
     return _teams[name]
+
+
+def destroyed(group: dist.ProcessGroup | None) -> bool:
+    """Whether torch knows a group no more."""
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return True
+    return False
 
 
 def own_group() -> dist.ProcessGroup:
