@@ -35,7 +35,7 @@ TIMEOUT = 600.0
 MOST_SECONDS = 5.0
 """How long a rank that waits lets pass before it looks again at what the others called."""
 KEPT_CALLS = 16
-"""How many of its calls a rank tells: one that only sends is ahead of those that wait."""
+"""How many of its calls a rank tells: one that missed nothing is ahead of those that wait."""
 TRIP_TAG, FIRST_TAG, TAGS = 63, 64, 16_000
 
 _teams: dict[str, Team] = {}
