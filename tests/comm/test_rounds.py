@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import chain, pairwise, permutations
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mural.comm.algorithms import (
@@ -277,6 +277,7 @@ def test_what_ranks_send_is_what_they_await(
 
 @settings(max_examples=60, deadline=None)
 @given(nodes_of(), st.sampled_from(list(ALGORITHMS)), st.booleans(), st.integers(1, 40), st.integers(1, 4))
+@example([[0, 2, 1, 3]], "two-level", True, 3, 1)
 def test_programs_run_ahead_as_far_as_they_may(
     nodes: list[list[int]], name: str, in_order: bool, values: int, segments: int
 ) -> None:
@@ -285,7 +286,19 @@ def test_programs_run_ahead_as_far_as_they_may(
     Receives that are posted as early as allowed, and spoil what is there until they arrive, spoil nothing needed.
     """
     collective = all_reduction(name, nodes)
-    collective = ordered(collective) if in_order else collective
+    interpreted(ordered(collective) if in_order else collective, values, segments)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_programs_keep_spare_copies_apart(cut: int) -> None:
+    """In nodes of any order partial sums travel side by side, and the spare copy of a chunk is no next chunk."""
+    for order in permutations(range(4)):
+        nodes = [order[:cut], order[cut:]] if cut < 4 else [order]
+        interpreted(ordered(two_level(nodes)), 3, 1)
+
+
+def interpreted(collective: Collective, values: int, segments: int) -> None:
+    """Run the programs of all ranks in this process, and compare with the simulation."""
     mine: list[Any] = [torch.randint(0, 1000, (values,)) for _ in range(collective.ranks)]
     interpreters = [Interpreter(program(collective, r, values, segments), m) for r, m in enumerate(mine)]
     post: dict[tuple[int, int], list[torch.Tensor]] = {}

@@ -42,7 +42,7 @@ from mural.comm.price import (
 from mural.comm.run import job_of
 from mural.comm.select import BACKEND, rounds_of
 from mural.comm.team import team_of
-from mural.errors import PlanError
+from mural.errors import PlanError, UnsupportedOp
 from ranks import run_on
 
 L, G = 3e-5, 7e-10
@@ -202,6 +202,11 @@ def chosen() -> tuple[Gauge, str, str, float]:
     if team.eager:
         assert set(plain.measured) - set(ALGORITHMS) == {BACKEND}
         assert set(in_order.measured) < set(ALGORITHMS)
+    short = torch.ones(1000, dtype=torch.int16)  # gloo does not add these
+    with pytest.raises(UnsupportedOp, match=r"does not add torch.int16: choose 'auto' or"):
+        mural.comm.all_reduce(short, BACKEND)
+    assert BACKEND not in mural.comm.explain(short).measured
+    assert mural.comm.all_reduce(short, "auto")[0] == team.size
     return gauge(team, (2**10, 2**16), 1), str(plain), str(in_order), total[0].item()
 
 

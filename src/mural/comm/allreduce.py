@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from operator import index
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import algorithms
 from mural.comm.algorithms import Nodes
+from mural.comm.rounds import Collective
 from mural.comm.run import run
-from mural.comm.select import BACKEND, Choice, choose, rounds_of
+from mural.comm.select import BACKEND, Choice, adds, by_backend, choose, rounds_of
 from mural.comm.team import Team, team_of
-from mural.errors import MuralError, PeerError, PlanError, UnsupportedOp
+from mural.errors import PeerError, PlanError, UnsupportedOp
 
 AUTO = "auto"
+BITS = {torch.bool: torch.uint8, torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""As what the types that do not add are sent, but for those of one byte."""
 PLAIN = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 """The types that most tensors have: nothing more to look at."""
 
@@ -40,16 +46,19 @@ def all_reduce(
     """
     team = team_of(group)
     with agreeing(team):
-        flat = flattened(tensor, average)
+        flat = flattened(written(tensor), average)
         name = choose(team, flat, deterministic).algorithm if algorithm == AUTO else algorithm
         if name == BACKEND and deterministic:
             raise PlanError(f"algorithm={BACKEND!r} adds up in an order of its own: drop deterministic=True")
+        if name == BACKEND and team.size > 1 and not adds(team, flat.dtype):
+            raise UnsupportedOp(f"{team.backend} does not add {flat.dtype}: choose {AUTO!r} or an algorithm by name")
         divided = team.nodes if nodes is None else divided_as(team, nodes)
         collective = None if name == BACKEND else rounds_of(name, divided, deterministic)
+    options = f"{', average' if average else ''}{', deterministic' if deterministic else ''}"
     if collective is not None:
-        run(collective, flat, team)
-    elif team.size > 1:
-        dist.all_reduce(flat, group=team.group)
+        run(collective, flat, team, options)
+    else:
+        by_backend(flat, team, options)
     if average:
         flat.div_(team.size)
     return restored(tensor, flat)
@@ -71,8 +80,8 @@ def reduce(
     """
     team = team_of(group)
     with agreeing(team):
-        flat, collective = flattened(tensor), algorithms.reduction(team.size, root, chunks, shape)
-    return restored(tensor, run(collective, flat, team))
+        flat, collective = flattened(written(tensor)), rooted("reduce", team.size, root, chunks, shape)
+    return restored(tensor, run(collective, flat, team, f", root={root}, chunks={chunks}"))
 
 
 def broadcast(
@@ -81,18 +90,18 @@ def broadcast(
     """The tensor, which now holds the root's values, in chunks that follow each other along a tree or a chain."""
     team = team_of(group)
     with agreeing(team):
-        flat, collective = flattened(tensor), algorithms.broadcast(team.size, root, chunks, shape)
-    return restored(tensor, run(collective, flat, team))
+        flat, collective = flattened(written(tensor), added=False), rooted("broadcast", team.size, root, chunks, shape)
+    return restored(tensor, run(collective, flat, team, f", root={root}, chunks={chunks}"))
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The tensors of all ranks, of one shape, in a new leading dim, by a ring."""
     team = team_of(group)
     with agreeing(team):
-        mine = flattened(tensor)
+        mine = flattened(tensor, added=False)
     every = mine.new_empty((team.size, mine.numel()))
     every[team.rank] = mine
-    run(algorithms.gather_ring(team.size), every.view(-1), team)
+    run(gather_ring(team.size), every.view(-1), team)
     return viewed(every, tensor).view(team.size, *tensor.shape)
 
 
@@ -106,8 +115,27 @@ def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Te
                 f"pad its first extent to a multiple of {team.size}"
             )
         flat = flattened(tensor).clone()
-    run(algorithms.scatter_ring(team.size), flat, team)
-    return viewed(flat.view(team.size, -1)[team.rank].clone(), tensor).view(-1, *tensor.shape[1:])
+    run(scatter_ring(team.size), flat, team)
+    part = flat.numel() // team.size
+    mine = flat[team.rank * part : (team.rank + 1) * part].clone()
+    return viewed(mine, tensor).view(tensor.shape[0] // team.size, *tensor.shape[1:])
+
+
+gather_ring, scatter_ring = lru_cache(algorithms.gather_ring), lru_cache(algorithms.scatter_ring)
+
+
+def rooted(kind: str, ranks: int, root: int, chunks: int, shape: str) -> Collective:
+    """The rounds of a reduction or a broadcast; the same object for the same numbers, since jobs are kept by it."""
+    try:
+        return rooted_rounds(kind, ranks, index(root), index(chunks), shape)
+    except TypeError as error:
+        raise PlanError(f"root={root!r}, chunks={chunks!r}: each is a whole number") from error
+
+
+@lru_cache(maxsize=256)
+def rooted_rounds(kind: str, ranks: int, root: int, chunks: int, shape: str) -> Collective:
+    """The rounds themselves."""
+    return (algorithms.reduction if kind == "reduce" else algorithms.broadcast)(ranks, root, chunks, shape)
 
 
 class agreeing:
@@ -120,36 +148,58 @@ class agreeing:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, MuralError) and not isinstance(error, PeerError):
+        if isinstance(error, Exception) and not isinstance(error, PeerError):
             self.team.refuse(error)
 
 
 def divided_as(team: Team, nodes: Nodes) -> tuple[tuple[int, ...], ...]:
     """The ranks of each node, as given."""
-    if algorithms.ranks_of(nodes) != team.size:
-        raise PlanError(f"nodes={[list(n) for n in nodes]} names {algorithms.ranks_of(nodes)} of {team.size} ranks")
-    return tuple(map(tuple, nodes))
-
-
-def flattened(tensor: Tensor, divided: bool = False) -> Tensor:
-    """The values in a row, in the tensor's own memory where they are."""
-    if tensor.dtype in PLAIN and tensor.is_contiguous() and tensor.layout == torch.strided:
-        return (tensor.detach() if tensor.requires_grad else tensor).view(-1)
-    if tensor.layout != torch.strided or tensor.dtype == torch.bool or tensor.is_quantized:
-        raise UnsupportedOp(
-            f"a sum over ranks of a tensor of {tensor.dtype}, {tensor.layout}: make it a dense tensor of numbers"
+    try:
+        found = tuple(map(tuple, nodes))
+    except TypeError as error:
+        raise PlanError(f"nodes={nodes!r}: give a list of ranks for each node, such as [[0, 1], [2, 3]]") from error
+    if sorted(rank for node in found for rank in node) != list(range(team.size)) or not all(found):
+        raise PlanError(
+            f"nodes={[list(node) for node in found]}: name each rank of {team.size} once, and leave no node empty"
         )
-    if tensor.is_floating_point() and tensor.itemsize == 1:
-        raise UnsupportedOp(f"a sum over ranks in {tensor.dtype}, which does not add: convert it to bfloat16")
+    return found
+
+
+def written(tensor: Tensor) -> Tensor:
+    """The tensor, whose values can be replaced: no two of them share memory."""
+    span = 0
+    for stride, extent in () if tensor.is_contiguous() else sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1 and stride <= span:
+            raise UnsupportedOp(
+                f"the result of a collective in a tensor of {tuple(tensor.shape)}, strides {tensor.stride()}, whose "
+                "values share memory: give its clone()"
+            )
+        span += (extent - 1) * stride
+    return tensor
+
+
+def flattened(tensor: Tensor, divided: bool = False, added: bool = True) -> Tensor:
+    """The values in a row, in the tensor's own memory where they are; to be added, or just to be sent."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "meta device" if tensor.is_meta else str(tensor.layout)
+        raise UnsupportedOp(f"a collective on a tensor of {tensor.dtype}, {kind}: give a dense tensor with values")
+    if tensor.dtype in PLAIN and tensor.is_contiguous():
+        return (tensor.detach() if tensor.requires_grad else tensor).view(-1)
+    narrow = tensor.is_floating_point() and tensor.itemsize == 1
+    if added and (narrow or tensor.dtype in BITS):
+        wider = "bfloat16" if narrow else "int64"
+        raise UnsupportedOp(f"a sum over ranks in {tensor.dtype}, which does not add: convert it to {wider}")
     if divided and not (tensor.is_floating_point() or tensor.is_complex()):
         raise UnsupportedOp(f"a mean over ranks in {tensor.dtype}: take the sum, or convert it to a floating type")
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return (torch.view_as_real(flat) if flat.is_complex() else flat).view(-1)
+    if flat.is_complex():
+        return torch.view_as_real(flat).view(-1)
+    return flat.view(-1).view(torch.uint8 if narrow else BITS.get(flat.dtype, flat.dtype))
 
 
 def viewed(flat: Tensor, like: Tensor) -> Tensor:
     """Values in a row in the type of a tensor."""
-    return torch.view_as_complex(flat.view(-1, 2)) if like.is_complex() else flat
+    return torch.view_as_complex(flat.view(-1, 2)) if like.is_complex() else flat.view(like.dtype)
 
 
 def restored(tensor: Tensor, flat: Tensor) -> Tensor:

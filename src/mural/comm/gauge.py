@@ -160,9 +160,10 @@ def timed(team: Team, cases: Mapping[Collective, int], repeats: int) -> list[flo
     return [median(slowest(team, mine[1:])) for mine in seconds]
 
 
-def together(team: Team) -> None:
+def together(team: Team, words: str = "a meeting before a measured call") -> None:
     """Wait until all ranks have come here."""
-    dist.barrier(group=team.group)
+    with team.calling(words):
+        dist.barrier(group=team.group)
 
 
 def slowest(team: Team, seconds: Sequence[float]) -> list[float]:
@@ -174,5 +175,6 @@ def agreed(team: Team, numbers: torch.Tensor) -> list[float]:
     """The largest of all ranks' numbers, place by place: the same on every rank, to the bit. Collective."""
     if team.backend == "nccl":
         numbers = numbers.cuda()
-    dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=team.group)
+    with team.calling(f"an agreement on {len(numbers)} measured numbers"):
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=team.group)
     return numbers.tolist()

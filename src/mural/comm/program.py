@@ -105,7 +105,11 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
     steps: list[Step] = []
     for sends in collective.rounds:
         begun = len(steps) if collective.blocking else 0
-        pairs = {pair: list(runs(between, segments == 1)) for pair, between in by_pair(sends).items() if rank in pair}
+        pairs = {
+            pair: list(runs(between, collective.chunks if segments == 1 else 0))
+            for pair, between in by_pair(sends).items()
+            if rank in pair
+        }
         stay = [s for s in sends if s.local and s.source == rank]
         for segment in range(segments):
             leave = [
@@ -129,20 +133,29 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
     return placed(steps, ahead, collective, values)
 
 
-def runs(sends: Sequence[Send], merge: bool) -> Iterator[list[Send]]:
-    """The sends between two ranks, those in one list that can be one message: their chunks follow each other."""
+def runs(sends: Sequence[Send], chunks: int) -> Iterator[list[Send]]:
+    """The sends between two ranks, those in one list that can be one message: their chunks follow each other.
+
+    A buffer has so many chunks; 0 for messages of one chunk each.
+    """
     run: list[Send] = []
     for send in sends:
-        if run and not (merge and follows(run[-1], send)):
+        if run and not (chunks and follows(run[-1], send, chunks)):
             yield run
             run = []
         run.append(send)
     yield run
 
 
-def follows(before: Send, send: Send) -> bool:
-    """Whether a send is the same for the next chunk."""
-    return (send.chunk, send.place, send.reduce) == (before.chunk + 1, before.place + 1, before.reduce)
+def follows(before: Send, send: Send, chunks: int) -> bool:
+    """Whether a send is the same for the next chunk, of the same copies: the next place may begin a spare one.
+
+    >>> a, b, c = (Send(0, 1, place, False) for place in range(3))
+    >>> follows(a, b, 2), follows(b, c, 2)
+    (True, False)
+    """
+    next_one = (send.chunk, send.place, send.reduce) == (before.chunk + 1, before.place + 1, before.reduce)
+    return next_one and send.chunk % chunks > 0  # and so place % chunks: a chunk moves to its own places
 
 
 def filled(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -30,7 +30,7 @@ class Job:
             raise PlanError(f"{collective.name} has {collective.ranks} ranks, but the group {team.size}")
         values = flat.numel()
         self.collective = collective
-        self.words = f"{collective.name} of {values} values of {str(flat.dtype).removeprefix('torch.')}"
+        self.words = f"{collective.name} of {described(flat)}, rounds {collective.digest}"
         segments = segments_of(collective, values, flat.element_size()) if team.eager else 1
         self.program: Program = program(collective, team.rank, values, segments)
         memory = torch.empty(self.program.scratch + self.program.spares, dtype=flat.dtype, device=flat.device)
@@ -47,18 +47,23 @@ class Job:
         return (self.spares[part.spare - 1] if part.spare else flat)[part.start : part.stop]
 
 
-def run(collective: Collective, flat: Tensor, team: Team) -> Tensor:
+def run(collective: Collective, flat: Tensor, team: Team, options: str = "") -> Tensor:
     """The tensor, which holds at the end what the collective leaves on this rank. Collective.
 
     It is flat and contiguous, of the same size and type on every rank; CUDA tensors go through pinned memory where
-    the backend sends from host memory alone.
+    the backend sends from host memory alone. `options` are words that have to be the same on every rank.
     """
     if not team.staged(flat):
-        carry_out(job_of(collective, flat, team), flat, team)
+        carry_out(job_of(collective, flat, team), flat, team, options)
         return flat
     host = team.host_copy(flat)
-    carry_out(job_of(collective, host, team), host, team)
+    carry_out(job_of(collective, host, team), host, team, options)
     return flat.copy_(host)
+
+
+def described(flat: Tensor) -> str:
+    """The values of a tensor in words."""
+    return f"{flat.numel()} values of {str(flat.dtype).removeprefix('torch.')}"
 
 
 def job_of(collective: Collective, flat: Tensor, team: Team) -> Job:
@@ -72,17 +77,12 @@ def job_of(collective: Collective, flat: Tensor, team: Team) -> Job:
     return job
 
 
-def carry_out(job: Job, flat: Tensor, team: Team) -> None:
+def carry_out(job: Job, flat: Tensor, team: Team, options: str) -> None:
     """Make the call, over memory that the backend can send from."""
-    call = team.begin(job.words)
-    try:
+    with team.calling(job.words + options) as call:
         if not flat.numel() and team.watch is not None:
             team.watch.tell(call)  # others may have values, and wait for this rank's
         (one_by_one if team.eager else round_by_round)(job, flat, team.group, call)
-    except BaseException as error:
-        team.fail(call, error)
-        raise
-    team.end()
 
 
 def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:

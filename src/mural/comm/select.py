@@ -13,14 +13,19 @@ from torch import Tensor
 
 from mural.comm.algorithms import ALGORITHMS, all_reduction
 from mural.comm.gauge import gauge, slowest, together
+from mural.comm.mpi_library import NAME as MPI
 from mural.comm.ordered import ordered
 from mural.comm.price import cost
 from mural.comm.rounds import Collective
-from mural.comm.run import run
+from mural.comm.run import described, run
 from mural.comm.team import Team
 
 BACKEND = "backend"
 """The name of the backend's own all-reduce among the algorithms."""
+ADDED = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16} | {torch.int64, torch.int32, torch.int8, torch.uint8}
+)
+"""What gloo and NCCL add up; MPI adds all types that these collectives do."""
 TRIED, TRIALS, LARGEST_TRIAL = 3, 5, 2**24
 GAUGED = (2**12, 2**17, 2**20)
 
@@ -53,9 +58,12 @@ def rounds_of(algorithm: str, nodes: tuple[tuple[int, ...], ...], deterministic:
 
 def choose(team: Team, flat: Tensor, deterministic: bool) -> Choice:
     """What is fastest for such a tensor, the same answer on every rank. Collective when a size comes first."""
+    team.check("auto")
     if team.size == 1:
         return Choice("ring", "one rank has nothing to send")
     if not team.eager and not deterministic:
+        if not adds(team, flat.dtype):
+            return Choice("ring", f"{team.backend} does not add {flat.dtype}")
         return Choice(BACKEND, f"{team.backend} reduces on the device, in rounds of its own")
     bucket = max(flat.nbytes - 1, 1).bit_length()
     key = ("auto", bucket, flat.dtype, flat.device.type, deterministic)
@@ -68,19 +76,33 @@ def tried(team: Team, sample: Tensor, deterministic: bool) -> Choice:
     """The fastest of the algorithms that the gauge says are best, and of the backend's own. Collective."""
     if not team.eager:
         return Choice("butterfly", "its order of summation is the one order, so it needs no more messages")
+    together(team, f"auto for up to {described(sample)}{', deterministic' if deterministic else ''}")
     if "gauge" not in team.made:
         team.made["gauge"] = gauge(team, GAUGED, 3)
     every = {name: rounds_of(name, team.nodes, deterministic) for name in ALGORITHMS}
     predicted = {name: cost(each, sample.nbytes, team.made["gauge"], team.nodes) for name, each in every.items()}
     best = sorted(predicted, key=lambda name: predicted[name])[:TRIED]
     calls: dict[str, Callable[[], object]] = {name: lambda name=name: run(every[name], sample, team) for name in best}
-    if not deterministic:
-        calls[BACKEND] = lambda: dist.all_reduce(sample, group=team.group)
+    if not deterministic and adds(team, sample.dtype):
+        calls[BACKEND] = lambda: by_backend(sample, team)
     measured = trial(team, calls, sample)
     fastest = min(measured, key=lambda name: measured[name])
     where = f"with {sample.nbytes:,} bytes on {team.size} ranks over {team.backend}"
     about = f"fastest of {len(calls)} that were tried {where}"
     return Choice(fastest, about, sample.nbytes, predicted, measured)
+
+
+def adds(team: Team, dtype: torch.dtype) -> bool:
+    """Whether the backend's own all-reduce takes values of a type."""
+    return team.backend == MPI or dtype in ADDED
+
+
+def by_backend(flat: Tensor, team: Team, options: str = "") -> Tensor:
+    """The tensor, which now holds the sum of all ranks', by the backend's own all-reduce. Collective."""
+    if team.size > 1:
+        with team.calling(f"{BACKEND} of {described(flat)}{options}"):
+            dist.all_reduce(flat, group=team.group)
+    return flat
 
 
 def trial(team: Team, calls: Mapping[str, Callable[[], object]], sample: Tensor) -> dict[str, float]:

@@ -1,17 +1,19 @@
 """A team: the ranks of a process group as collectives see them, with the watch that ends waits which cannot end well.
 
-A rank that raises in a call leaves a note for the others. Ranks that made different calls (another size, type or
-algorithm) find out too: messages carry a tag made of the call, so that those of different calls never meet, and a
-rank that waits for long compares its call with those of the others. A wait then ends with an error that says why.
+A rank that raises in a call leaves a note for the others. Ranks that made different calls (another size, type,
+algorithm or root) find out too: messages carry a tag made of the call, so that those of different calls never meet, and
+a rank that waits for long compares its call with those of the others. A wait then ends with an error that says why.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
 import time
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Generator, Hashable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +34,8 @@ from mural.errors import MuralError, PeerError, PlanError
 TIMEOUT = 600.0
 MOST_SECONDS = 5.0
 """How long a rank that waits lets pass before it looks again at what the others called."""
+KEPT_CALLS = 16
+"""How many of its calls a rank tells: one that missed nothing is ahead of those that wait."""
 TRIP_TAG, FIRST_TAG, TAGS = 63, 64, 16_000
 
 _teams: dict[str, Team] = {}
@@ -40,8 +44,10 @@ _teams: dict[str, Team] = {}
 class Call:
     """One call of a collective that somebody waits in; its messages have its tag."""
 
-    def __init__(self, serial: int, words: str):
+    def __init__(self, serial: int, words: str, log: tuple[str, ...]):
         self.serial, self.words, self.begun = serial, words, time.monotonic()
+        self.log = log
+        """The words of the last calls, this one's included."""
         self.tag = FIRST_TAG + crc32(words.encode()) % TAGS
         self.outgoing: dict[int, Tensor] = {}
         self.incoming: dict[int, Tensor] = {}
@@ -54,9 +60,14 @@ class Watch(Alarm):
         self.place, self.size, self.told, self.next_look = rank, size, 0, 0.0
         super().__init__(group, "/rounds")
 
+    def close(self) -> None:
+        """Stop watching, and hold the group no longer."""
+        super().close()
+        atexit.unregister(self.close)
+
     def tell(self, call: Call) -> None:
         """Let the others know of a call."""
-        self.store.set(f"{self.key}/call/{call.serial}/{self.place}", call.words)
+        self.store.set(f"{self.key}/calls/{self.place}", "\n".join([str(call.serial), *call.log]))
         self.told = call.serial
 
     def look(self) -> None:
@@ -80,13 +91,20 @@ class Watch(Alarm):
             return
         self.next_look = now + min(max(now - call.begun, POLL_SECONDS), MOST_SECONDS)
         for other in range(self.size):
-            key = f"{self.key}/call/{call.serial}/{other}"
-            if other != self.place and self.store.check([key]):
-                words = self.store.get(key).decode()
-                if words != call.words:
-                    self.heard = f"rank {other} called {words}, but this rank {call.words}: make the same call on all"
-                    self._ask(call)
-                    return
+            words = call.words if other == self.place else self._told(other, call.serial)
+            if words not in ("", call.words):
+                self.heard = f"rank {other} called {words}, but this rank {call.words}: make the same call on all"
+                self._ask(call)
+                return
+
+    def _told(self, other: int, serial: int) -> str:
+        """What another rank's call of that number was, where it has told."""
+        key = f"{self.key}/calls/{other}"
+        if not self.store.check([key]):
+            return ""
+        last, *log = self.store.get(key).decode().split("\n")
+        place = serial - int(last) - 1
+        return log[place] if -len(log) <= place < 0 else ""
 
     def _ask(self, transfer: Pending) -> None:
         self.give_up()
@@ -116,6 +134,7 @@ class Team:
         """Collectives by what was asked for."""
         self.jobs: dict[Hashable, Any] = {}
         """What runs them on tensors of one size and type."""
+        self.log: deque[str] = deque(maxlen=KEPT_CALLS)
         self.pinned: Pinned | None = None
         self.watch: Watch | None = None
         if group is not None:
@@ -139,12 +158,28 @@ class Team:
             self.pinned = Pinned(max(tensor.nbytes, 1))
         return self.pinned.memory[: tensor.nbytes].view(tensor.dtype).copy_(tensor)
 
-    def begin(self, words: str) -> Call:
-        """A call that the ranks make together."""
+    @contextlib.contextmanager
+    def calling(self, words: str) -> Generator[Call]:
+        """A call that the ranks make together, in these words: what is raised inside ends it on all."""
+        call = self.begin(words)
+        try:
+            yield call
+        except BaseException as error:
+            self.fail(call, error)
+            raise
+        self.end()
+
+    def check(self, words: str) -> None:
+        """Raise if an earlier call failed: messages of it may be under way."""
         if self.broken:
             raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run anew")
+
+    def begin(self, words: str) -> Call:
+        """A call that the ranks make together."""
+        self.check(words)
         self.serial += 1
-        call = Call(self.serial, words)
+        self.log.append(words)
+        call = Call(self.serial, words, tuple(self.log))
         if self.watch is not None:
             self.watch.waiting = call
         return call
@@ -170,6 +205,11 @@ class Team:
         watch.give_up()
         if isinstance(error, PeerError) or (isinstance(error, RuntimeError) and not isinstance(error, MuralError)):
             raise PeerError(f"{call.words}: {reason}") from error
+
+    def close(self) -> None:
+        """Stop the watch: the group is used no more."""
+        if self.watch is not None:
+            self.watch.close()
 
     def refuse(self, error: BaseException) -> None:
         """Tell the others that this rank raised instead of its next call."""
@@ -202,8 +242,20 @@ def team_of(group: dist.ProcessGroup | None) -> Team:
         raise PlanError("this rank is none of the group's: call on the ranks of the group alone")
     name = group.group_name
     if name not in _teams or _teams[name].group is not group:
+        # A watch costs a thread and keeps the sockets of its group: those of groups that are gone end here.
+        for old in [old for old, team in _teams.items() if old == name or destroyed(team.group)]:
+            _teams.pop(old).close()
         _teams[name] = Team(group)
     return _teams[name]
+
+
+def destroyed(group: dist.ProcessGroup | None) -> bool:
+    """Whether torch knows a group no more."""
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return True
+    return False
 
 
 def own_group() -> dist.ProcessGroup:
