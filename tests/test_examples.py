@@ -35,7 +35,8 @@ def one_device() -> list[str]:
     return re.findall(r"loss ([0-9.]+)", printed(SAME[0]))
 
 
-@pytest.mark.parametrize("name", [SAME[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SAME[2:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAME[1:])
 def test_examples_print_the_losses_of_one_device(name: str, one_device: list[str]) -> None:
     assert len(one_device) == 5
     assert re.findall(r"loss ([0-9.]+)", printed(name)) == one_device

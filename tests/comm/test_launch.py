@@ -65,6 +65,7 @@ def report(rank: int, folder: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_local_ranks_start_again_and_listen_on_loopback_alone(tmp_path: Path) -> None:
     said: list[str] = []
     found = run_local(report, 2, str(tmp_path), restarts=1, say=said.append)

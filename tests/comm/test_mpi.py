@@ -92,7 +92,7 @@ def test_data_parallel_training_by_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said", "met"),
     [
-        ("raise", "no such file: image.tif", True),
+        pytest.param("raise", "no such file: image.tif", True, marks=pytest.mark.slow),
         pytest.param("exit", "rank 1, which has left the run", True, marks=pytest.mark.slow),
         pytest.param("leave", "rank 1, which has left the run", True, marks=pytest.mark.slow),
         pytest.param("kill", "signal 9", True, marks=pytest.mark.slow),

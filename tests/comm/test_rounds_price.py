@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mural
@@ -170,6 +170,7 @@ def test_a_gauge_of_a_plain_link_gives_the_price_of_the_wire(name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
+@settings(max_examples=20, deadline=None)
 @given(
     st.tuples(*[st.floats(1e-6, 1e-4)] * 3, *[st.floats(1e-11, 1e-9)] * 4),
     st.lists(st.integers(0, 6), max_size=3),

@@ -94,6 +94,7 @@ def numbered(result: Any) -> list[tuple[int, int, list[int], int]]:
     return [(n, a, [int(m.split()[1]) for m in members], s) for n, a, members, s in result["history"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clinics", [{"rounds": 1}], indirect=True, ids=str)
 def test_an_error_of_local_training_is_raised_as_it_is_and_the_others_carry_on(clinics: Clinics) -> None:
     """It counted as a member that left: the clinic tried 20 times, and never said what was wrong."""

@@ -46,6 +46,7 @@ def python(folder: Path, *arguments: str, limit: float = 240) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_predictions_of_a_toy() -> None:
     found = json.loads(python(BENCHMARKS, "-c", PROGRAM))
     largest = found["largest"]

@@ -140,9 +140,8 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Confi
     return config
 
 
-@pytest.mark.parametrize(
-    "case", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 10))], ids=lambda n: f"kill{n}"
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(10), ids=lambda n: f"kill{n}")
 def test_a_killed_rank_changes_nothing(images: Path, tmp_path: Path, undisturbed: Config, case: int) -> None:
     """`kill -9` of a random rank at a random step, every other time while a save is under way."""
     draw = random.Random(case if os.environ.get("HYPOTHESIS_PROFILE") != "fresh" else None)
