@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness.clock import timed
 from problems import problem
 from variants import MAKERS, gradients, names_for
 
@@ -49,20 +48,3 @@ def first_steps(ready: dict[str, Any]) -> dict[str, float]:
         pairs = zip(gradients(one.model), expected, strict=True)
         found[key] = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5 / size
     return found
-
-
-def timed(step: Any, device: str) -> float:
-    """Seconds of a step on the slowest rank; all begin together, with no garbage to collect."""
-    gc.collect()
-    gc.disable()
-    dist.barrier()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    took = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
-    gc.enable()
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return float(took)

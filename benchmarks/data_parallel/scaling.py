@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import torch.distributed as dist
-from pairs import WARMUP, timed
+from harness.clock import timed
+from pairs import WARMUP
 from problems import problem
 from variants import MAKERS
 

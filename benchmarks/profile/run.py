@@ -7,12 +7,10 @@ plan. Writes `results/cpu.json` or `results/cuda.json`; `--page` writes README.m
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch.distributed as dist
+from harness.clock import timed
 from harness.options import DEVICES, device_of
 from harness.results import command_line, machine, rounded
 from harness.tables import markdown, place
@@ -79,21 +77,6 @@ def measure(rank: int, folder: str, plan: dict[str, Any], device: str, side: int
                 seconds[kind].append(took)
     if rank == 0:
         (Path(folder) / "found.json").write_text(json.dumps({"seconds": seconds, "waits": waits}))
-
-
-def timed(step: Any, device: str) -> float:
-    """Seconds of a step on the slowest rank; all begin together, with no garbage to collect."""
-    gc.collect()
-    gc.disable()
-    dist.barrier()
-    begin = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    took = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
-    gc.enable()
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return float(took)
 
 
 def rows(results: dict[str, Any]) -> list[list[str]]:

@@ -148,18 +148,23 @@ def give_back(grad: Tensor, route: Route, transport: Transport, name: str, shape
     return local
 
 
+def fetched(local: Tensor, transfer: Transfer, route: Route) -> Tensor:
+    """The piece that a route brings together: what this rank keeps, and what a posted transfer brings."""
+    piece = empty_like(local, route.needed)
+    for held, wanted in route.keeps:
+        piece[wanted] = local[held]
+    arrived = transfer.wait()
+    for peer, parts in route.receives:
+        unpack(arrived[peer], piece, parts)
+    return piece
+
+
 class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, route: Route, transport: Transport, name: str) -> Tensor:
         ctx.route, ctx.transport, ctx.name, ctx.shape = route, transport, name, local.shape
         transfer = post(transport, name, local, route.sends, route.receives, route.needed)
-        piece = empty_like(local, route.needed)
-        for held, wanted in route.keeps:
-            piece[wanted] = local[held]
-        arrived = transfer.wait()
-        for peer, parts in route.receives:
-            unpack(arrived[peer], piece, parts)
-        return piece
+        return fetched(local, transfer, route)
 
     @staticmethod
     @once_differentiable

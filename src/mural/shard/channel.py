@@ -59,9 +59,9 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange) -> None:
         if parameter is None or share_of(parameter) is not None:  # a tied one has been cut with its other layer
             return
         found = Share(f"{split.name}.{name}", tuple(parameter.shape), dim, intervals, mesh)
-        part = found.cut(parameter.detach()).clone(memory_format=torch.preserve_format)
-        parameter.grad = None
-        parameter.data = part
+        held = [None if t is None else found.cut(t).clone() for t in (parameter.detach(), parameter.grad)]
+        parameter.grad = None  # until the parameter has its shape
+        parameter.data, parameter.grad = held
         mark_share(parameter, found)
 
     share("weight", weight_dim, intervals)

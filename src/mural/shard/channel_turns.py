@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mural.comm import Transport, mark
-from mural.comm.exchange import Route, empty_like, post, unpack
+from mural.comm.exchange import Route, empty_like, fetched, post, unpack
 from mural.comm.transport import Transfer
 
 
@@ -48,14 +48,7 @@ class Line:
     def end_fetch(self, turn: int) -> Tensor:
         """The turn's piece."""
         local, transfer = self.fetching.pop(turn)
-        route = self.routes[turn]
-        piece = empty_like(local, route.needed)
-        for held, wanted in route.keeps:
-            piece[wanted] = local[held]
-        arrived = transfer.wait()
-        for peer, parts in route.receives:
-            unpack(arrived[peer], piece, parts)
-        return piece
+        return fetched(local, transfer, self.routes[turn])
 
     def start_give(self, turn: int, piece: Tensor) -> None:
         """Send the turn's piece to its owners."""
