@@ -154,6 +154,8 @@ class Channels:
                 if alarm.heard:
                     raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {alarm.heard}")
                 awaited.works.pop(0)
+        if transport.waits_on_stream(awaited.message.wire.device):
+            alarm.follow(awaited.serial, awaited.name)
         found = awaited.message.arrived(awaited.turn)
         self.collect()  # while this rank waited, others took what it had sent
         return found

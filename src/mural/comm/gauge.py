@@ -173,8 +173,6 @@ def slowest(team: Team, seconds: Sequence[float]) -> list[float]:
 
 def agreed(team: Team, numbers: torch.Tensor) -> list[float]:
     """The largest of all ranks' numbers, place by place: the same on every rank, to the bit. Collective."""
-    if team.backend == "nccl":
-        numbers = numbers.cuda()
     with team.calling(f"an agreement on {len(numbers)} measured numbers"):
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=team.group)
     return numbers.tolist()

@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,8 @@ import torch.distributed as dist
 from mural.comm import mpi
 from mural.comm.choice import settle
 from mural.comm.environment import Placement, resolve
-from mural.comm.meeting import meet, reach_out, stay_local
+from mural.comm.groups import NCCL, backend_of, connect, forget, new_group, survive_errors
+from mural.comm.meeting import meet, reach_out, stand_apart, stay_local
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 
@@ -39,13 +40,16 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
             return 1, 0, Transport(None, timeout)
         start(place, backend, timeout)
         atexit.register(leave)
-    elif backend is not None and backend != dist.get_backend():
-        raise PlanError(f"backend={backend!r}, but the process group found uses {dist.get_backend()!r}: drop backend")
+    elif backend is not None and backend != backend_of(dist.group.WORLD):
+        found = backend_of(dist.group.WORLD)
+        raise PlanError(f"backend={backend!r}, but the process group found uses {found!r}: drop backend")
     world_group = dist.group.WORLD
     key = id(world_group)
     if key not in _transports:
         # A group of our own: DDP's collectives on the default group never meet our messages.
-        group = cast(dist.ProcessGroup, dist.new_group(timeout=timedelta(seconds=timeout)))
+        forget()
+        group = new_group(None, timeout)
+        connect(group)
         _transports.clear()
         transport = Transport(group, timeout)
         settle(transport)
@@ -61,7 +65,8 @@ def placement() -> Placement:
     if not dist.is_initialized():
         return resolve(os.environ)
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = f"a process group of {world} ranks over {dist.get_backend()} exists, and this process is its rank {rank}"
+    backend = backend_of(dist.group.WORLD)
+    found = f"a process group of {world} ranks over {backend} exists, and this process is its rank {rank}"
     try:
         place = resolve(os.environ)
     except PlanError as error:
@@ -78,9 +83,13 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
     elif place.address is not None:
         reach_out(os.environ, place.address)
     store = meet(place, timeout)
-    gpu = take_gpu(place) if backend in (None, "nccl") else ""
+    gpu = take_gpu(place) if backend in (None, NCCL) else ""
+    usual = agreed_backend(store, place, gpu) if backend in (None, NCCL) else backend
+    if backend == NCCL != usual:
+        stand_apart(os.environ, place.rank)
+    survive_errors()
     dist.init_process_group(
-        backend or agreed_backend(store, place, gpu),
+        backend or usual,
         store=store,
         rank=place.rank,
         world_size=place.world,
@@ -118,7 +127,7 @@ def agreed_backend(store: Any, place: Placement, gpu: str) -> str:
     """
     store.set(f"mural/gpu/{place.rank}", gpu)
     gpus = [store.get(f"mural/gpu/{rank}") for rank in range(place.world)]
-    return "nccl" if b"" not in gpus and len(set(gpus)) == place.world else "gloo"
+    return NCCL if b"" not in gpus and len(set(gpus)) == place.world else "gloo"
 
 
 def leave() -> None:

@@ -47,6 +47,7 @@ def run_local(
     *args: Any,
     threads: int | None = None,
     device: str = "cpu",
+    backend: str | None = None,
     restarts: int = 0,
     grace: float = 60.0,
     timeout: float = 1800.0,
@@ -55,8 +56,9 @@ def run_local(
     """What rank 0 returns of `function(rank, *args)`, called in that many new processes that form a process group.
 
     `device`: "cpu" (over gloo), "cuda" (NCCL where each rank gets a GPU of its own, else they share over gloo), or
-    "auto". `say` gets a line about what is started. The first rank that fails ends the others; then all start anew,
-    up to `restarts` times (`attempt()` tells them how often), or `RankError` names the rank and what ended it.
+    "auto"; `backend` names another, such as NCCL for ranks that share a GPU. `say` gets a line about what is started.
+    The first rank that fails ends the others; then all start anew, up to `restarts` times (`attempt()` tells them how
+    often), or `RankError` names the rank and what ended it.
 
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP go to the ranks, which have `grace` seconds to save and leave. If all leave
     without an error, this returns as usual; else it raises KeyboardInterrupt, or SystemExit with 128 + the signal.
@@ -64,7 +66,8 @@ def run_local(
     if ranks < 1 or restarts < 0:
         raise PlanError(f"ranks={ranks}, restarts={restarts}: start at least 1 rank, 0 times again or more")
     say = say or _silent
-    backend, gpus, words = equipment(ranks, device)
+    usual, gpus, words = equipment(ranks, device)
+    backend = backend or usual
     threads = threads or max(1, processors() // ranks)
     say(f"starting {ranks} local {'rank' if ranks == 1 else 'ranks'} over {backend}: {words}, {threads} threads each")
     for number in itertools.count():

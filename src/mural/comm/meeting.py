@@ -144,6 +144,15 @@ def stay_local(environ: MutableMapping[str, str], force: bool = False) -> None:
             environ[variable] = loopback
 
 
+def stand_apart(environ: MutableMapping[str, str], rank: int) -> None:
+    """Let NCCL take ranks that share a GPU for machines of their own, which it would refuse otherwise.
+
+    Messages then go through sockets: slow, but with NCCL's own order and errors, for trying things on one GPU.
+    """
+    environ.setdefault("NCCL_HOSTID", f"rank{rank}")
+    environ.setdefault("NCCL_IB_DISABLE", "1")
+
+
 def reach_out(environ: MutableMapping[str, str], address: str) -> None:
     """Let gloo listen where other machines reach this one, if it would not by itself; what the user chose stays.
 

@@ -7,12 +7,12 @@ theirs. Between two steps nothing is under way in any of them; where a step fail
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from mural.comm.groups import new_group
 from mural.comm.transport import Transport
 
 T = TypeVar("T")
@@ -29,8 +29,7 @@ def room(world: Transport, name: Hashable, build: Callable[[], T]) -> T:
 
 def group_of(world: Transport, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """A group of those ranks, for one purpose. Collective over the run."""
-    span = timedelta(seconds=world.timeout)
-    return room(world, (purpose, ranks), lambda: cast(dist.ProcessGroup, dist.new_group(list(ranks), timeout=span)))
+    return room(world, (purpose, ranks), lambda: new_group(ranks, world.timeout))
 
 
 def leave(world: Transport) -> None:

@@ -82,6 +82,7 @@ def carry_out(job: Job, flat: Tensor, team: Team, options: str) -> None:
     with team.calling(job.words + options) as call:
         if not flat.numel() and team.watch is not None:
             team.watch.tell(call)  # others may have values, and wait for this rank's
+        team.connect(flat)
         (one_by_one if team.eager else round_by_round)(job, flat, team.group, call)
 
 

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Generator, Hashable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm import groups
 from mural.comm.alarm import POLL_SECONDS, Alarm, Pending
 from mural.comm.choice import from_host
 from mural.comm.launch import join
 from mural.comm.mpi_library import NAME as MPI
+from mural.comm.processes import host
 from mural.comm.rooms import room
 from mural.comm.staging import Pinned
 from mural.errors import MuralError, PeerError, PlanError
@@ -111,8 +110,7 @@ class Watch(Alarm):
 
     def give_up(self) -> None:
         """End all waits in the group, on every rank: those for ranks that are well would not end by themselves."""
-        if dist.get_backend(self.group) == "nccl" or getattr(self.group, "aborts_waits", False):
-            self.group.abort()
+        if self.abort():
             return
         # gloo gives a group up, on all its ranks, when one wait in it ends without an answer. One for a rank that is
         # gone ends otherwise, so try them all.
@@ -129,7 +127,7 @@ class Team:
     def __init__(self, group: dist.ProcessGroup | None):
         self.group, self.rank, self.size = group, 0, 1
         self.nodes: tuple[tuple[int, ...], ...] = ((0,),)
-        self.backend, self.broken, self.serial = "", "", 0
+        self.backend, self.broken, self.serial, self.connected = "", "", 0, False
         self.made: dict[Hashable, Any] = {}
         """Collectives by what was asked for."""
         self.jobs: dict[Hashable, Any] = {}
@@ -139,7 +137,9 @@ class Team:
         self.watch: Watch | None = None
         if group is not None:
             self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-            self.backend = dist.get_backend(group)
+            self.backend = groups.backend_of(group)
+            if self.backend == groups.NCCL:
+                groups.watch(group)
             self.watch = Watch(group, self.rank, self.size)
             self.nodes = nodes_of(self.watch, self.rank, self.size)
 
@@ -163,11 +163,29 @@ class Team:
         """A call that the ranks make together, in these words: what is raised inside ends it on all."""
         call = self.begin(words)
         try:
+            self.compare(words)
             yield call
+            if self.backend == groups.NCCL:
+                groups.settle(words)
         except BaseException as error:
             self.fail(call, error)
             raise
         self.end()
+
+    def compare(self, words: str) -> None:
+        """Raise unless all ranks make the same call: over NCCL, which may not wait for other sizes. Collective."""
+        if self.backend == groups.NCCL:
+            told: list[Any] = [None] * self.size
+            dist.all_gather_object(told, words, group=self.group)
+            for rank, other in enumerate(told):
+                if other != words:
+                    raise PeerError(f"rank {rank} called {other}, but this rank {words}: make the same call on all")
+
+    def connect(self, tensor: Tensor) -> None:
+        """Make ready for messages of a tensor, of which some ranks have none in the first rounds. Collective."""
+        if tensor.is_cuda and self.group is not None and not self.connected:
+            groups.connect(self.group)
+            self.connected = True
 
     def check(self, words: str) -> None:
         """Raise if an earlier call failed: messages of it may be under way."""
@@ -226,38 +244,17 @@ def nodes_of(watch: Watch, rank: int, size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found.values()))
 
 
-def host() -> str:
-    """What tells this machine, or this network namespace of it, from others."""
-    boot, network = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-    parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
-    return " ".join([*parts, os.readlink(network) if network.exists() else ""])
-
-
 def team_of(group: dist.ProcessGroup | None) -> Team:
     """The team of a group; for None that of all ranks, in a group of its own. Collective when it is called first."""
     if group is None:
         world, _, transport = join(None, TIMEOUT)
-        return room(transport, "rounds", lambda: Team(own_group() if world > 1 else None))
+        return room(transport, "rounds", lambda: Team(groups.new_group(None, TIMEOUT) if world > 1 else None))
     if dist.get_rank(group) < 0:
         raise PlanError("this rank is none of the group's: call on the ranks of the group alone")
     name = group.group_name
     if name not in _teams or _teams[name].group is not group:
         # A watch costs a thread and keeps the sockets of its group: those of groups that are gone end here.
-        for old in [old for old, team in _teams.items() if old == name or destroyed(team.group)]:
+        for old in [old for old, team in _teams.items() if old == name or groups.destroyed(team.group)]:
             _teams.pop(old).close()
         _teams[name] = Team(group)
     return _teams[name]
-
-
-def destroyed(group: dist.ProcessGroup | None) -> bool:
-    """Whether torch knows a group no more."""
-    try:
-        dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):
-        return True
-    return False
-
-
-def own_group() -> dist.ProcessGroup:
-    """A group of all ranks, for these collectives alone."""
-    return cast(dist.ProcessGroup, dist.new_group(timeout=timedelta(seconds=TIMEOUT)))

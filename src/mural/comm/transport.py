@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mural.comm.alarm import Alarm
+from mural.comm import groups
+from mural.comm.alarm import Alarm, Awaited
 from mural.comm.trace import Flight, Post, Trace, Wait
 from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import PeerError
@@ -45,8 +46,8 @@ class Transfer:
         sizes: Mapping[int, int],
         like: torch.Tensor,
     ):
-        if transport.alarm is not None and transport.alarm.heard:
-            raise PeerError(f"{name}: the ranks no longer agree, since {transport.alarm.heard}")
+        if transport.alarm is not None and (heard := transport.alarm.heard or groups.ended()):
+            raise PeerError(f"{name}: the ranks no longer agree, since {heard}")
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
         self.device = like.device
         self.bytes = sum(b.numel() * b.element_size() for b in sends.values())
@@ -80,7 +81,9 @@ class Transfer:
         """The buffers that arrived, by peer."""
         self.transport.wait(self)
         found = {peer: message.arrived(self.turn) for peer, message in self.awaited.items()}
-        arrived = {peer: buffer.to(self.device, non_blocking=True) for peer, buffer in found.items()}
+        # A copy to the host has to be complete when it is read, one to a GPU when its stream comes to it.
+        later = self.device.type != "cpu"
+        arrived = {peer: buffer.to(self.device, non_blocking=later) for peer, buffer in found.items()}
         self._release()
         for record in self.transport.records:
             record.events.append(("transfer", self.posted, time.perf_counter()))
@@ -121,7 +124,7 @@ class Transport:
         self.serial = 0
         self.memory: Any = None
         """What the operations on the mesh learned of the program, for later runs of it."""
-        self.direct = Direct(dist.get_backend(group) if group is not None else "")
+        self.direct = Direct(groups.backend_of(group) if group is not None else "")
         self.paths: dict[str, Paths] = {}
         self.unsent: list[tuple[Transfer, int, Outgoing]] = []
         self.alarm = Alarm(group) if group is not None else None
@@ -159,6 +162,8 @@ class Transport:
     def post(self, transfer: Transfer) -> None:
         """Start all messages; the order per pair is the order of transfers, so no tags are needed."""
         self.flush()
+        if self.traces and self.waits_on_stream(transfer.device):
+            torch.cuda.current_stream().synchronize()  # what was computed before is no part of the wait
         for trace in self.traces:
             trace.posts[transfer.post] = transfer.posted
         operations = [
@@ -210,6 +215,32 @@ class Transport:
                 if self.alarm.heard:
                     raise PeerError(f"waiting for rank {peer} in {transfer.name}: {self.alarm.heard}")
                 transfer.works.pop(0)
+            if self.traces:
+                self.settle(transfer.name)
+        if self.waits_on_stream(transfer.device):
+            self.alarm.follow(transfer.serial, transfer.name)
+
+    def waits_on_stream(self, device: torch.device) -> bool:
+        """Whether a wait for messages of a device keeps its stream and not this process, as NCCL's do."""
+        return self.direct.backend == groups.NCCL and device.type == "cuda"
+
+    def settle(self, name: str) -> None:
+        """Wait until the GPU has what the calling stream was promised, or raise what kept a peer from sending it.
+
+        An optimizer must not step on what a GPU computes after a group was aborted.
+        """
+        with self.attentive(name):
+            pass
+
+    @contextlib.contextmanager
+    def attentive(self, name: str) -> Generator[None]:
+        """A block in which the GPU may wait for others, which ends when it does not any more, or by an error."""
+        if self.alarm is None or self.direct.backend != groups.NCCL:
+            yield
+            return
+        with self.alarm.watching(Awaited(self.serial + 1, name)):
+            yield
+            groups.settle(name)
 
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
@@ -256,9 +287,10 @@ class Transport:
 
     @contextlib.contextmanager
     def meeting(self, kind: str, group: dist.ProcessGroup | None = None) -> Generator[None]:
-        """A block that waits for a collective of a group; the transport's own unless given."""
+        """A block that makes a collective of a group, the transport's own unless given, and waits for its end."""
         group = group or self.group
-        with self.blocked(kind, self.appointment(kind, group) if self.traces and group is not None else ()):
+        needs = self.appointment(kind, group) if self.traces and group is not None else ()
+        with self.blocked(kind, needs), self.attentive(kind):
             yield
 
     def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from mural.comm.alarm import Awaited
 from mural.comm.claims import LOCAL_STORE
 from mural.comm.mesh import Mesh
 from mural.comm.pulse import Finding, Pulse, judge, waits_for_others, where
@@ -129,7 +130,9 @@ class Watchdog:
 
     def _waits(self) -> str:
         alarm = self.mesh.transport.alarm
-        transfer: Any = alarm.waiting if alarm is not None else None
+        transfer: Any = alarm.pending() if alarm is not None else None
+        if isinstance(transfer, Awaited):
+            return f"in {transfer.name}"
         if transfer is not None and (works := list(transfer.works)):
             return f"for rank {works[0][0]} in {transfer.name}"
         return waits_for_others(self.main)

@@ -113,15 +113,13 @@ class Handed:
 
 @dataclass(frozen=True)
 class Direct:
-    """Messages handed to the backend in memory that it can use: NCCL's on the GPU, gloo's on the host."""
+    """Messages handed to the backend in memory that it can use: gloo's on the host, NCCL's groups' where they are."""
 
     backend: str
 
     def outbound(self, buffer: Tensor) -> Tensor:
         """The buffer in memory that the backend can send from."""
-        if self.backend == "gloo" and buffer.is_cuda:
-            return buffer.cpu()
-        return buffer.cuda() if self.backend == "nccl" else buffer
+        return buffer.cpu() if self.backend == "gloo" and buffer.is_cuda else buffer
 
     def send(self, buffer: Tensor, turn: Turn) -> Handed:
         """See `Way`."""
@@ -131,7 +129,7 @@ class Direct:
         """See `Way`."""
         if self.backend == "gloo" and like.is_cuda:
             return Handed(torch.empty(count, dtype=like.dtype, pin_memory=True))
-        return Handed(torch.empty(count, dtype=like.dtype, device="cuda" if self.backend == "nccl" else like.device))
+        return Handed(torch.empty(count, dtype=like.dtype, device=like.device))
 
 
 @dataclass

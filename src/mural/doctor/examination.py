@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm import Placement, placement
+from mural.comm.groups import NCCL, backend_of
 from mural.comm.introduce import gathered
 from mural.comm.launch import join
 from mural.doctor.features import backends, features
@@ -67,7 +68,7 @@ def not_joined() -> tuple[Item, ...]:
 def real_link() -> tuple[Item, ...]:
     """Latency and speed from rank 0 to the next rank, and to one on another machine. All ranks call it."""
     hosts = gathered(None, socket.gethostname())
-    cuda = dist.get_backend() == "nccl"
+    cuda = backend_of(dist.group.WORLD) == NCCL
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     if len(hosts) == 1:
         return (Item("link", "one rank alone"),)
@@ -77,6 +78,6 @@ def real_link() -> tuple[Item, ...]:
     pairs.setdefault(far, "another machine")
     for peer, words in pairs.items():
         if dist.get_rank() in (0, peer):
-            items += link_items(f"to {words} over {dist.get_backend()}", *trips(0, peer, device))
+            items += link_items(f"to {words} over {backend_of(dist.group.WORLD)}", *trips(0, peer, device))
         dist.barrier()
     return tuple(items)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
-from mural.comm import Mesh
+from mural.comm import Mesh, groups
 from mural.comm.agree import Met, share_failure
 from mural.comm.channels import Channels
 from mural.comm.rooms import leave
@@ -77,6 +77,7 @@ class Concord:
             if began or failed < self.world.world:
                 self.broken = "on another rank"
                 leave(self.world.transport)
+                groups.give_up(f"a step failed on {failed} of {self.world.world} ranks")
             met = share_failure(failure, self._told)
         except RuntimeError as error:  # the group was ended with the wait for a rank that failed
             self.broken = str(error).splitlines()[0]

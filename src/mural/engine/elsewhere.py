@@ -64,7 +64,8 @@ class Elsewhere:
 def shared(value: Tensor, world: Mesh, owner: int) -> Tensor:
     """A tensor of one rank, on every rank of the run."""
     sent = world.transport.outbound(value.detach().contiguous())
-    dist.broadcast(sent, src=owner, group=world.transport.group)
+    with world.transport.meeting("result"):
+        dist.broadcast(sent, src=owner, group=world.transport.group)
     return sent.to(value.device)
 
 

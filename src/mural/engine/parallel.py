@@ -76,6 +76,7 @@ class Parallel:
         if self.plan.norm_scope == "rank" and self.module.training:
             with torch.no_grad():
                 average(list(self.module.buffers()), self.world_mesh, self.reducer.axes)
+        self.world_mesh.transport.settle("the step")
         return self.over_data(loss.detach())
 
     def __call__(self, image: Image) -> Any:
@@ -83,7 +84,7 @@ class Parallel:
 
         As in torch, `eval()` decides how BatchNorm and dropout behave.
         """
-        with torch.no_grad(), self.scope():
+        with torch.no_grad(), self.scope(), self.world_mesh.transport.attentive("inference"):
             return self.module(*self.inputs.images(image))
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
@@ -128,7 +129,8 @@ class Parallel:
         """The mean of the data ranks' own losses, where each trains alone."""
         if self.plan.average and self.plan.data > 1:
             loss = self.world_mesh.transport.outbound(loss.clone())
-            dist.all_reduce(loss, group=self.world_mesh.transport.group)
+            with self.world_mesh.transport.meeting("loss"):
+                dist.all_reduce(loss, group=self.world_mesh.transport.group)
             loss /= self.world_mesh.world
         return loss
 

@@ -9,6 +9,7 @@ from math import prod
 import torch.distributed as dist
 
 from mural.comm import SPATIAL, Mesh
+from mural.comm.groups import connect
 from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
 from mural.errors import PlanError
@@ -91,7 +92,10 @@ def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
 
     def build() -> Transport:
         group = group_of(world, ranks, "seat") if len(ranks) > 1 else None
-        transport = Transport(group if dist.get_rank() in ranks else None, world.timeout)
+        mine = group if dist.get_rank() in ranks else None
+        if mine is not None:
+            connect(mine)
+        transport = Transport(mine, world.timeout)
         transport.paths, transport.direct, transport.name = world.paths, world.direct, f"seat {ranks}"
         transport.records, transport.traces = world.records, world.traces
         return transport

@@ -104,7 +104,8 @@ class Statistics:
             first, second = factors(moved.module.momentum, n0, *parts)
             mine = buffer * first[0] if own == seats[0] else buffer * second[0] - r0 * second[1]
             mine = (mine * share).contiguous()
-            dist.all_reduce(mine, group=holders.groups[ranks])
+            with holders.world.transport.meeting("statistics", holders.groups[ranks]):
+                dist.all_reduce(mine, group=holders.groups[ranks])
             buffer.copy_(mine)
         if counted is not None:
             counted.fill_(n0 + sum(parts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -47,8 +47,14 @@ def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> Non
     alike = group_of(mesh, others)
     if group is None:
         return
-    check_same(list(distinct.values()), group, "average_weights and average_buffers")
-    for bucket in buckets(distinct.values()):
+    with mesh.transport.meeting("weights", group):
+        check_same(list(distinct.values()), group, "average_weights and average_buffers")
+        average_over(distinct.values(), group, alike)
+
+
+def average_over(tensors: Iterable[Tensor], group: dist.ProcessGroup, alike: dist.ProcessGroup | None) -> None:
+    """Write into each tensor its mean over a group; the ranks of `alike` take the first one's."""
+    for bucket in buckets(tensors):
         mean = mean_of(torch.cat([t.detach().reshape(-1) for t in bucket]), group)
         if alike is not None:
             # A backend may add up in another order in each group; ranks that held equal weights keep equal weights.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import Transport
+from mural.comm.groups import backend_of
 from mural.comm.trace import Post
 from mural.errors import PeerError
 from mural.replicate.buckets import Bucket, Member
@@ -41,7 +42,7 @@ class Block:
     ):
         self.members, self.buckets, self.expected = members, buckets, expected
         self.group, self.transport = group, transport
-        self.backend = dist.get_backend(group)
+        self.backend = backend_of(group)
         self.carrier = carrier
         self.scale = 1.0 if carrier.averages else 1.0 / dist.get_world_size(group)
         self.places = {id(m): (bucket, slot) for bucket in buckets for slot, m in enumerate(bucket.members)}
@@ -112,7 +113,8 @@ class Block:
         for bucket in self.buckets:
             bucket.deliver()
         if someone_late:
-            add_late(self.members, late, self.group, axes)
+            with self.transport.meeting("gradients", self.group):
+                add_late(self.members, late, self.group, axes)
 
     def cancel(self, error: Exception) -> None:
         """Let nobody wait for this rank: send what is left, marked as void, and forget all gradients."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import all_reduce
+from mural.comm.groups import NCCL, backend_of
 from mural.comm.select import BACKEND
 
 
@@ -29,7 +30,7 @@ class OfBackend:
     """The backend's own all-reduce."""
 
     def __init__(self, backend: str):
-        self.averages = backend == "nccl"
+        self.averages = backend == NCCL
 
     def launch(self, buffer: Tensor, group: dist.ProcessGroup) -> Any:
         """What to wait for."""
@@ -84,5 +85,5 @@ def summed(buffer: Tensor, algorithm: str, group: dist.ProcessGroup | None) -> N
 def carrier_of(algorithm: str, group: dist.ProcessGroup | None) -> Carrier:
     """The carrier of an algorithm by name: "backend" is the backend's own."""
     if algorithm == BACKEND:
-        return OfBackend(dist.get_backend(group) if group is not None else "")
+        return OfBackend(backend_of(group) if group is not None else "")
     return OfRounds(algorithm)

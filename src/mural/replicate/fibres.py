@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from mural.comm import AXES, SPATIAL, Mesh, Transport
+from mural.comm.groups import new_group
 from mural.errors import PlanError
 
 REPLICAS = ("data", *SPATIAL)
@@ -52,9 +52,8 @@ def group_of(mesh: Mesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
     known = _groups.setdefault(mesh.transport, {})
     key = tuple(every)
     if key not in known:
-        timeout = timedelta(seconds=mesh.transport.timeout)
         for ranks in every:  # each rank takes part in making each group, in one order
-            group = dist.new_group(list(ranks), timeout=timeout)
+            group = new_group(ranks, mesh.transport.timeout)
             if mesh.rank in ranks:
-                known[key] = group  # type: ignore[assignment]
+                known[key] = group
     return known[key]

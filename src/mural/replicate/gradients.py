@@ -25,11 +25,11 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
     are averaged over the ranks that hold the same share. Collective.
     """
     parameters = [p for p in (model.parameters() if isinstance(model, nn.Module) else model) if p.requires_grad]
-    if mesh.replicas > 1:
-        average_gradients([p for p in parameters if share_of(p) is None], mesh.transport.group, mesh.replicas)
-    shares = shares_among(parameters)
-    if shares:
-        group = group_of(shares[0][1].mesh, REPLICAS)
+    with mesh.transport.meeting("gradients"):
+        if mesh.replicas > 1:
+            average_gradients([p for p in parameters if share_of(p) is None], mesh.transport.group, mesh.replicas)
+        shares = shares_among(parameters)
+        group = group_of(shares[0][1].mesh, REPLICAS) if shares else None
         if group is not None:
             average_gradients([p for p, _ in shares], group, group.size())
     for p in parameters:

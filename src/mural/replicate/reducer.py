@@ -133,7 +133,8 @@ class Reducer:
         if not self.learned and self.members:
             unseen = set(range(len(self.members))).difference(block.seen)
             order = torch.tensor([*block.seen, *sorted(unseen)], device=self.members[0].kind[1])
-            dist.broadcast(order, group_src=0, group=group)
+            with self.mesh.transport.meeting("gradients", group):
+                dist.broadcast(order, group_src=0, group=group)
             self._fill(order.tolist())
         self.learned = True
         self.expected = [max(pair) for pair in zip(self.expected, block.fires, strict=True)]

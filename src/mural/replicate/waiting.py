@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import torch
-
 from mural.comm import Transport
+from mural.comm.alarm import Awaited
 from mural.comm.trace import Post
 from mural.errors import PeerError
 
 LOOK = timedelta(seconds=1)
-
-
-@dataclass
-class Call:
-    """What the alarm is told that this rank waits for: no messages of its own, which a peer could complete."""
-
-    serial: int
-    outgoing: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
-    incoming: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
 
 def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = ()) -> None:
@@ -31,9 +20,10 @@ def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[i
     if alarm is None or transport.direct.backend != "gloo":
         with transport.blocked("gradients", needs):
             work.wait()
+            transport.settle(name)
         return
     # A peer that raised before it began as many transfers as this rank did will not come.
-    with alarm.watching(Call(transport.serial + 1)), transport.blocked("gradients", needs):
+    with alarm.watching(Awaited(transport.serial + 1, name)), transport.blocked("gradients", needs):
         while True:
             try:
                 work.wait(LOOK)

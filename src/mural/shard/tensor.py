@@ -150,6 +150,8 @@ class ShardedTensor(Tensor):
         whole, target = self.local, self.placement.gathered(range(self.placement.ndim))
         if target.cuts != self.placement.cuts:
             whole = fetch(whole, route(self.placement, target.wants()), self.mesh.transport, "full")
+            if not whole.requires_grad:  # it is read, and not computed with
+                self.mesh.transport.settle("full")
         return whole.reshape(tuple(self.shape)) if self.folds else whole
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

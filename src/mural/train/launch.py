@@ -21,7 +21,10 @@ def on_local_ranks(function: Callable[[int, Config], T], config: Config) -> T:
     if ranks == 1:
         return function(place.rank, config)
     launch = config.launch
-    return run_local(function, ranks, config, device=launch.device, restarts=launch.restarts, say=typer.echo)
+    backend = None if launch.backend == "auto" else launch.backend
+    return run_local(
+        function, ranks, config, device=launch.device, backend=backend, restarts=launch.restarts, say=typer.echo
+    )
 
 
 def local_ranks(config: Config) -> int:

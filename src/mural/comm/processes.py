@@ -1,0 +1,48 @@
+"""Processes: on which machine a rank runs, and whether it still lives, as far as this machine can tell."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def host() -> str:
+    """What tells this machine, or this network namespace of it, from others."""
+    boot = PROC / "sys/kernel/random/boot_id"
+    parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
+    return " ".join([*parts, _namespace("net")])
+
+
+def identity() -> str:
+    """This process among all: where its number counts, the number, and when it began."""
+    return "\n".join([host(), _namespace("pid"), str(os.getpid()), _begun(os.getpid())])
+
+
+def has_ended(other: str) -> bool:
+    """Whether the process of an identity is gone; False where it runs, or cannot be seen from here.
+
+    >>> has_ended(identity()), has_ended("another machine\\n\\n1\\n5")
+    (False, False)
+    """
+    place, numbers, pid, begun = other.split("\n")
+    if (place, numbers) != (host(), _namespace("pid")) or not begun:
+        return False
+    return _begun(int(pid)) != begun
+
+
+def _namespace(kind: str) -> str:
+    link = PROC / "self/ns" / kind
+    return os.readlink(link) if link.exists() else ""
+
+
+def _begun(pid: int) -> str:
+    """When a process of this machine began, in ticks since boot; empty if it is gone or waits to be reaped."""
+    try:
+        # The name, in parentheses, may hold anything; state and 19 more fields lie between it and the time.
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
