@@ -11,13 +11,14 @@ RUNTIME := $(VENV)/.runtime-ready
 TOOLS   := $(VENV)/.tools-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint clean
+.PHONY: help setup demo test test-all test-gpu lint clean
 
 help:
 	@echo "make setup      prepare .venv with everything that the tests and checks need"
 	@echo "make demo       prepare what mural needs to run, then run: mural demo"
 	@echo "make test       lint, then the tests that are not slow, with fixed random cases"
 	@echo "make test-all   lint, then all tests, with fresh random cases"
+	@echo "make test-gpu   the law over NCCL, on a machine with one GPU or more"
 	@echo "make lint       ruff, pyright and the import contracts"
 	@echo "make clean      remove caches, build results and demo-out (.venv stays)"
 
@@ -33,6 +34,10 @@ test: lint
 test-all: export HYPOTHESIS_PROFILE = fresh
 test-all: lint
 	$(BIN)/python -m pytest --doctest-modules src tests
+
+# On a machine with a GPU; with an environment of your own: make test-gpu TOOLS= BIN=/path/to/bin
+test-gpu: $(TOOLS)
+	$(BIN)/python tests/gpu/run.py
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

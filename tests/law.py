@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import mural
 from mural.shard.fuse import fusing
-from ranks import run_on
+from ranks import DEVICE, run_on
 
 TOLERANCE = 1e-10
 FUSED = os.environ.get("FUSED") == "1"
@@ -36,7 +36,7 @@ class Grid:
     cuts: Any = None
     dims: tuple[int, ...] | None = None
     align: int = 1
-    device: str = "cpu"
+    device: str = DEVICE
 
     @property
     def world(self) -> int:
@@ -107,7 +107,7 @@ def difference(a: Tensor | None, b: Tensor | None) -> float:
         return float("inf")
     if a.numel() == 0:
         return 0.0
-    a, b = a.detach().double(), b.detach().double()
+    a, b = a.detach().cpu().double(), b.detach().cpu().double()
     same = (a == b) | (a.isnan() & b.isnan())
     gap = torch.where(same, torch.zeros_like(a), (a - b).abs()).max()
     scale = b[b.isfinite()].abs().max() if bool(b.isfinite().any()) else torch.ones(())
@@ -203,5 +203,13 @@ class Expr(nn.Module):
         self.code = code
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
-        names = {"x": x, "y": y, "torch": torch, "F": nn.functional, "mural": mural, "image": image}
-        return eval(self.code, names)
+        return eval(self.code, {"x": x, "y": y, **names_for(x)})
+
+
+def names_for(x: Tensor) -> dict[str, Any]:
+    """What expressions speak of, with images on the device of a tensor."""
+
+    def images(*shape: int, seed: int = 0) -> Tensor:
+        return image(*shape, seed=seed).to(x.device)
+
+    return {"torch": torch, "F": nn.functional, "mural": mural, "image": images}

@@ -1,6 +1,7 @@
 """A pool of rank processes per world size that lives for the whole test run.
 
-They meet over gloo, or over the backend that the environment's MURAL_TEST_BACKEND names: `strict` behaves like NCCL.
+They meet over gloo, or over the backend that the environment's MURAL_TEST_BACKEND names: `strict` behaves like NCCL on
+the CPU, and `nccl` is NCCL itself, with tensors on the GPUs, which ranks share where there are fewer than ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 TIMEOUT = 120.0
 BACKEND = os.environ.get("MURAL_TEST_BACKEND", "gloo")
+DEVICE = "cuda" if BACKEND == "nccl" else "cpu"
 _pools: dict[tuple[int, str], Pool] = {}
 
 
@@ -32,6 +34,8 @@ def _serve(rank: int, world: int, backend: str, store: str, pipe: Connection) ->
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if backend == "nccl":
+        take_gpu(rank, world)
     if backend == "strict":
         sys.path.append(str(Path(__file__).parent / "comm"))
         import strict
@@ -52,6 +56,19 @@ def _serve(rank: int, world: int, backend: str, store: str, pipe: Connection) ->
     dist.destroy_process_group()
 
 
+def take_gpu(rank: int, world: int) -> None:
+    """Give a rank its GPU; ranks that share one look like machines of their own to NCCL, which refuses them else."""
+    import torch
+
+    from mural.comm.meeting import stand_apart
+
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(rank % gpus)
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    if gpus < world:
+        stand_apart(os.environ, rank)
+
+
 class Pool:
     """Ranks that run one function after the other."""
 
@@ -67,11 +84,21 @@ class Pool:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """The results of `function(*args)` on every rank, in order of ranks."""
+    def answers(self, function: Callable[..., Any], *args: Any) -> list[tuple[bool, Any]]:
+        """Of every rank whether `function(*args)` returned there, with its result, or why there is none."""
         for pipe in self.pipes:
             pipe.send((function, args))
-        answers = [pipe.recv() if pipe.poll(TIMEOUT) else (False, f"no answer in {TIMEOUT} s") for pipe in self.pipes]
+        return [self._answer(pipe) for pipe in self.pipes]
+
+    def _answer(self, pipe: Connection) -> tuple[bool, Any]:
+        try:
+            return pipe.recv() if pipe.poll(TIMEOUT) else (False, f"no answer in {TIMEOUT} s")
+        except (EOFError, ConnectionResetError):
+            return (False, "its process ended")
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """The results of `function(*args)` on every rank, in order of ranks."""
+        answers = self.answers(function, *args)
         failed = {rank: text for rank, (good, text) in enumerate(answers) if not good}
         if failed:
             raise RankError("\n".join(f"--- rank {rank}\n{text}" for rank, text in failed.items()))

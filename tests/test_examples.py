@@ -27,7 +27,8 @@ def printed(name: str) -> str:
 
 def test_every_example_is_tried() -> None:
     found = {path.stem for path in FOLDER.glob("[0-9]*.py")}
-    assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces", "08_clinics"}
+    on_gpus = {"09_gpu_to_gpu"}  # tried by make test-gpu
+    assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces", "08_clinics"} | on_gpus
 
 
 @pytest.fixture(scope="module")

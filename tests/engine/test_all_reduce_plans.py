@@ -9,21 +9,22 @@ import torch
 import torch.nn.functional as F
 
 import mural
+from law import difference
 from mural.comm.algorithms import ALGORITHMS
 from mural.models import UNet
 from mural.plan import AllReduce
-from ranks import run_on
+from ranks import DEVICE, run_on
 
 
 def trained(options: dict[str, Any]) -> float:
     """The largest difference of weights from one device after two steps."""
     generator = torch.Generator().manual_seed(1)
-    image = torch.randn(4, 3, 16, 16, dtype=torch.float64, generator=generator)
-    target = torch.randint(2, (4, 16, 16), generator=generator)
+    image = torch.randn(4, 3, 16, 16, dtype=torch.float64, generator=generator).to(DEVICE)
+    target = torch.randint(2, (4, 16, 16), generator=generator).to(DEVICE)
     models: list[Any] = []
     for plan in (None, mural.Plan(**options)):
         torch.manual_seed(0)
-        model: Any = UNet(in_channels=3, classes=2, width=4, depth=2).double()
+        model: Any = UNet(in_channels=3, classes=2, width=4, depth=2).double().to(DEVICE)
         model = model if plan is None else mural.parallelize(model, plan, loss=F.cross_entropy)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(2):
@@ -34,7 +35,7 @@ def trained(options: dict[str, Any]) -> float:
             optimizer.step()
             model.zero_grad()
         models.append(model.state_dict())
-    return max(float((models[1][k].double() - v.double()).abs().max()) for k, v in models[0].items())
+    return max(difference(models[1][k], v) for k, v in models[0].items())
 
 
 SLOW = [pytest.param({"data": 2, "all_reduce": name}, marks=pytest.mark.slow) for name in ALGORITHMS]

@@ -15,7 +15,7 @@ import mural
 from law import difference, image
 from mural.engine import Parallel
 from mural.models import UNet
-from ranks import run_on
+from ranks import DEVICE, run_on
 
 PLANS = [
     mural.Plan(),
@@ -30,7 +30,7 @@ TOLERANCE = 1e-10
 
 def segmenter() -> nn.Module:
     torch.manual_seed(3)
-    return UNet(in_channels=2, classes=3, width=4, depth=2, norm="batch").double()
+    return UNet(in_channels=2, classes=3, width=4, depth=2, norm="batch").double().to(DEVICE)
 
 
 def classifier() -> nn.Module:
@@ -42,13 +42,13 @@ def classifier() -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(4, 3),
-    ).double()
+    ).to(DEVICE, torch.float64)
 
 
 def batch(images: int, kind: str, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (images, 36, 29) if kind == "mask" else (images,)
-    return image(images, 2, 36, 29, seed=seed), torch.randint(0, 3, shape, generator=generator)
+    return image(images, 2, 36, 29, seed=seed).to(DEVICE), torch.randint(0, 3, shape, generator=generator).to(DEVICE)
 
 
 def apart(pm: Parallel, plain: nn.Module) -> float:

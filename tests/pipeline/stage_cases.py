@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import mural
 from law import difference, tensors_of
 from mural.engine import Parallel
-from ranks import BACKEND, run_on
+from ranks import BACKEND, DEVICE, run_on
 
 TOLERANCE = 1e-10
 Loss = Callable[[Any, Any], Tensor]
@@ -51,18 +51,18 @@ def batch(case: Case, step: int) -> tuple[Any, Tensor]:
     """Images and targets of a step."""
     generator = torch.Generator().manual_seed(step)
     extents = case.sizes[step % len(case.sizes)]
-    image = torch.randn(case.images, 3, *extents, dtype=torch.float64, generator=generator)
+    image = torch.randn(case.images, 3, *extents, dtype=torch.float64, generator=generator).to(DEVICE)
     shape = (case.images, *extents) if case.labels == "mask" else (case.images,)
-    target = torch.randint(0, 3, shape, generator=generator)
+    target = torch.randint(0, 3, shape, generator=generator).to(DEVICE)
     if case.model == "several":
-        return (image, torch.randint(0, 2, (case.images, *extents), generator=generator)), target
+        return (image, torch.randint(0, 2, (case.images, *extents), generator=generator).to(DEVICE)), target
     return image, target
 
 
 def model_of(case: Case) -> nn.Module:
     """The model of a case, with the same weights on every rank."""
     model = made(case.model) if isinstance(case.model, str) else case.model
-    return model.train(case.training)
+    return model.train(case.training).to(DEVICE)
 
 
 def loss_for(case: Case) -> Loss:

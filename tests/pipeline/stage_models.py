@@ -267,6 +267,7 @@ class Stochastic(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "unet": lambda: UNet(2, 3, 3, width=4, depth=2),
+    "unet-wide": lambda: UNet(2, 3, 3, width=8, depth=3),
     "unet-instance": lambda: UNet(2, 3, 3, width=4, depth=2, norm="instance", upsample="interpolate"),
     "unet-residual": lambda: UNet(2, 3, 3, width=4, depth=2, norm="group", block="residual"),
     "unet3d": lambda: UNet(3, 3, 3, width=2, depth=1, norm="group"),

@@ -13,7 +13,7 @@ import mural
 from law import difference, image
 from mural.models import LeNet5, UNet
 from mural.shard.channel_share import share_of
-from ranks import run_on
+from ranks import DEVICE, run_on
 
 TOLERANCE = 1e-10
 Plan = mural.Plan
@@ -53,13 +53,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 def built(name: str) -> nn.Module:
     torch.manual_seed(3)
-    return MODELS[name][0]().double()
+    return MODELS[name][0]().double().to(DEVICE)
 
 
 def batch(kind: str, images: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (images, 28, 24) if kind == "mask" else (images,)
-    return image(images, 1, 28, 24, seed=seed), torch.randint(0, 3, shape, generator=generator)
+    return image(images, 1, 28, 24, seed=seed).to(DEVICE), torch.randint(0, 3, shape, generator=generator).to(DEVICE)
 
 
 def held(whole: Tensor, parameter: Tensor) -> Tensor:

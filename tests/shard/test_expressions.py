@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from law import Expr, Grid, holds, image
+from law import Expr, Grid, holds, image, names_for
 
 GRIDS = [
     Grid((2, 1)),
@@ -236,12 +236,11 @@ class Loss(Expr):
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         import mural
 
-        t = torch.randint(4, (2, 13, 11), generator=torch.Generator().manual_seed(5))
+        t = torch.randint(4, (2, 13, 11), generator=torch.Generator().manual_seed(5)).to(x.device)
         if isinstance(x, mural.ShardedTensor) and self.grid is not None:
             dims = tuple(range(1, 1 + len(self.grid.spatial)))
             t = self.grid.shard(t, dims=dims)
-        names = {"x": x, "y": y, "t": t, "torch": torch, "F": torch.nn.functional, "mural": mural, "image": image}
-        return eval(self.code, names)
+        return eval(self.code, {"x": x, "y": y, "t": t, **names_for(x)})
 
 
 @pytest.mark.parametrize("target", ["plain target", "sharded target"])

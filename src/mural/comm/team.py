@@ -163,23 +163,32 @@ class Team:
         """A call that the ranks make together, in these words: what is raised inside ends it on all."""
         call = self.begin(words)
         try:
-            self.compare(words)
-            yield call
-            if self.backend == groups.NCCL:
-                groups.settle(words)
+            if not (differs := self.difference(words)):
+                yield call
+                self.settle(words)
         except BaseException as error:
             self.fail(call, error)
             raise
         self.end()
+        if differs:
+            raise PeerError(differs)
 
-    def compare(self, words: str) -> None:
-        """Raise unless all ranks make the same call: over NCCL, which may not wait for other sizes. Collective."""
+    def difference(self, words: str) -> str:
+        """What another rank called instead, in words, where NCCL would not notice; empty for all the same. Collective.
+
+        Messages of other backends have the tag of their call, and a wait for them finds out. Those of NCCL have none.
+        """
+        told: list[Any] = [words] * self.size
         if self.backend == groups.NCCL:
-            told: list[Any] = [None] * self.size
             dist.all_gather_object(told, words, group=self.group)
-            for rank, other in enumerate(told):
-                if other != words:
-                    raise PeerError(f"rank {rank} called {other}, but this rank {words}: make the same call on all")
+        others = ((rank, other) for rank, other in enumerate(told) if other != words)
+        rank, other = next(others, (0, words))
+        return "" if other == words else f"rank {rank} called {other}, but this rank {words}: make the same call on all"
+
+    def settle(self, words: str) -> None:
+        """Wait for the GPU where it waits for messages: what they brought is read from here on."""
+        if self.backend == groups.NCCL:
+            groups.settle(words)
 
     def connect(self, tensor: Tensor) -> None:
         """Make ready for messages of a tensor, of which some ranks have none in the first rounds. Collective."""
