@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from mural.comm.presence import roll_call
 from mural.comm.transport import Transport
 
 T = TypeVar("T")
@@ -29,8 +30,12 @@ def room(world: Transport, name: Hashable, build: Callable[[], T]) -> T:
 
 def group_of(world: Transport, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """A group of those ranks, for one purpose. Collective over the run."""
-    span = timedelta(seconds=world.timeout)
-    return room(world, (purpose, ranks), lambda: cast(dist.ProcessGroup, dist.new_group(list(ranks), timeout=span)))
+
+    def build() -> dist.ProcessGroup:
+        roll_call(world.group, f"a group of ranks {ranks}")
+        return cast(dist.ProcessGroup, dist.new_group(list(ranks), timeout=timedelta(seconds=world.timeout)))
+
+    return room(world, (purpose, ranks), build)
 
 
 def leave(world: Transport) -> None:

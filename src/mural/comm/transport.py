@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.alarm import Alarm
+from mural.comm.presence import reason
 from mural.comm.trace import Flight, Post, Trace, Wait
 from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import PeerError
@@ -46,7 +47,10 @@ class Transfer:
         like: torch.Tensor,
     ):
         if transport.alarm is not None and transport.alarm.heard:
-            raise PeerError(f"{name}: the ranks no longer agree, since {transport.alarm.heard}")
+            raise PeerError(
+                f"{name}: the ranks no longer agree, since {transport.alarm.heard}. Make mesh and model anew "
+                f"(mural.init, mural.parallelize) on all ranks, or start the run again"
+            )
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
         self.device = like.device
         self.bytes = sum(b.numel() * b.element_size() for b in sends.values())
@@ -213,7 +217,8 @@ class Transport:
 
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
-        if self.alarm is not None and not isinstance(error, PeerError):
+        # Of what this rank heard from a peer, the others hear too; that a peer ended, only those who wait for it see.
+        if self.alarm is not None and not (isinstance(error, PeerError) and self.alarm.heard):
             with contextlib.suppress(RuntimeError):  # the peers wait for what was posted before, and get it
                 self.flush()
             self.alarm.ring(self.serial, error)
@@ -259,7 +264,12 @@ class Transport:
         """A block that waits for a collective of a group; the transport's own unless given."""
         group = group or self.group
         with self.blocked(kind, self.appointment(kind, group) if self.traces and group is not None else ()):
-            yield
+            try:
+                yield
+            except PeerError:
+                raise
+            except RuntimeError as error:
+                raise PeerError(f"{kind}: {reason(error)}. A peer has probably ended; see its log") from error
 
     def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:
         """Note that this rank joins a collective; what a wait for it needs of the others."""

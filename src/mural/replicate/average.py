@@ -47,7 +47,7 @@ def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> Non
     alike = group_of(mesh, others)
     if group is None:
         return
-    check_same(list(distinct.values()), group, "average_weights and average_buffers")
+    check_same(list(distinct.values()), group, "average_weights and average_buffers", mesh.transport)
     for bucket in buckets(distinct.values()):
         mean = mean_of(torch.cat([t.detach().reshape(-1) for t in bucket]), group)
         if alike is not None:

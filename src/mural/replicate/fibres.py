@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from mural.comm import AXES, SPATIAL, Mesh, Transport
+from mural.comm.presence import roll_call
 from mural.errors import PlanError
 
 REPLICAS = ("data", *SPATIAL)
@@ -53,6 +54,7 @@ def group_of(mesh: Mesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
     key = tuple(every)
     if key not in known:
         timeout = timedelta(seconds=mesh.transport.timeout)
+        roll_call(mesh.transport.group, f"groups along {', '.join(axes)}")
         for ranks in every:  # each rank takes part in making each group, in one order
             group = dist.new_group(list(ranks), timeout=timeout)
             if mesh.rank in ranks:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mural.comm import Transport
+from mural.comm.presence import reason
 from mural.comm.trace import Post
 from mural.errors import PeerError
 
@@ -25,15 +26,17 @@ class Call:
     incoming: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
 
-def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = ()) -> None:
+def wait_for(
+    work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = (), kind: str = "gradients"
+) -> None:
     """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`."""
     alarm = transport.alarm
     if alarm is None or transport.direct.backend != "gloo":
-        with transport.blocked("gradients", needs):
+        with transport.blocked(kind, needs):
             work.wait()
         return
     # A peer that raised before it began as many transfers as this rank did will not come.
-    with alarm.watching(Call(transport.serial + 1)), transport.blocked("gradients", needs):
+    with alarm.watching(Call(transport.serial + 1)), transport.blocked(kind, needs):
         while True:
             try:
                 work.wait(LOOK)
@@ -42,5 +45,6 @@ def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[i
                 if alarm.heard:
                     raise PeerError(f"waiting for {name}: {alarm.heard}") from error
                 if str(error) != "Operation timed out!":
-                    reason = str(error).split("\n")[0]
-                    raise PeerError(f"waiting for {name}: {reason}. A peer has probably ended; see its log") from error
+                    raise PeerError(
+                        f"waiting for {name}: {reason(error)}. A peer has probably ended; see its log"
+                    ) from error
