@@ -199,10 +199,14 @@ class Channels:
         """Tell the others that this rank raised in this step; end the waits of those that wait for it."""
         for transport in self.transports:
             alarm = transport.alarm
-            if alarm is not None and isinstance(error, PeerError):
+            if alarm is not None and isinstance(error, PeerError) and any(self._heard()):
                 alarm.heard = alarm.heard or str(error)  # the others have heard of the rank that raised first
             elif alarm is not None:
                 alarm.ring(self.epoch, error)
+
+    def _heard(self) -> list[str]:
+        """What the alarms have told this rank: that another one raised, not that it ended."""
+        return [transport.alarm.heard for transport in self.transports if transport.alarm is not None]
 
     def _flush(self) -> None:
         """Send what was left until its copy in host memory is complete."""

@@ -122,7 +122,7 @@ def destroyed(group: dist.ProcessGroup | None) -> bool:
     return False
 
 
-def settle(name: str) -> None:
+def await_gpu(name: str) -> None:
     """Wait until the GPU has done all that the calling stream was given, messages of NCCL included, or raise.
 
     What comes after this reads values that are there: results, gradients that an optimizer takes.

@@ -17,7 +17,9 @@ from mural.comm.choice import settle
 from mural.comm.environment import Placement, resolve
 from mural.comm.groups import NCCL, backend_of, connect, forget, new_group, survive_errors
 from mural.comm.meeting import meet, reach_out, stand_apart, stay_local
+from mural.comm.presence import roll_call
 from mural.comm.transport import Transport
+from mural.comm.verdict import given_up
 from mural.errors import PlanError
 
 SETTLE_SECONDS = 0.1
@@ -45,7 +47,9 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         raise PlanError(f"backend={backend!r}, but the process group found uses {found!r}: drop backend")
     world_group = dist.group.WORLD
     key = id(world_group)
-    if key not in _transports:
+    known = _transports.get(key)
+    # A rank that ended before it came here is named; where a step failed, all ranks take new connections.
+    if roll_call(world_group, "mural.init", known is not None and given_up(known)) or known is None:
         # A group of our own: DDP's collectives on the default group never meet our messages.
         forget()
         group = new_group(None, timeout)

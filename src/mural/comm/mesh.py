@@ -193,7 +193,8 @@ def align_generators(mesh: Mesh) -> None:
     """Put torch's default generators into the state that rank 0 has, on every rank."""
     if mesh.world > 1:
         state = mesh.transport.outbound(torch.get_rng_state())
-        dist.broadcast(state, src=0, group=mesh.transport.group)
+        with mesh.transport.meeting("mural.init"):
+            dist.broadcast(state, src=0, group=mesh.transport.group)
         torch.set_rng_state(state.cpu())
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(torch.initial_seed())

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from mural.comm.groups import new_group
+from mural.comm.presence import roll_call
 from mural.comm.transport import Transport
 
 T = TypeVar("T")
@@ -29,7 +30,12 @@ def room(world: Transport, name: Hashable, build: Callable[[], T]) -> T:
 
 def group_of(world: Transport, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """A group of those ranks, for one purpose. Collective over the run."""
-    return room(world, (purpose, ranks), lambda: new_group(ranks, world.timeout))
+
+    def build() -> dist.ProcessGroup:
+        roll_call(world.group, f"a group of ranks {ranks}")
+        return new_group(ranks, world.timeout)
+
+    return room(world, (purpose, ranks), build)
 
 
 def leave(world: Transport) -> None:

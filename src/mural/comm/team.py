@@ -165,7 +165,7 @@ class Team:
         try:
             if not (differs := self.difference(words)):
                 yield call
-                self.settle(words)
+                self.await_gpu(words)
         except BaseException as error:
             self.fail(call, error)
             raise
@@ -185,10 +185,10 @@ class Team:
         rank, other = next(others, (0, words))
         return "" if other == words else f"rank {rank} called {other}, but this rank {words}: make the same call on all"
 
-    def settle(self, words: str) -> None:
+    def await_gpu(self, words: str) -> None:
         """Wait for the GPU where it waits for messages: what they brought is read from here on."""
         if self.backend == groups.NCCL:
-            groups.settle(words)
+            groups.await_gpu(words)
 
     def connect(self, tensor: Tensor) -> None:
         """Make ready for messages of a tensor, of which some ranks have none in the first rounds. Collective."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from mural.comm import groups
 from mural.comm.alarm import Alarm, Awaited
+from mural.comm.presence import reason
 from mural.comm.trace import Flight, Post, Trace, Wait
 from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import PeerError
@@ -47,7 +48,10 @@ class Transfer:
         like: torch.Tensor,
     ):
         if transport.alarm is not None and (heard := transport.alarm.heard or groups.ended()):
-            raise PeerError(f"{name}: the ranks no longer agree, since {heard}")
+            raise PeerError(
+                f"{name}: the ranks no longer agree, since {heard}. Make mesh and model anew (mural.init, "
+                f"mural.parallelize) on all ranks, or start the run again"
+            )
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
         self.device = like.device
         self.bytes = sum(b.numel() * b.element_size() for b in sends.values())
@@ -216,7 +220,7 @@ class Transport:
                     raise PeerError(f"waiting for rank {peer} in {transfer.name}: {self.alarm.heard}")
                 transfer.works.pop(0)
             if self.traces:
-                self.settle(transfer.name)
+                self.await_gpu(transfer.name)
         if self.waits_on_stream(transfer.device):
             self.alarm.follow(transfer.serial, transfer.name)
 
@@ -224,7 +228,7 @@ class Transport:
         """Whether a wait for messages of a device keeps its stream and not this process, as NCCL's do."""
         return self.direct.backend == groups.NCCL and device.type == "cuda"
 
-    def settle(self, name: str) -> None:
+    def await_gpu(self, name: str) -> None:
         """Wait until the GPU has what the calling stream was promised, or raise what kept a peer from sending it.
 
         An optimizer must not step on what a GPU computes after a group was aborted.
@@ -240,11 +244,12 @@ class Transport:
             return
         with self.alarm.watching(Awaited(self.serial + 1, name)):
             yield
-            groups.settle(name)
+            groups.await_gpu(name)
 
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
-        if self.alarm is not None and not isinstance(error, PeerError):
+        # Of what this rank heard from a peer, the others hear too; that a peer ended, only those who wait for it see.
+        if self.alarm is not None and not (isinstance(error, PeerError) and self.alarm.heard):
             with contextlib.suppress(RuntimeError):  # the peers wait for what was posted before, and get it
                 self.flush()
             self.alarm.ring(self.serial, error)
@@ -290,8 +295,14 @@ class Transport:
         """A block that makes a collective of a group, the transport's own unless given, and waits for its end."""
         group = group or self.group
         needs = self.appointment(kind, group) if self.traces and group is not None else ()
-        with self.blocked(kind, needs), self.attentive(kind):
-            yield
+        with self.blocked(kind, needs):
+            try:
+                with self.attentive(kind):
+                    yield
+            except PeerError:
+                raise
+            except RuntimeError as error:
+                raise PeerError(f"{kind}: {reason(error)}. A peer has probably ended; see its log") from error
 
     def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:
         """Note that this rank joins a collective; what a wait for it needs of the others."""

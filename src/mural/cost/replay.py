@@ -63,7 +63,8 @@ def call(
     with device:
         result = (instead or func)(*called, **named)
     made = tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
-    return made or tuple(tensors[:1])
+    # A call that returns nothing gives what it wrote to: by `y[:2] += x`, the slice and all of y.
+    return made or tuple(tensors[i] for i in node.returns or range(min(1, len(tensors))))
 
 
 def beside(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:

@@ -69,7 +69,8 @@ def share_from_first(model: nn.Module, mesh: Mesh) -> None:
             if share_of(tensor) is not None:
                 continue
             sent = mesh.transport.outbound(tensor.detach().contiguous())
-            dist.broadcast(sent, src=0, group=mesh.transport.group)
+            with mesh.transport.meeting("weights"):
+                dist.broadcast(sent, src=0, group=mesh.transport.group)
             tensor.copy_(sent)
 
 

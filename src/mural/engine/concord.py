@@ -18,8 +18,10 @@ import torch.distributed as dist
 from mural.comm import Mesh, groups
 from mural.comm.agree import Met, share_failure
 from mural.comm.channels import Channels
-from mural.comm.rooms import leave
+from mural.comm.rooms import leave, room
+from mural.comm.verdict import ANEW
 from mural.errors import PeerError
+from mural.replicate.waiting import wait_for
 
 
 class Concord:
@@ -27,6 +29,8 @@ class Concord:
 
     def __init__(self, world: Mesh, seat: Mesh, channels: Channels | None):
         self.world, self.seat, self.channels = world, seat, channels
+        # An alarm of its own: what ranks heard in a step does not keep them from agreeing behind it.
+        self.ends = room(world.transport, "ends of steps", lambda: world.transport.fork("ends of steps"))
         self.broken = ""
         """What ended a step in which messages were under way; none can follow it."""
         self.running = False
@@ -35,7 +39,7 @@ class Concord:
     def step(self) -> Generator[None]:
         """A block in which ranks may wait for each other, and which they leave alike. Collective."""
         if self.broken:
-            again = "start the run again" if self.seat == self.world else "make the model parallel anew"
+            again = ANEW if self.seat == self.world else "make the model parallel anew"
             raise PeerError(f"an earlier step failed ({self.broken}): {again}")
         self.running = False
         if self.channels is not None:
@@ -75,25 +79,34 @@ class Concord:
             if not failed:
                 return
             if began or failed < self.world.world:
-                self.broken = "on another rank"
-                leave(self.world.transport)
+                self._give_up("on another rank")
                 groups.give_up(f"a step failed on {failed} of {self.world.world} ranks")
             met = share_failure(failure, self._told)
         except RuntimeError as error:  # the group was ended with the wait for a rank that failed
-            self.broken = str(error).splitlines()[0]
-            leave(self.world.transport)
+            self._give_up(str(error).splitlines()[0])
+            self.ends.raised(error)
             raise failure or PeerError(f"the step failed on another rank: {error}") from error
         if failure is not None:
             self.broken = self.broken and f"{type(failure).__name__}: {failure}".splitlines()[0]
             raise failure
         raise PeerError(f"the step failed {met.text if met else ''}")
 
+    def _give_up(self, reason: str) -> None:
+        """Send nothing more over what this step used: messages of it may be under way."""
+        self.broken = reason
+        leave(self.world.transport)
+        alarm = self.seat.transport.alarm
+        if alarm is not None:
+            alarm.heard = alarm.heard or f"a step failed ({reason})"
+
     def _counted(self, *mine: bool) -> list[int]:
         """On how many ranks each statement holds."""
-        transport = self.world.transport
+        transport = self.ends
         counts = transport.outbound(torch.tensor(mine, dtype=torch.float32))
-        with transport.meeting("agreement"):
-            dist.all_reduce(counts, group=transport.group)
+        group = transport.group
+        needs = transport.appointment("agreement", group) if transport.traces and group is not None else ()
+        work = dist.all_reduce(counts, group=group, async_op=True)
+        wait_for(work, transport, "the end of a step", needs, kind="agreement")
         return [round(count) for count in counts.tolist()]
 
     def _told(self, mine: Met | None) -> dict[int, Met | None]:

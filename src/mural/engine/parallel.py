@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from mural.comm import SPATIAL, Mesh
 from mural.comm.agree import any_rank, together
+from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined, share_from_first
 from mural.engine.inputs import Image, Inputs
 from mural.errors import LayoutError
 from mural.plan import Plan
 from mural.replicate import Reducer, reduce_gradients
 from mural.replicate.average import average
+from mural.replicate.waiting import wait_for
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.channel_share import share_of, shares_among
 from mural.shard.channel_watch import Watch
@@ -56,6 +58,10 @@ class Parallel:
         Gradients are added to `.grad` and averaged over the ranks. `reduce=False` leaves the averaging to a later
         step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
         """
+        with shared_fate(self.world_mesh.transport):
+            return self._step(image, target, reduce, weight)
+
+    def _step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
         self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:
@@ -76,7 +82,7 @@ class Parallel:
         if self.plan.norm_scope == "rank" and self.module.training:
             with torch.no_grad():
                 average(list(self.module.buffers()), self.world_mesh, self.reducer.axes)
-        self.world_mesh.transport.settle("the step")
+        self.world_mesh.transport.await_gpu("the step")
         return self.over_data(loss.detach())
 
     def __call__(self, image: Image) -> Any:
@@ -84,14 +90,15 @@ class Parallel:
 
         As in torch, `eval()` decides how BatchNorm and dropout behave.
         """
-        with torch.no_grad(), self.scope(), self.world_mesh.transport.attentive("inference"):
+        transport = self.world_mesh.transport
+        with shared_fate(transport), torch.no_grad(), self.scope(), transport.attentive("inference"):
             return self.module(*self.inputs.images(image))
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
         inputs = Inputs(self.plain, self.world_mesh, self.world_mesh)
-        images, goal = inputs.images(image), inputs.target(target, image)
-        with torch.no_grad(), self.scope():
+        with shared_fate(self.world_mesh.transport), torch.no_grad(), self.scope():
+            images, goal = inputs.images(image), inputs.target(target, image)
             output = self.module(*images)
             return output, goal, self.loss(output, goal)
 
@@ -128,9 +135,10 @@ class Parallel:
     def over_data(self, loss: Tensor) -> Tensor:
         """The mean of the data ranks' own losses, where each trains alone."""
         if self.plan.average and self.plan.data > 1:
-            loss = self.world_mesh.transport.outbound(loss.clone())
-            with self.world_mesh.transport.meeting("loss"):
-                dist.all_reduce(loss, group=self.world_mesh.transport.group)
+            transport = self.world_mesh.transport
+            loss = transport.outbound(loss.clone())
+            work = dist.all_reduce(loss, group=transport.group, async_op=True)
+            wait_for(work, transport, "the mean of losses")
             loss /= self.world_mesh.world
         return loss
 
@@ -138,6 +146,7 @@ class Parallel:
 
     def reduce_gradients(self) -> None:
         """Average what steps with `reduce=False` left. Collective; calling it again changes nothing."""
+        settle(self.world_mesh.transport)
         if self.unreduced:
             if self.plan.average:
                 with self.reducer.watching():
@@ -155,6 +164,7 @@ class Parallel:
 
     def found_inf(self) -> bool:
         """Whether any gradient on any rank is infinite or no number. Collective."""
+        settle(self.world_mesh.transport)
         grads = [p.grad for p in self.module.parameters() if p.grad is not None]
         return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))[0]
 

@@ -88,28 +88,30 @@ class Pipelined(Parallel):
 
         On the other ranks it has a shape and no piece; `full()` is collective over all ranks.
         """
-        return staged(self._infer(image).joined, self.seating, self.world_mesh, self.device)
+        with torch.no_grad(), self.concord.step():
+            passage = self._passed(image)
+        return staged(passage.joined, self.seating, self.world_mesh, self.device)
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective.
 
         Result and target are None on ranks that do not hold the last stage.
         """
-        passage = self._infer(image)
-        if not passage.results:
-            return None, None, self._shared(None)
-        output, goal = passage.joined(), self.inputs.target(self._adopted(target), passage.image)
-        with torch.no_grad():
-            return output, goal, self._shared(self._scoped_loss(output, goal).double())
-
-    def _infer(self, image: Image) -> Passage:
-        """All micro-batches forward, without gradients; batch norms that look at the batch see it whole."""
+        output, goal, loss = None, None, None
         with torch.no_grad(), self.concord.step():
-            image = self._adopted(image)
-            rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
-            trip = self.itineraries.trip(image, rows, training=False)
-            passage = Passage(self.inputs, image, rows, self._stages(image, rows))
-            self._run(passage, trip)
+            passage = self._passed(image)
+            if passage.results:
+                output, goal = passage.joined(), self.inputs.target(self._adopted(target), passage.image)
+                loss = self._scoped_loss(output, goal).double()
+        return output, goal, self._shared(loss)
+
+    def _passed(self, image: Image) -> Passage:
+        """All micro-batches forward; batch norms that look at the batch see it whole."""
+        image = self._adopted(image)
+        rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
+        trip = self.itineraries.trip(image, rows, training=False)
+        passage = Passage(self.inputs, image, rows, self._stages(image, rows))
+        self._run(passage, trip)
         return passage
 
     def from_last(self, value: Any) -> Any:

@@ -48,7 +48,7 @@ def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> Non
     if group is None:
         return
     with mesh.transport.meeting("weights", group):
-        check_same(list(distinct.values()), group, "average_weights and average_buffers")
+        check_same(list(distinct.values()), group, "average_weights and average_buffers", mesh.transport)
         average_over(distinct.values(), group, alike)
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from mural.comm import AXES, SPATIAL, Mesh, Transport
 from mural.comm.groups import new_group
+from mural.comm.presence import roll_call
 from mural.errors import PlanError
 
 REPLICAS = ("data", *SPATIAL)
@@ -52,6 +53,7 @@ def group_of(mesh: Mesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
     known = _groups.setdefault(mesh.transport, {})
     key = tuple(every)
     if key not in known:
+        roll_call(mesh.transport.group, f"groups along {', '.join(axes)}")
         for ranks in every:  # each rank takes part in making each group, in one order
             group = new_group(ranks, mesh.transport.timeout)
             if mesh.rank in ranks:

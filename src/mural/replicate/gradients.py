@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm import Mesh
+from mural.comm import Mesh, Transport
 from mural.errors import LayoutError
 from mural.replicate.fibres import REPLICAS, group_of
+from mural.replicate.waiting import wait_for
 from mural.shard.channel_share import share_of, shares_among
 
 BUCKET_BYTES = 32 * 2**20
@@ -69,12 +71,21 @@ def grad_of(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def check_same(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, name: str) -> None:
-    """Raise on every rank of a group if the ranks brought different lists of tensors."""
+def check_same(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup | None, name: str, transport: Transport | None = None
+) -> None:
+    """Raise on every rank of a group if the ranks brought different lists of tensors.
+
+    By a `transport`, a rank hears of one that raised and does not come.
+    """
     code = zlib.crc32(repr([(tuple(t.shape), t.dtype) for t in tensors]).encode())
     device = tensors[0].device if tensors else torch.device("cpu")
     both = torch.tensor([code, -code, len(tensors), -len(tensors)], device=device)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    work: Any = dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    if transport is None:
+        work.wait()
+    else:
+        wait_for(work, transport, name)
     if both[0] != -both[1] or both[2] != -both[3]:
         raise LayoutError(
             f"{name} got different parameters on different ranks (here {len(tensors)}, elsewhere {int(-both[3])} to "

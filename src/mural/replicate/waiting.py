@@ -8,22 +8,25 @@ from typing import Any
 
 from mural.comm import Transport
 from mural.comm.alarm import Awaited
+from mural.comm.presence import reason
 from mural.comm.trace import Post
 from mural.errors import PeerError
 
 LOOK = timedelta(seconds=1)
 
 
-def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = ()) -> None:
+def wait_for(
+    work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = (), kind: str = "gradients"
+) -> None:
     """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`."""
     alarm = transport.alarm
     if alarm is None or transport.direct.backend != "gloo":
-        with transport.blocked("gradients", needs):
+        with transport.blocked(kind, needs):
             work.wait()
-            transport.settle(name)
+            transport.await_gpu(name)
         return
     # A peer that raised before it began as many transfers as this rank did will not come.
-    with alarm.watching(Awaited(transport.serial + 1, name)), transport.blocked("gradients", needs):
+    with alarm.watching(Awaited(transport.serial + 1, name)), transport.blocked(kind, needs):
         while True:
             try:
                 work.wait(LOOK)
@@ -32,5 +35,6 @@ def wait_for(work: Any, transport: Transport, name: str, needs: Sequence[tuple[i
                 if alarm.heard:
                     raise PeerError(f"waiting for {name}: {alarm.heard}") from error
                 if str(error) != "Operation timed out!":
-                    reason = str(error).split("\n")[0]
-                    raise PeerError(f"waiting for {name}: {reason}. A peer has probably ended; see its log") from error
+                    raise PeerError(
+                        f"waiting for {name}: {reason(error)}. A peer has probably ended; see its log"
+                    ) from error

@@ -151,7 +151,7 @@ class ShardedTensor(Tensor):
         if target.cuts != self.placement.cuts:
             whole = fetch(whole, route(self.placement, target.wants()), self.mesh.transport, "full")
             if not whole.requires_grad:  # it is read, and not computed with
-                self.mesh.transport.settle("full")
+                self.mesh.transport.await_gpu("full")
         return whole.reshape(tuple(self.shape)) if self.folds else whole
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
