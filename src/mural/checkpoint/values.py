@@ -21,7 +21,6 @@ from torch import Tensor
 
 from mural.errors import CheckpointError
 
-
 SEQUENCES: dict[type[Any], str] = {
     list: "",
     tuple: "$tuple",
