@@ -1,6 +1,9 @@
 """Python values as JSON and back, types kept: tuples, counters and dicts with other keys are marked, tensors named.
 
 (0.9, 0.999)      {"$tuple": [0.9, 0.999]}
+{1, 2}            {"$set": [1, 2]}
+b"mural"          {"$bytes": "bXVyYWw="}
+torch.float16     {"$dtype": "float16"}
 Counter({30: 1})  {"$counter": [[30, 1]]}
 {0: "a"}          {"$dict": [[0, "a"]]}
 a tensor          {"$tensor": "optimizer.state.conv.weight.exp_avg"}
@@ -8,13 +11,39 @@ a tensor          {"$tensor": "optimizer.state.conv.weight.exp_avg"}
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from mural.errors import CheckpointError
+
+SEQUENCES: dict[type[Any], str] = {
+    list: "",
+    tuple: "$tuple",
+    torch.Size: "$tuple",
+    set: "$set",
+    frozenset: "$frozenset",
+}
+"""How collections are marked; a list needs no mark."""
+KINDS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+SINGLE: dict[str, Callable[[Any], Any]] = {
+    "$bytes": base64.b64decode,
+    "$complex": lambda parts: complex(*parts),
+    "$dtype": lambda name: dtype_of(name),
+}
+"""What a mark of a single value makes of what stands under it."""
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of that name."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"{name!r} is no type of tensors")
+    return found
 
 
 def encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -28,9 +57,15 @@ def encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[where] = value
         return {"$tensor": where}
-    if type(value) in (list, tuple):
+    if type(value) in SEQUENCES:
         items = [encode(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
-        return items if type(value) is list else {"$tuple": items}
+        return {SEQUENCES[type(value)]: items} if SEQUENCES[type(value)] else items
+    if isinstance(value, bytes | bytearray):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, complex):
+        return {"$complex": [value.real, value.imag]}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, Mapping):
         mapping = cast(Mapping[Any, Any], value)
         coded = {key: encode(item, f"{where}.{key}", tensors) for key, item in mapping.items()}
@@ -42,7 +77,8 @@ def encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return float(value)
     raise CheckpointError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold: it holds "
-        f"tensors, numbers, strings, None, and tuples, lists and dicts of these, since reading one never runs code"
+        f"tensors, numbers, strings, bytes, None, and tuples, lists, sets and dicts of these, since reading one never "
+        f"runs code"
     )
 
 
@@ -61,8 +97,10 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
         ((mark, inner),) = coded.items()
         if mark == "$tensor":
             return tensor(inner)
-        if mark == "$tuple":
-            return tuple(decode(item, tensor) for item in inner)
+        if mark in SINGLE:
+            return SINGLE[mark](inner)
+        if mark in KINDS:
+            return KINDS[mark](decode(item, tensor) for item in inner)
         if mark in ("$counter", "$dict"):
             pairs = {decode(key, tensor): decode(item, tensor) for key, item in inner}
             return Counter(pairs) if mark == "$counter" else pairs

@@ -158,6 +158,10 @@ class Transport:
         """The buffer in memory that the backend can send from."""
         return self.direct.outbound(buffer)
 
+    def in_common(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The buffer in memory of one kind on all ranks, wherever each has it: of the GPU over NCCL."""
+        return buffer.cuda() if self.direct.backend == groups.NCCL else self.outbound(buffer)
+
     def way(self, peer: int, like: torch.Tensor, count: int) -> Way:
         """How that many values travel to or from a peer; none do not travel at all."""
         paths = self.paths.get(like.device.type)

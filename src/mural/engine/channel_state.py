@@ -7,35 +7,39 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.comm import Mesh, stack
 from mural.comm.agree import together
+from mural.engine.extra_state import load_from_first, set_extra
+from mural.engine.sharing import fill, share_from_first, shared
+from mural.engine.whole_state import released, substituted
 from mural.shard.channel_share import share_of, shares_among
 
 
 def joined_state(model: nn.Module, *, wanted: bool) -> dict[str, Any]:
     """The unsplit model's state on the CPU; where it is not `wanted`, nothing. Collective."""
-    with whole_parameters(model, wanted=wanted):
+    with whole_parameters(model, wanted=wanted) as wholes:
         state = model.state_dict(keep_vars=True) if wanted else {}
-    return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in state.items()}
+    return released(state, {id(whole) for whole in wholes.values()})
 
 
-def load_joined(model: nn.Module, state: Mapping[str, Any], mesh: Mesh, strict: bool, rank0: bool) -> None:
+def load_joined(model: nn.Module, state: Mapping[str, Any], mesh: Mesh, strict: bool, rank0: bool) -> _IncompatibleKeys:
     """Take over the unsplit model's state: each rank its shares of rank 0's. Collective."""
-    given = not rank0 or mesh.rank == 0
-    with whole_parameters(model, wanted=given) as wholes, together(mesh, "load_state_dict"):
-        if given:
-            model.load_state_dict(state, strict=strict)
+    extra: dict[str, Any] = {}
+    with whole_parameters(model, wanted=not rank0 or mesh.rank == 0) as wholes:
+        if rank0:
+            keys, extra = load_from_first(model, state, mesh, strict)
+        else:
+            with together(mesh, "load_state_dict"):
+                keys = model.load_state_dict(state, strict=strict)
     for parameter, share in shares_among(model.parameters()):
-        whole = wholes[id(parameter)].detach() if mesh.rank == 0 else torch.empty(share.shape)
-        sent = mesh.transport.outbound(whole.to(parameter.device, parameter.dtype).contiguous())
-        if mesh.world > 1:
-            dist.broadcast(sent, src=0, group=mesh.transport.group)
-        with torch.no_grad():
-            parameter.copy_(share.cut(sent))
+        mine = wholes[id(parameter)] if mesh.rank == 0 else share.without_memory(parameter)
+        fill(parameter, share.cut(shared(mine, mesh, 0)))
     share_from_first(model, mesh)
+    set_extra(model, extra, mesh)
+    return keys
 
 
 @contextmanager
@@ -50,28 +54,8 @@ def whole_parameters(model: nn.Module, *, wanted: bool) -> Generator[dict[int, n
         whole = share.whole(parameter)
         if wanted:
             wholes[id(parameter)] = nn.Parameter(whole.cpu(), parameter.requires_grad)
-    places = [(m, n, p) for m in model.modules() for n, p in m._parameters.items() if p is not None and id(p) in wholes]
-    for module, name, parameter in places:
-        module._parameters[name] = wholes[id(parameter)]
-    try:
+    with substituted(model, wholes):
         yield wholes
-    finally:
-        for module, name, parameter in places:
-            module._parameters[name] = parameter
-
-
-def share_from_first(model: nn.Module, mesh: Mesh) -> None:
-    """Give every rank the parameters and buffers of rank 0; those that are split stay."""
-    if mesh.world == 1:
-        return
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if share_of(tensor) is not None:
-                continue
-            sent = mesh.transport.outbound(tensor.detach().contiguous())
-            with mesh.transport.meeting("weights"):
-                dist.broadcast(sent, src=0, group=mesh.transport.group)
-            tensor.copy_(sent)
 
 
 @torch.no_grad()

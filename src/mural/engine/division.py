@@ -21,23 +21,39 @@ from mural.replicate.carriers import summed
 
 @dataclass(frozen=True)
 class Division:
-    """A model divided: the call-sites at which stages begin, and for each parameter and buffer its stages and ranks."""
+    """A model divided: the call-sites at which stages begin, and for each parameter and buffer its stages and ranks.
+
+    The ranks of a parameter's stages hold it. A rank whose stages read no parameter that is trained holds a copy of
+    the model's smallest such one too, as if its stages shared it: so an optimizer can be built on every rank, and the
+    copies get the same gradient and take the same steps. `homes` are the stages around the modules, by path.
+    """
 
     seating: Seating
     sites: tuple[str, ...]
     stages: Mapping[str, frozenset[int]]
     holders: Mapping[str, tuple[int, ...]]
+    homes: Mapping[str, int]
 
     @classmethod
     def of(cls, model: nn.Module, route: Route, seating: Seating) -> Division:
         """The division that a route makes of a model."""
         stages = route.held(model)
         sites = tuple(route.graph.nodes[start].site for start in route.starts)
-        return cls(seating, sites, stages, {name: seating.holders(found) for name, found in stages.items()})
+        holders = {name: seating.holders(found) for name, found in stages.items()}
+        homes = {path: route.stage_around(f"{path}." if path else "") for path, _ in model.named_modules()}
+        return cls(seating, sites, stages, with_trained(model, holders, seating), homes)
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer."""
         return self.seating.mesh.rank in self.holders[name]
+
+    def owner(self, name: str) -> int:
+        """The first rank whose stages use a parameter or buffer."""
+        return self.seating.holders(self.stages[name])[0]
+
+    def keeper(self, path: str) -> int:
+        """The rank whose extra state of a module counts: the first that calls it, or what is around it."""
+        return self.seating.holders([self.homes[path]])[0]
 
     def route(self, graph: Graph) -> Route:
         """The route of another capture of the model (other shapes, evaluation) through the same stages."""
@@ -67,6 +83,19 @@ class Division:
             f"stage {stage} begins at {self.sites[stage]}, which an input of shape {graph.inputs[0].shape} does not "
             f"reach: name other cuts"
         )
+
+
+def with_trained(
+    model: nn.Module, holders: Mapping[str, tuple[int, ...]], seating: Seating
+) -> dict[str, tuple[int, ...]]:
+    """The ranks that hold each tensor, with the model's smallest trained parameter on those that would train none."""
+    trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    found, busy = dict(holders), {rank for name in trained for rank in holders[name]}
+    every = {rank for seat in range(len(seating.meshes)) for rank in seating.ranks(seat)}
+    if trained and every - busy:
+        smallest = min(trained, key=lambda name: trained[name])
+        found[smallest] = tuple(sorted({*found[smallest], *(every - busy)}))
+    return found
 
 
 def release(model: nn.Module, division: Division) -> None:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from mural.comm import Mesh
 from mural.engine.seating import Seating
+from mural.engine.sharing import shared
 from mural.geometry import Box, Interval
 from mural.shard import ShardedTensor
 
@@ -59,14 +60,6 @@ class Elsewhere:
     def full(self) -> Tensor:
         """The whole tensor, as on every rank of the run; collective over all of them."""
         return shared(torch.empty(self.shape, dtype=self.dtype, device=self.device), self.world, self.owner)
-
-
-def shared(value: Tensor, world: Mesh, owner: int) -> Tensor:
-    """A tensor of one rank, on every rank of the run."""
-    sent = world.transport.outbound(value.detach().contiguous())
-    with world.transport.meeting("result"):
-        dist.broadcast(sent, src=owner, group=world.transport.group)
-    return sent.to(value.device)
 
 
 def staged(result: Callable[[], Any], seating: Seating, world: Mesh, device: torch.device) -> Any:

@@ -31,10 +31,25 @@ def materialize(model: nn.Module, device: torch.device | str | None) -> None:
             "that would give them values: give them one, or build the model on the CPU"
         )
     target = torch.device(device) if device is not None else default_device()
-    model.to_empty(device=target)
+    give_memory(model, target)
+    model.to(target)
     for _, module in bare:
         resetting: Any = module
         resetting.reset_parameters()
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Memory in the place of tensors on meta; what was one tensor under several names stays one."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in made:
+                    empty, trains = torch.empty_like(tensor, device=device), tensor.requires_grad
+                    made[id(tensor)] = nn.Parameter(empty, trains) if isinstance(tensor, nn.Parameter) else empty
+                held[key] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def own_tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.comm import SPATIAL, Mesh
 from mural.comm.agree import any_rank, together
 from mural.comm.verdict import settle, shared_fate
-from mural.engine.channel_state import clip_shared, joined_state, load_joined, share_from_first
+from mural.engine.channel_state import clip_shared, joined_state, load_joined
+from mural.engine.extra_state import load_from_first, on_cpu, set_extra
 from mural.engine.inputs import Image, Inputs
+from mural.engine.sharing import share_from_first
 from mural.errors import LayoutError
 from mural.plan import Plan
 from mural.replicate import Reducer, reduce_gradients
@@ -234,18 +237,29 @@ class Parallel:
             return joined_state(self.plain, wanted=not rank0 or self.world_mesh.rank == 0)
         if rank0 and self.world_mesh.rank != 0:
             return {}
-        found: dict[str, Any] = self.plain.state_dict()
-        return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for k, v in found.items()}
+        return {key: on_cpu(value) for key, value in self.plain.state_dict().items()}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> None:
-        """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> _IncompatibleKeys:
+        """Take over the unsplit model's state, as torch does; with `rank0`, the one that rank 0 gives. Collective.
+
+        Missing and unexpected keys are returned as torch returns them, on every rank.
+        """
         if self.shares:
-            load_joined(self.plain, state, self.world_mesh, strict, rank0)
-            return
-        with together(self.world_mesh, "load_state_dict"):
-            if not rank0 or self.world_mesh.rank == 0:
-                self.plain.load_state_dict(state, strict=strict)
+            return load_joined(self.plain, state, self.world_mesh, strict, rank0)
+        if not rank0:
+            with together(self.world_mesh, "load_state_dict"):
+                keys = self.plain.load_state_dict(state, strict=strict)
+            share_from_first(self.module, self.world_mesh)
+            return keys
+        keys, extra = load_from_first(self.plain, state, self.world_mesh, strict)
         share_from_first(self.module, self.world_mesh)
+        set_extra(self.plain, extra, self.world_mesh)
+        return keys
+
+    @contextmanager
+    def whole_extra_states(self) -> Generator[None]:
+        """A block in which every module's `get_extra_state` gives that of the unsplit model. Collective."""
+        yield
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.module).__name__}; {', '.join(str(self.plan).splitlines())}; {self.world_mesh})"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils import _pytree as pytree
 
 from mural.comm import Mesh
@@ -16,6 +17,7 @@ from mural.comm.channels import Channels
 from mural.engine.concord import Concord
 from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
+from mural.engine.extra_state import extra_of_owners
 from mural.engine.inputs import Image, Inputs, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
 from mural.engine.microbatches import rows_of
@@ -247,6 +249,15 @@ class Pipelined(Parallel):
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
         return WholeState(self.plain, self.division, self.world_mesh).gathered(rank0)
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> None:
-        """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
-        WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> _IncompatibleKeys:
+        """Take over the unsplit model's state, as torch does; with `rank0`, the one that rank 0 gives. Collective.
+
+        Missing and unexpected keys are returned as torch returns them, on every rank.
+        """
+        return WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
+
+    @contextmanager
+    def whole_extra_states(self) -> Generator[None]:
+        """A block in which every module's `get_extra_state` gives that of the unsplit model. Collective."""
+        with extra_of_owners(self.plain, self.world_mesh, self.division.keeper):
+            yield

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.comm import Mesh
 from mural.comm.agree import together
 from mural.engine.division import Division
+from mural.engine.extra_state import extra_of_owners, load_from_first, on_cpu, set_extra
+from mural.engine.sharing import compact, fill, host_memory, shared
 
 
 @dataclass(frozen=True)
 class WholeState:
-    """A model of which each rank of a run holds the parameters and buffers that its division says."""
+    """A model of which each rank of a run holds the parameters and buffers that its division says.
+
+    Whole tensors are put into the model for as long as torch's own `state_dict` or `load_state_dict` runs. So hooks,
+    versions and casts are torch's.
+    """
 
     model: nn.Module
     division: Division
@@ -25,79 +32,78 @@ class WholeState:
 
     def gathered(self, rank0: bool) -> dict[str, Any]:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
-        first = self._first_names()
-        found: dict[str, Any] = {}
-        known: dict[str, Tensor] = {}
         wanted = not rank0 or self.mesh.rank == 0
-        for key, value in self.model.state_dict(keep_vars=True).items():
-            if not isinstance(value, Tensor) or id(value) not in first:
-                found[key] = value
-                continue
-            name = first[id(value)]
-            if name not in known:
-                known[name] = self._whole(value, self.division.holders[name][0])
-            if wanted:
-                found[key] = known[name] if not any(known[name] is v for v in found.values()) else known[name].clone()
-            else:
-                known[name] = known[name][:0] if known[name].ndim else known[name]
-        return found if wanted else {}
+        with extra_of_owners(self.model, self.mesh, self.division.keeper), self._wholes(wanted) as wholes:
+            state = self.model.state_dict(keep_vars=True) if wanted else {}
+        return released(state, {id(whole) for whole in wholes.values()})
 
-    def _first_names(self) -> dict[int, str]:
-        named = [
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(remove_duplicate=False),
-        ]
-        return {id(t): name for name, t in reversed(named)}
-
-    def _whole(self, tensor: Tensor, owner: int) -> Tensor:
-        """A tensor that one rank has, on every rank's CPU."""
-        mine = self.mesh.rank == owner
-        value = tensor.detach().to("cpu", copy=True) if mine else torch.empty(tensor.shape, dtype=tensor.dtype)
-        if self.mesh.world > 1:
-            sent = self.mesh.transport.outbound(value)
-            dist.broadcast(sent, src=owner, group=self.mesh.transport.group)
-            value = sent.cpu()
-        return value
-
-    def load(self, state: Mapping[str, Any], strict: bool, rank0: bool) -> None:
+    def load(self, state: Mapping[str, Any], strict: bool, rank0: bool) -> _IncompatibleKeys:
         """Take over the unsplit model's state; with `rank0`, the one that rank 0 gives. Collective."""
-        first = self._first_names()
-        own = {k: v for k, v in self.model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
-        giver = self.mesh.rank == 0 or not rank0
-        with together(self.mesh, "load_state_dict"):
-            if giver:
-                check_state(state, own, strict)
-        for key, tensor in own.items():
-            given = state[key] if giver and key in state else None
-            if rank0:
-                given = self._whole(tensor if given is None else given, 0) if self._known(state, key) else None
-            if given is not None and self.division.holds(first[id(tensor)]):
-                with torch.no_grad():
-                    tensor.copy_(given)
+        if not rank0:
+            with together(self.mesh, "load_state_dict"), warnings.catch_warnings():
+                # What other ranks hold is on meta here: torch compares its shape, and warns that it copies nothing.
+                warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter", UserWarning)
+                return self.model.load_state_dict(state, strict=strict)
+        with self._wholes(self.mesh.rank == 0) as wholes:
+            keys, extra = load_from_first(self.model, state, self.mesh, strict)
+        for name, tensor in self._tensors().items():
+            values = shared(wholes.get(name, tensor), self.mesh, 0)
+            if self.division.holds(name):
+                fill(tensor, values)
+        set_extra(self.model, extra, self.mesh)
+        return keys
 
-    def _known(self, state: Mapping[str, Any], key: str) -> bool:
-        """Whether rank 0 gives a value for a key."""
-        flag = torch.tensor([float(self.mesh.rank == 0 and key in state)])
-        if self.mesh.world > 1:
-            flag = self.mesh.transport.outbound(flag)
-            dist.broadcast(flag, src=0, group=self.mesh.transport.group)
-        return bool(flag[0] > 0)
+    def _tensors(self) -> dict[str, Tensor]:
+        """All parameters and buffers, each by the first of its names."""
+        named = (*self.model.named_parameters(), *self.model.named_buffers())
+        return {name: tensor for name, tensor in named if name in self.division.holders}
+
+    @contextmanager
+    def _wholes(self, wanted: bool) -> Generator[dict[str, Tensor]]:
+        """A block in which the model has all its tensors, on the CPU, by name; none where not `wanted`. Collective."""
+        wholes: dict[str, Tensor] = {}
+        swaps: dict[int, Tensor] = {}
+        for name, tensor in self._tensors().items():
+            values = shared(tensor, self.mesh, self.division.owner(name))
+            if not wanted:
+                continue
+            if tensor.is_meta and tensor.is_contiguous():
+                whole = values
+            else:
+                whole = host_memory(tensor)
+                fill(whole, values)
+            wholes[name] = nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
+            swaps[id(tensor)] = wholes[name]
+        with substituted(self.model, swaps):
+            yield wholes
 
 
-def check_state(state: Mapping[str, Any], own: Mapping[str, Tensor], strict: bool) -> None:
-    """Raise unless a state fits the model, as torch does."""
-    missing = [key for key in own if key not in state]
-    unexpected = [key for key in state if key not in own]
-    faults: list[str] = []
-    if strict and missing:
-        faults.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
-    if strict and unexpected:
-        faults.append(f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}.")
-    for key, tensor in own.items():
-        given = state.get(key)
-        if isinstance(given, Tensor) and given.shape != tensor.shape:
-            faults.append(
-                f"size mismatch for {key}: {tuple(given.shape)} was given, the model has {tuple(tensor.shape)}."
-            )
-    if faults:
-        raise RuntimeError("Error(s) in loading state_dict:\n\t" + "\n\t".join(faults))
+@contextmanager
+def substituted(model: nn.Module, swaps: Mapping[int, Tensor]) -> Generator[None]:
+    """A block in which other tensors stand in the place of some of the model's, which are named by their identity."""
+    places = [
+        (held, key, tensor)
+        for module in model.modules()
+        for held in (module._parameters, module._buffers)
+        for key, tensor in held.items()
+        if tensor is not None and id(tensor) in swaps
+    ]
+    try:
+        for held, key, tensor in places:
+            held[key] = swaps[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for held, key, tensor in places:
+            held[key] = tensor  # type: ignore[assignment]
+
+
+def released(state: Mapping[str, Any], own: set[int]) -> dict[str, Any]:
+    """A state on the CPU of which no two tensors share memory; those in `own` are nobody else's, and not copied."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor) and id(value) in own:
+            own = own - {id(value)}
+            found[key] = value.detach() if compact(value) is value else value.detach().clone()
+        else:
+            found[key] = on_cpu(value)
+    return found

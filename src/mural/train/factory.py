@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-import importlib.util
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +69,35 @@ def from_package(place: str, key: str) -> Any:
         raise
 
 
+class FromSource(SourceFileLoader):
+    """Reads a file itself: its compiled form is taken for it where the two are as old as each other, to the second."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Refused, so that no compiled form is read or written."""
+        raise OSError(f"{path} is read itself")
+
+
 def from_file(path: Path, key: str) -> Any:
-    """The module in a file."""
-    spec = importlib.util.spec_from_file_location(f"mural_user_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    """The module in a file, run once in this process; files of one name in two folders are two modules.
+
+    Its name in `sys.modules` follows from the path, so it is the same in every process, as what is pickled needs.
+    """
+    if not path.is_file():
         raise ConfigError(f"{key}: there is no file {path}")
-    if spec.name in sys.modules:
-        return sys.modules[spec.name]
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # what is defined there can then be pickled, as workers need
-    spec.loader.exec_module(module)
+    place = path.resolve()
+    digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    name = f"mural_user_{re.sub(r'[^a-zA-Z0-9]', '_', place.stem)}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = FromSource(name, str(place))
+    module = module_from_spec(ModuleSpec(name, loader, origin=str(place)))
+    module.__file__ = str(place)
+    sys.modules[name] = module  # what is defined there can then be pickled, as workers need
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

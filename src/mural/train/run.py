@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from mural.checkpoint import Checkpoints, restore, state_of
+from mural.checkpoint import Checkpoints, State, restore, state_of
 from mural.comm import Mesh, init
 from mural.comm.agree import together
 from mural.comm.launch import placement
@@ -120,8 +120,7 @@ class Run:
         with self.watchdog.pause():
             if self.saved != position.step:
                 self.pm.synchronise(self.optimizer)
-                parted = self.mesh if self.pm.plan.stages > 1 else None
-                state = state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
+                state = self.state()
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
                 values = {**state.values, "position": asdict(position), "counts": counts, "loss": float(loss)}
                 values["batches"] = self.batches
@@ -130,6 +129,12 @@ class Run:
                 self.saved = position.step
             if wait:
                 self.checkpoints.wait()
+
+    def state(self) -> State:
+        """Model, optimizer and schedule as they are now. Collective."""
+        parted = self.mesh if self.pm.plan.stages > 1 else None
+        with self.pm.whole_extra_states():
+            return state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
 
     def resume(self) -> tuple[Position, Tensor]:
         """Position and loss of the newest intact checkpoint, which is loaded; or those of the start. Collective."""

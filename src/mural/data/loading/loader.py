@@ -34,8 +34,8 @@ class Batch:
     """One step's images and targets, cut over the mesh.
 
     `image` is (N, C, H, W) or (N, C, D, H, W); `target` a mask (N, H, W), (N, D, H, W) or with channels like the image,
-    labels (N,), or None. `names` are those of all N samples, on every rank; `waited` the seconds that this rank
-    waited for its files; `step` the number of the batch in its epoch.
+    labels (N,), or None. `names` are those of all N samples, on every rank, `indices` their places in the dataset;
+    `waited` the seconds that this rank waited for its files; `step` the number of the batch in its epoch.
     """
 
     image: ShardedTensor
@@ -43,6 +43,7 @@ class Batch:
     names: tuple[str, ...]
     waited: float
     step: int
+    indices: tuple[int, ...] = ()
 
 
 class Loader:
@@ -197,8 +198,9 @@ class Loader:
             )
             sharded = ShardedTensor(chosen(target, slots, goal.local_shape, dtype, device), goal)
         names = tuple(outcome.names[place] for place in outcome.kept)
+        indices = tuple(step.batched.indices[place] for place in outcome.kept)
         piece = chosen(image, slots, layout.local_shape, pixels.dtype, device)
-        return Batch(ShardedTensor(piece, layout), sharded, names, waited, step.batched.number)
+        return Batch(ShardedTensor(piece, layout), sharded, names, waited, step.batched.number, indices)
 
     def summary(self) -> str:
         """The bad samples that were left out, one on each line, for the end of a run."""
