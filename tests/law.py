@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -203,5 +204,5 @@ class Expr(nn.Module):
         self.code = code
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
-        names = {"x": x, "y": y, "torch": torch, "F": nn.functional, "mural": mural, "image": image}
+        names = {"x": x, "y": y, "torch": torch, "F": nn.functional, "mural": mural, "image": image, "np": np}
         return eval(self.code, names)

@@ -155,7 +155,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     pieces = pieces_of(leaves, layout, shared.spans, name)
     local_args, local_kwargs = pytree.tree_unflatten(pieces, spec)
     result = func(*local_args, **local_kwargs)
-    if inplace:
+    if inplace and result is not NotImplemented:
         if args[0].dtype != result.dtype:
             raise LayoutError(f"{name} in place changed the type from {args[0].dtype} to {result.dtype}")
         args[0].sites = shared.sites
@@ -176,7 +176,7 @@ def of_one(
     if inplace:
         check_writable(x, name_of(func))
     result = func(x.local, *args[1:], **kwargs)
-    if not inplace:
+    if not inplace or result is NotImplemented:
         return wrap(result, x.placement, x, Operands(None, sites))
     if x.dtype != result.dtype:
         raise LayoutError(f"{name_of(func)} in place changed the type from {x.dtype} to {result.dtype}")
@@ -195,6 +195,8 @@ def pieces_of(leaves: Sequence[Any], layout: Layout, spans: Spans | None, name: 
 
 def wrap(result: Any, layout: Layout, first: Any, shared: Operands) -> Any:
     """Pieces as sharded tensors; the very operand where torch returned it unchanged (`.float()` of a float)."""
+    if result is NotImplemented:  # `x == None`: Python goes on to ask the other operand
+        return result
     if isinstance(result, (tuple, list)):
         items = [wrap(item, layout, first, shared) for item in result]
         return type(result)(items)
