@@ -149,3 +149,17 @@ def test_a_mask_is_called_a_mask_and_positions_are_not() -> None:
 def test_what_is_no_index_is_refused_as_torch_refuses_it() -> None:
     raises("only integers, slices", IndexError, at, a_float)
     raises("too many indices", IndexError, at, too_many)
+
+
+def beyond(write: bool) -> None:
+    """A position out of range, where rank 0 holds nothing that torch would look at."""
+    x = Grid((2, 1), cuts=((0, 13),)).shard(image(2, 4, 13, 11))
+    if write:
+        x[:, [1, 4]] = 0.0
+    else:
+        x.index_select(1, torch.tensor([4]))
+
+
+def test_a_position_out_of_range_is_refused_on_ranks_without_data_too() -> None:
+    for write in (False, True):
+        raises("out of ", IndexError, beyond, write)

@@ -70,7 +70,15 @@ def brackets(index: Listed) -> tuple[Tensor | slice, ...]:
 def taken(x: ShardedTensor, index: Listed) -> ShardedTensor:
     """What is at the listed positions; a dim that they speak of is gathered first if it is cut."""
     x = gather(x, sorted(index), "indexing")
+    check_range(x, index)
     return ShardedTensor(x.local[brackets(index)], listed_layout(x.placement, index))
+
+
+def check_range(x: ShardedTensor, index: Listed) -> None:
+    """Raise for a position that is not there on a rank without data, as torch does on the others."""
+    for dim, positions in index.items() if not x.local.numel() else ():
+        if bool(((positions < -x.shape[dim]) | (positions >= x.shape[dim])).any()):
+            raise IndexError(f"indexing: a position is out of range for dim {dim} of extent {x.shape[dim]}")
 
 
 def write_listed(x: ShardedTensor, index: Listed, value: Tensor) -> None:
@@ -81,6 +89,7 @@ def write_listed(x: ShardedTensor, index: Listed, value: Tensor) -> None:
             f"assignment to listed positions of dims {cut} of a sharded tensor of shape {tuple(x.shape)}, which are "
             f"cut: use torch.where or masked_fill"
         )
+    check_range(x, index)
     layout = listed_layout(x.placement, index)
     x.local[brackets(index)] = piece_of(fitting(value, layout), layout, "assignment").to(x.dtype)
 
