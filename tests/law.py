@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -212,4 +213,4 @@ def names_for(x: Tensor) -> dict[str, Any]:
     def images(*shape: int, seed: int = 0) -> Tensor:
         return image(*shape, seed=seed).to(x.device)
 
-    return {"torch": torch, "F": nn.functional, "mural": mural, "image": images}
+    return {"torch": torch, "F": nn.functional, "mural": mural, "image": images, "np": np}

@@ -458,9 +458,7 @@ def test_compiled_code_hides_its_calls_and_is_refused(function: Callable[[Tensor
         script, traced = torch.jit.script(nn.ReLU()), torch.jit.trace(function, torch.zeros(1))
     with pytest.raises(UnsupportedOp, match=r"module '0' was compiled by torch\.jit"):
         mural.capture(nn.Sequential(script), IMAGE)
-    with pytest.raises(
-        UnsupportedOp, match=r"of a tensor of shape \(1, 3, 8, 8\) comes after a call that was not seen"
-    ):
+    with pytest.raises(UnsupportedOp, match=r"(relu|sin|_lambda) was compiled by torch\.jit.*at .*test_capture\.py"):
         mural.capture(Net(lambda m, x: traced(x) + 1), IMAGE)
 
 

@@ -70,6 +70,10 @@ def does_not_broadcast() -> None:
     Grid((2, 1)).shard(image(1, 3, 8, 8)) + image(1, 3, 7, 8)
 
 
+def does_not_fit() -> None:
+    Grid((2, 1)).shard(image(1, 3, 8, 8)).copy_(image(1, 3, 7, 8))
+
+
 @pytest.mark.parametrize(
     ("function", "kind", "text"),
     [
@@ -81,6 +85,7 @@ def does_not_broadcast() -> None:
         (overlapping_boxes, mural.LayoutError, "do not tile"),
         (wrong_target, mural.LayoutError, "target has shape"),
         (does_not_broadcast, mural.LayoutError, "do not broadcast"),
+        (does_not_fit, mural.LayoutError, "do not broadcast"),
     ],
 )
 def test_bad_input(function: object, kind: type[Exception], text: str) -> None:
@@ -181,6 +186,11 @@ F.cross_entropy(x, x[:, 0].long(), weight=image(3))
 F.pixel_shuffle(x, 3)
 F.dropout(x, 1.5)
 F.linear(x, image(3, 5))
+x.relu().copy_(image(2, 2))
+x.flatten(2).copy_(image(1, 4, 12, 12))
+torch.addmm(image(12, 3), x[0, 0, 0], image(12, 3))
+torch.addmm(image(2, 12, 3), x[0, 0], image(12, 3))
+torch.baddbmm(image(4, 12, 3), x[0, 0], image(4, 12, 3))
 """.strip().splitlines()
 
 

@@ -47,6 +47,10 @@ torch.pow(x.abs() + 1, y) ** 2
 torch.atan2(x, y) + torch.hypot(x, y)
 x.lt(y).to(x.dtype) * x
 torch.nan_to_num(x / x)
+torch.special.ndtr(x) + torch.special.log_ndtr(y) + torch.special.i1(x) + torch.special.i0e(x) + torch.special.erfcx(x)
+torch.special.entr(x.sigmoid()) + torch.special.xlog1py(x, y.abs()) + torch.special.gammaln(y.abs() + 1)
+torch.special.psi(x.abs() + 1) + torch.special.ndtri(x.sigmoid()) + torch.special.multigammaln(x.abs() + 3, 2)
+torch.view_as_real(torch.complex(x, y)) + torch.view_as_real(torch.polar(x.abs(), y).resolve_conj())
 torch.zeros_like(x) + x.new_zeros(x.shape) + x.new_ones(2, 1, 1, 1) + x.new_full((2, 4, 1, 1), 3.0) + x
 F.prelu(x, image(4))
 F.glu(x, 1)

@@ -171,7 +171,6 @@ def refusals() -> list[str]:
     x = Grid((2, 1)).shard(image(2, 4, 13, 11))
     answers = []
     for code in (
-        "x.unflatten(1, (2, 2))[:, [0, 1], [1, 0]]",
         "torch.where(x[0, 0, :, 0] > -99)",
         "x.renorm(2, 1, 1.0)",
         "x.stride()",

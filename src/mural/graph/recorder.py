@@ -25,6 +25,7 @@ from mural.graph.modules import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
 from mural.graph.sites import At, sites
+from mural.shard import scripted
 from mural.shard.table import KINDS, TABLE, name_of
 
 META = torch.device("meta")
@@ -35,7 +36,7 @@ VALUES = frozenset([
 """The calls that hand values of a tensor to Python."""
 MOVES = frozenset(["cpu", "cuda", "pin_memory"])
 """The calls that do nothing but move a tensor to other memory."""
-OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), scripted.__file__)
 """The folders of code that is not the user's."""
 BELOW = tuple(f"{OUTSIDE[0]}/{name}" for name in ("_refs", "_decomp", "_prims", "_meta_registrations"))
 """Where torch writes an operation out in others, for meta tensors: what calls from there was not seen itself."""
@@ -142,7 +143,7 @@ class Recorder(TorchFunctionMode):
         """Record what the model does; raise what was refused, whoever caught it."""
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
-            with self.modules.following(model), META, saving, self:
+            with self.modules.following(model), META, saving, self, scripted.refusing_compiled(self._compiled):
                 yield
         except Exception as error:
             if self.refused is None or error is self.refused:
@@ -185,6 +186,9 @@ class Recorder(TorchFunctionMode):
             f"{name} needs the values of a tensor, but a model is captured on shapes alone, {self._where()}. "
             f"Decide on shapes, or compute both sides and choose by torch.where"
         )
+
+    def _compiled(self, why: str) -> UnsupportedOp:
+        return self._refusal(f"{why} ({self._where()})")
 
     def _refusal(self, message: str) -> UnsupportedOp:
         """An error that stands even if the model, or torch's own C++, catches it."""

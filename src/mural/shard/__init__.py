@@ -6,8 +6,11 @@ from mural.shard.ops.loss import dice_loss
 from mural.shard.ops.norm_rank import batchnorm_scope
 from mural.shard.place import shard
 from mural.shard.rules import Windowed, tile
+from mural.shard.scripted import watch_compiled
 from mural.shard.table import KINDS, TABLE
 from mural.shard.tensor import ShardedTensor
+
+watch_compiled()
 
 __all__ = [
     "KINDS",

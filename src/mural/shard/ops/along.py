@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.shard.fuse import mapped
-from mural.shard.ops.arguments import bound, dim_of, dims_of
-from mural.shard.ops.pointwise import check_writable, common_layout, piece_of
+from mural.shard.ops.arguments import bound, dims_of
+from mural.shard.ops.pointwise import common_layout, piece_of
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -85,29 +85,3 @@ def prelu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if x.ndim > 1 and x.placement.is_cut(1) and weight.numel() > 1:
         raise UnsupportedOp("prelu with a slope for each channel, along a channel dim that is cut")
     return mapped(x, lambda piece: func(piece, weight))
-
-
-@register("along a dim", "scatter_", "scatter", "gather", "scatter_add", "scatter_add_")
-def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Picking or writing classes along a dim that is not cut; into a plain tensor, with the whole index."""
-    names = {"gather": ("input", "dim", "index")}.get(name_of(func), ("input", "dim", "index", "src"))
-    given = dict(zip(names, args, strict=False)) | kwargs
-    x, dim = given["input"], given["dim"]
-    if not isinstance(x, ShardedTensor):
-        rest = [a.full() if isinstance(a, ShardedTensor) else a for a in args[1:]]
-        return func(x, *rest, **{k: v.full() if isinstance(v, ShardedTensor) else v for k, v in kwargs.items()})
-    index = given["index"]
-    if name_of(func).endswith("_"):
-        check_writable(x, name_of(func))
-    dim = dim_of(dim, x.ndim, name_of(func))
-    same = isinstance(index, ShardedTensor) and index.placement.gathered((dim,)).cuts == x.placement.cuts
-    if x.placement.is_cut(dim) or not same:
-        raise UnsupportedOp(f"{name_of(func)} along a cut dim, or with an index in another layout")
-    layout = index.placement
-    values = {
-        k: piece_of(v, layout, name_of(func)) if isinstance(v, Tensor) and v.ndim else v
-        for k, v in given.items()
-        if k != "input"
-    }
-    result = func(x.local, **values)
-    return x if result is x.local else ShardedTensor(result, x.placement.uncut_resized(result.shape))

@@ -22,7 +22,7 @@ shape.__get__ ndim.__get__ dtype.__get__ device.__get__ layout.__get__ is_cuda._
 is_sparse.__get__ is_quantized.__get__ is_nested.__get__ is_mkldnn.__get__ is_xla.__get__ is_mps.__get__ is_xpu.__get__
 is_sparse_csr.__get__ is_vulkan.__get__ is_ipu.__get__ is_maia.__get__ is_mtia.__get__ names.__get__ itemsize.__get__
 size numel nelement dim ndimension is_floating_point is_complex is_signed element_size get_device is_conj
-is_neg is_inference __len__ __hash__
+is_neg is_inference __len__ __hash__ __dir__ nbytes.__get__
 """
 LOCAL = """
 is_leaf.__get__ grad_fn.__get__ requires_grad.__get__ retains_grad.__get__ _version.__get__

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.geometry import broadcast
-from mural.shard.ops.pointwise import INPLACE, NAMES, written
+from mural.shard.ops.pointwise import INPLACE, NAMES, common_shape, written
 from mural.shard.regroup import Folds, spans
 from mural.shard.reshape import on_settled, reshaped, settled
 from mural.shard.table import TABLE, register_folded
@@ -81,7 +80,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if target is not None and not (isinstance(target, ShardedTensor) and target.folds):
         return on_settled(func, args, kwargs)
     ndim = max(x.ndim for x in operands)
-    broadcast(*(tuple(x.shape) for x in operands))
+    common_shape(func, operands)
     labelled = [(x, aligned_labels(x, ndim)) for x in ([target] if target is not None else []) + operands]
     factors = common_factors(labelled)
     if target is not None and [factors[k] for k in aligned_labels(target, ndim)] != factors_of(target):

@@ -1,8 +1,8 @@
-"""Layer norm over the last dims, cut or not."""
+"""Layer norm and root-mean-square norm over the last dims, cut or not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mural.comm import Mesh, mark, stack
 from mural.comm.exchange import first_order
+from mural.shard.merge import merged
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm import result_dtype
 from mural.shard.ops.norm_rows import merge_moments
@@ -57,26 +58,53 @@ class _LayerNorm(torch.autograd.Function):
         return of_x, of_weight, of_bias, None, None, None, None
 
 
+def last_dims(
+    x: ShardedTensor, shape: Sequence[int], parameters: Mapping[str, Tensor | None], name: str
+) -> tuple[int, ...]:
+    """The dims that a norm looks at; raises unless they and the parameters have that shape."""
+    if not shape or tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape):
+        raise RuntimeError(f"{name}: normalized_shape {tuple(shape)} is not the end of the shape {tuple(x.shape)}")
+    for what, parameter in parameters.items():
+        if parameter is not None and tuple(parameter.shape) != tuple(shape):
+            raise RuntimeError(f"{name}: a {what} of shape {tuple(parameter.shape)} for {tuple(shape)}")
+    return tuple(range(x.ndim - len(shape), x.ndim))
+
+
+def of_the_piece(parameter: Tensor, x: ShardedTensor) -> Tensor:
+    """The part of a parameter of the last dims that belongs to this rank's piece."""
+    return parameter[tuple(slice(i.start, i.stop) for i in x.box[x.ndim - parameter.ndim :])]
+
+
 @register("reduction", "layer_norm")
 def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Layer norm over the last dims; local where none of them is cut."""
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     x, shape, weight, bias, eps = bound(args, kwargs, names, None, None, 1e-5)
-    n = len(shape)
-    if tuple(x.shape[x.ndim - n :]) != tuple(shape):
-        raise RuntimeError(f"layer_norm: normalized_shape {tuple(shape)} is not the end of the shape {tuple(x.shape)}")
-    for parameter in (weight, bias):
-        if parameter is not None and tuple(parameter.shape) != tuple(shape):
-            raise RuntimeError(f"layer_norm: a parameter of shape {tuple(parameter.shape)} for {tuple(shape)}")
-    dims = tuple(range(x.ndim - n, x.ndim))
+    dims = last_dims(x, shape, {"weight": weight, "bias": bias}, "layer_norm")
     axes = x.placement.axes_of(dims)
     if not axes:
         return ShardedTensor(func(x.local, shape, weight, bias, eps), x.placement)
-    slices = tuple(slice(i.start, i.stop) for i in x.box[x.ndim - n :])
-    affine = [None if p is None else p[slices] for p in (weight, bias)]
+    affine = [None if p is None else of_the_piece(p, x) for p in (weight, bias)]
     dtype = result_dtype(func, x.local, weight)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     with torch.autocast(x.device.type, enabled=False):
         local: Tensor = _LayerNorm.apply(x.local.to(wide), *affine, dims, eps, x.mesh, x.mesh.peers(axes))  # type: ignore[assignment]
     mark()
     return ShardedTensor(local.to(dtype), x.placement)
+
+
+@register("reduction", "rms_norm")
+def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Root-mean-square norm over the last dims; local where none of them is cut."""
+    x, shape, weight, eps = bound(args, kwargs, ("input", "normalized_shape", "weight", "eps"), None, None)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    dims = last_dims(x, shape, {"weight": weight}, "rms_norm")
+    axes = x.placement.axes_of(dims)
+    if not axes:
+        return ShardedTensor(func(x.local, shape, weight, eps), x.placement)
+    dtype = result_dtype(func, x.local, weight)
+    values = x.local.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    squares = merged(values.square().sum(dims, keepdim=True), x.mesh, axes, "norm statistics")
+    least = torch.finfo(values.dtype).eps if eps is None else eps
+    local = values * torch.rsqrt(squares / prod(shape) + least)
+    return ShardedTensor((local if weight is None else local * of_the_piece(weight, x)).to(dtype), x.placement)

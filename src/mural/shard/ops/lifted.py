@@ -13,6 +13,7 @@ from mural.shard.ops.along import ALONG, DEFAULT_DIM
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.attributes import GLOBAL, LOCAL, new
 from mural.shard.ops.folded import common_factors, folded, folds_of, opened, rule_of
+from mural.shard.ops.index_items import in_order, items_of
 from mural.shard.regroup import Folds, spans
 from mural.shard.reshape import on_settled
 from mural.shard.table import name_of, register_folded
@@ -29,7 +30,8 @@ GRAD_OPTIONS = ("retain_graph", "create_graph", "only_inputs", "allow_unused")
 NORMS = ("batch_norm", "group_norm", "instance_norm", "prelu")
 ALONG_DIM = ALONG | {
     "softmax": 1, "log_softmax": 1, "softmin": 1, "unbind": 1, "chunk": 2, "split": 2, "tensor_split": 2,
-    "split_with_sizes": 2, "narrow": 1, "select": 1, "index_select": 1, "argmax": 1, "argmin": 1, "max": 1, "min": 1,
+    "split_with_sizes": 2, "repeat_interleave": 2, "narrow": 1, "select": 1, "index_select": 1, "argmax": 1,
+    "argmin": 1, "max": 1, "min": 1,
 }  # fmt: skip
 FIRST_DIM = dict.fromkeys(("unbind", "chunk", "split", "tensor_split", "split_with_sizes"), 0)
 OVER_DIMS = dict.fromkeys(
@@ -244,14 +246,11 @@ def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Slices and positions of plain dims; a merged dim is taken whole, or settled first."""
     x, index = args
-    items = list(index) if isinstance(index, tuple) else [index]
-    if not isinstance(x, ShardedTensor) or any(not isinstance(i, (int, slice, type(None), type(...))) for i in items):
+    if not isinstance(x, ShardedTensor):
         return on_settled(func, args, kwargs)
-    if ... not in items:
-        items.append(...)
-    at = items.index(...)
-    given = sum(i is not None for i in items) - 1
-    items[at : at + 1] = [slice(None)] * (x.ndim - given)
+    items = in_order(items_of(index), x.ndim)
+    if any(isinstance(item, (bool, Tensor)) for item in items):
+        return on_settled(func, args, kwargs)
     inner: list[Any] = []
     folds: list[int] = []
     rest = iter(x.folds)

@@ -128,7 +128,7 @@ _DTYPES: dict[Any, torch.dtype] = {}
 
 
 def result_dtype(func: Callable[..., Any], x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """The type of torch's own group or layer norm, with autocast as it is now: asked of torch, once."""
+    """The type of torch's own norm (group, layer, root mean square), with autocast as it is now: asked once."""
     kind = x.device.type
     key = (func, x.dtype, None if weight is None else weight.dtype, kind, torch.is_autocast_enabled(kind))
     if key not in _DTYPES:
@@ -137,6 +137,8 @@ def result_dtype(func: Callable[..., Any], x: Tensor, weight: Tensor | None) -> 
             if func is F.layer_norm:
                 affine = None if weight is None else weight.new_ones(2)
                 _DTYPES[key] = F.layer_norm(small, (2,), affine, affine).dtype
+            elif func in (F.rms_norm, torch.rms_norm):
+                _DTYPES[key] = F.rms_norm(small, (2,), None if weight is None else weight.new_ones(2)).dtype
             else:
                 affine = None if weight is None else weight.new_ones(1)
                 _DTYPES[key] = F.group_norm(small, 1, affine, affine).dtype

@@ -25,13 +25,15 @@ expit expm1 fix floor frac frexp gelu hardshrink hardsigmoid hardswish hardtanh 
 isposinf isreal leaky_relu lgamma log log10 log1p log2 log_sigmoid logical_not logit logsigmoid mish mul nan_to_num
 neg negative positive polygamma rad2deg real reciprocal relu relu6 round rsqrt selu sgn sigmoid sign signbit silu sin
 sinc sinh softplus softshrink softsign sqrt square tan tanh tanhshrink threshold trunc fill fill_ zero_ imag
+bessel_j0 bessel_j1 entr erfcx gammaln i0e i1 i1e log_ndtr multigammaln ndtr ndtri psi resolve_conj resolve_neg
 __neg__ __invert__ __abs__ __pos__ bool byte char double float half int long short bfloat16 cfloat type
 """
 BINARY = """
 add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign
 div divide eq float_power floor_divide fmax fmin fmod ge greater greater_equal gt heaviside hypot isclose ldexp le
 lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill maximum minimum multiply
-ne nextafter not_equal pow remainder rsub sub subtract true_divide where xlogy copy_ igamma igammac
+ne nextafter not_equal pow remainder rsub sub subtract true_divide where xlogy copy_ igamma igammac xlog1py zeta complex
+polar
 __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __div__ __rdiv__ __idiv__ __truediv__
 __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__
 __and__ __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __lshift__ __rlshift__ __ilshift__
@@ -68,10 +70,7 @@ def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
     sharded = [t for t in operands if isinstance(t, ShardedTensor)]
     if len(sharded) == len(operands) and all(t.placement is sharded[0].placement for t in sharded):
         return sharded[0].placement
-    try:
-        shape = broadcast(*(tuple(t.shape) for t in operands))
-    except ValueError as error:
-        raise LayoutError(f"{name_of(func)}: shapes {[tuple(t.shape) for t in operands]} do not broadcast") from error
+    shape = common_shape(func, operands)
     axes: list[str | None] = [None] * len(shape)
     cuts: list[Any] = [None] * len(shape)
     for tensor in sharded:
@@ -84,6 +83,14 @@ def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
             if axes[out] is None or cuts[out] is None or (standard and axes[out] == axis):
                 axes[out], cuts[out] = axis, cut if cut is not None else cuts[out]
     return Layout(sharded[0].mesh, tuple(shape), tuple(axes), tuple(cuts), sharded[0].placement.images)
+
+
+def common_shape(func: Any, operands: Sequence[Tensor]) -> tuple[int, ...]:
+    """The shape to which the operands are broadcast."""
+    try:
+        return tuple(broadcast(*(tuple(t.shape) for t in operands)))
+    except ValueError as error:
+        raise LayoutError(f"{name_of(func)}: shapes {[tuple(t.shape) for t in operands]} do not broadcast") from error
 
 
 def piece_of(operand: Tensor, layout: Layout, name: str) -> Tensor:
@@ -143,7 +150,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         if not isinstance(target, ShardedTensor):
             return write_to_plain(func, args, kwargs)
         layout = target.placement
-        if broadcast(*(tuple(t.shape) for t in operands)) != layout.shape:
+        if common_shape(func, operands) != layout.shape:
             raise LayoutError(f"{name}: the operands {[tuple(t.shape) for t in operands]} do not fit in place")
     else:
         layout = common_layout(func, operands)
@@ -155,7 +162,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     pieces = pieces_of(leaves, layout, shared.spans, name)
     local_args, local_kwargs = pytree.tree_unflatten(pieces, spec)
     result = func(*local_args, **local_kwargs)
-    if inplace:
+    if inplace and result is not NotImplemented:
         if args[0].dtype != result.dtype:
             raise LayoutError(f"{name} in place changed the type from {args[0].dtype} to {result.dtype}")
         args[0].sites = shared.sites
@@ -176,7 +183,7 @@ def of_one(
     if inplace:
         check_writable(x, name_of(func))
     result = func(x.local, *args[1:], **kwargs)
-    if not inplace:
+    if not inplace or result is NotImplemented:
         return wrap(result, x.placement, x, Operands(None, sites))
     if x.dtype != result.dtype:
         raise LayoutError(f"{name_of(func)} in place changed the type from {x.dtype} to {result.dtype}")
@@ -195,6 +202,8 @@ def pieces_of(leaves: Sequence[Any], layout: Layout, spans: Spans | None, name: 
 
 def wrap(result: Any, layout: Layout, first: Any, shared: Operands) -> Any:
     """Pieces as sharded tensors; the very operand where torch returned it unchanged (`.float()` of a float)."""
+    if result is NotImplemented:  # `x == None`: Python goes on to ask the other operand
+        return result
     if isinstance(result, (tuple, list)):
         items = [wrap(item, layout, first, shared) for item in result]
         return type(result)(items)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mural.errors import LayoutError, UnsupportedOp
-from mural.geometry import Cuts
+from mural.geometry import Cuts, broadcast
 from mural.shard.layout import Layout
 from mural.shard.merge import merged
 from mural.shard.ops.arguments import bound
@@ -186,8 +186,12 @@ def added_product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     name = name_of(func)
     first, second = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec")}.get(name, ("batch1", "batch2"))
     x, a, b, beta, alpha = bound(args, kwargs, ("input", first, second, "beta", "alpha"), 1, 1)
+    if (a.ndim, b.ndim) != {"addmm": (2, 2), "addmv": (2, 1)}.get(name, (3, 3)):
+        raise RuntimeError(f"{name} of operands of shapes {tuple(a.shape)} and {tuple(b.shape)}: their dims do not fit")
     product = torch.matmul(a, b)
     product = product.sum(0) if name == "addbmm" else product
+    if broadcast(tuple(x.shape), tuple(product.shape)) != tuple(product.shape):
+        raise RuntimeError(f"{name}: an input of shape {tuple(x.shape)} for a product of shape {tuple(product.shape)}")
     if torch.is_autocast_enabled(product.device.type):
         x = x.to(product.dtype)
     return beta * x + alpha * product if beta else alpha * product
