@@ -52,19 +52,15 @@ def train(
 @app.command()
 @with_flags
 def check(file: File = None, devices: Devices = None, *, changes: Mapping[str, Any]) -> None:
-    """Compare one step of a run under its plan with plain autograd on one device, on the first batch.
+    """Compare steps of a run under its plan with plain autograd on one device, on the first batch.
 
     Every rank runs the whole image as well, so take a run whose image fits. The exit code is 1 where they differ by
     more than rounding.
     """
-    found, tolerance = check_run(configured(file, changes, devices))
-    for name, value in found.items():
-        typer.echo(f"{name:10} {value:.2e}")
-    worst = max(found.values())
-    if not worst <= tolerance:
-        typer.echo(
-            f"the plan differs from one device by {worst:.1e}; rounding would be below {tolerance:.0e}", err=True
-        )
+    found = check_run(configured(file, changes, devices))
+    if placement().rank == 0:
+        typer.echo(str(found))
+    if not found.exact:
         raise typer.Exit(1)
 
 

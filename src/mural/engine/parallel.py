@@ -52,7 +52,7 @@ class Parallel:
         self.calls = 0
         self.updates = 0
         self.observe: Callable[[Any], None] | None = None
-        """Is given the model's results in a step, where they are."""
+        """Is given the model's results in a step, where they are; `current_rows()` says of which images."""
         self.unreduced = False
 
     def step(self, image: Image, target: Any, *, reduce: bool = True, weight: float = 1.0) -> Tensor:

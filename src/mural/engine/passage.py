@@ -16,7 +16,7 @@ from mural.pipeline.instance import Stage
 from mural.pipeline.lossparts import carriers, gradients, joined_results, loss_weights, undivided
 from mural.pipeline.runner import Ends
 from mural.shard import ShardedTensor
-from mural.shard.rows import Rows
+from mural.shard.rows import Rows, rows_of_batch
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -87,7 +87,8 @@ class Training(Passage):
     def arrived(self, microbatch: int, result: Any) -> None:
         """Keep what the loss of the whole batch needs, or what the parts of the loss are weighed with."""
         if self.observe is not None:
-            self.observe(result)
+            with rows_of_batch(self.rows(microbatch)):
+                self.observe(result)
         if self.whole:
             self.results[microbatch] = pytree.tree_map_only(Tensor, cut_off, result)
         elif self.weights is None:

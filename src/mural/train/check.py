@@ -1,33 +1,29 @@
-"""One step of a run under its plan, beside plain autograd on one device: what `mural check` shows."""
+"""Steps of a run under its plan, beside plain autograd on one device: what `mural check` shows."""
 
 from __future__ import annotations
 
 import torch
 
-from mural.check import check
+from mural.check import Comparison, check
 from mural.train.config import Config
 from mural.train.factory import make_model
 from mural.train.launch import on_local_ranks
 from mural.train.run import Run, start
 
-ROUNDING = {"float32": 1e-3, "float64": 1e-10}
-"""The largest relative difference that the order of sums makes."""
+
+def check_run(config: Config) -> Comparison:
+    """How far the plan is from one device on the first batch of a run; nothing is trained."""
+    return on_local_ranks(compare, config)
 
 
-def check_run(config: Config) -> tuple[dict[str, float], float]:
-    """The differences on the first batch of a run, and what rounding alone may make; nothing is trained."""
-    tolerance = 0.1 if config.plan.precision == "bfloat16" else ROUNDING[config.model.dtype]
-    return on_local_ranks(compare, config), tolerance
-
-
-def compare(_: int, config: Config) -> dict[str, float]:
-    """The differences, on this rank."""
+def compare(_: int, config: Config) -> Comparison:
+    """The comparison, on this rank."""
     with start(config) as run:
         return compare_first_batch(run)
 
 
-def compare_first_batch(run: Run) -> dict[str, float]:
-    """The differences on the first batch, which every rank takes whole. Collective."""
+def compare_first_batch(run: Run) -> Comparison:
+    """The comparison on the first batch, which every rank takes whole. Collective."""
     batches = run.loader.epoch(0)
     batch = next(iter(batches))
     with torch.no_grad():
@@ -36,4 +32,5 @@ def compare_first_batch(run: Run) -> dict[str, float]:
     # The run's own model is divided already, so that no rank may have all of it.
     model = make_model(run.config.model, run.config.seed).to(run.pm.device)
     model.load_state_dict(run.pm.state_dict())
-    return check(model, run.config.plan, image, target, run.pm.loss)
+    with run.watchdog.pause():
+        return check(model, run.config.plan, image, target, run.pm.loss)

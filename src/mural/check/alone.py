@@ -1,0 +1,158 @@
+"""One device: plain autograd with the calls of a parallel model, and a first trial of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mural.check.leaves import leaves
+from mural.engine import Loss
+from mural.engine.inputs import shape_of
+from mural.engine.microbatches import part_of, rows_of
+from mural.engine.parallel import unwrapped
+from mural.pipeline.lossparts import joined_results
+from mural.plan import Plan
+
+LOSS = "the loss"
+PACE = 0.001
+"""How far an update moves the parameters, relative to them; it lowers the loss by at most ten times as much."""
+
+
+class Plain:
+    """A model on one device, with the calls of `Parallel` that a step needs.
+
+    Where the plan lets BatchNorm look at each micro-batch alone, it does so here too; the loss is the whole batch's.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, loss: Loss):
+        self.model, self.plan, self.loss = model, plan, loss
+        self.observe: Callable[[Any], None] | None = None
+
+    def step(self, image: Any, target: Any) -> Tensor:
+        """The loss, after forward and backward."""
+        parts = rows_of(shape_of(image)[0], self.plan.microbatches if self.plan.norms_apart else 1)
+        with self.scope():
+            given = (part_of(image, rows) for rows in parts)
+            output = joined_results([self.model(*(x if isinstance(x, tuple) else (x,))) for x in given])
+            if self.observe is not None:
+                self.observe(output)
+            value = self.loss(output, target)
+        value.backward()
+        return value.detach()
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The plan's precision."""
+        if self.plan.precision != "bfloat16":
+            return nullcontext()
+        return torch.autocast(device_of(self.model).type, torch.bfloat16)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters."""
+        return unwrapped(self.model).named_parameters()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers."""
+        return unwrapped(self.model).named_buffers()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.model.zero_grad()
+
+    def updated(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Called after each update, as for a plan."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a first step on one device shows."""
+
+    drawing: tuple[str, ...]
+    """The modules that draw random numbers; the last one may be "the loss"."""
+    rate: float
+    """The learning rate of updates that keep the model sane; 0 where the loss or a gradient is not finite."""
+    eps: float
+    """The relative distance of neighbouring numbers in the coarsest type of results and parameters."""
+
+
+def trial(model: nn.Module, plan: Plan, loss: Loss, image: Any, target: Any) -> Trial:
+    """What the first step of a copy of the model shows."""
+    plain, outputs = Plain(deepcopy(model), plan, loss), list[Any]()
+    plain.observe = outputs.append
+    with watching_draws(plain.model) as drawing:
+        value = float(plain.step(image, target).abs())
+    trained = [p for _, p in plain.named_parameters() if p.grad is not None]
+    slope = total(p.grad for p in trained)
+    rates = [PACE * total(trained) / slope, 10 * PACE * value / slope**2] if slope else []
+    rate = min((r for r in rates if r), default=PACE)
+    values = [*(leaf for _, leaf in leaves(outputs[0])), *(p for _, p in plain.named_parameters())]
+    kinds = [value.dtype for value in values if isinstance(value, Tensor)]
+    kinds += [torch.bfloat16] if plan.precision == "bfloat16" else []
+    eps = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
+    return Trial(tuple(drawing), rate if isfinite(value) and isfinite(slope) else 0.0, eps)
+
+
+def total(tensors: Iterable[Tensor | None]) -> float:
+    """The norm of all these tensors as one vector."""
+    norms = [torch.linalg.vector_norm(t.detach(), dtype=wide(t)) for t in tensors if t is not None]
+    return float(torch.linalg.vector_norm(torch.stack([n.cpu() for n in norms]))) if norms else 0.0
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """The type of double precision for a tensor's norm."""
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+@contextmanager
+def watching_draws(model: nn.Module) -> Generator[list[str]]:
+    """The names of the modules that draw random numbers themselves inside of the block, in order."""
+    found, running = list[str](), [""]
+    device, state = device_of(model), list[Tensor]()
+
+    def note() -> None:
+        now = random_state(device)
+        if not all(map(torch.equal, now, state)) and running[-1] not in found:
+            found.append(running[-1])
+        state[:] = now
+
+    def enter(name: str, *_: Any) -> None:
+        note()
+        running.append(name)
+
+    def leave(*_: Any) -> None:
+        note()
+        running.pop()
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        running[0], state[:] = LOSS, random_state(device)
+        yield found
+        note()
+
+
+def quiet(model: nn.Module, drawing: Sequence[str]) -> nn.Module:
+    """A copy of the model in which the modules that draw are in evaluation mode, and those inside of them are not."""
+    silent = deepcopy(model)
+    for name in drawing:
+        if name != LOSS:
+            silent.get_submodule(name).training = False
+    return silent
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The state of torch's own generators that a model on that device draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is."""
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
