@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = 120.0
+TIMEOUT = float(os.environ.get("MURAL_TEST_TIMEOUT", "120"))
 BACKEND = os.environ.get("MURAL_TEST_BACKEND", "gloo")
 DEVICE = "cuda" if BACKEND == "nccl" else "cpu"
 _pools: dict[tuple[int, str], Pool] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
@@ -50,6 +51,8 @@ class Trouble:
 
 def suffered(plan: mural.Plan, how: str, where: str, victim: int) -> dict[str, Any]:
     """A good step, then one in which a rank fails: what this rank saw, how long it took, and whether weights moved."""
+    if os.environ.get("MURAL_GPU_VERBOSE"):
+        faulthandler.dump_traceback_later(25)
     torch.manual_seed(0)
     trouble = Trouble(how, where)
     pm = mural.parallelize(UNet(width=8, depth=2).double().to(DEVICE), plan, trouble)
@@ -79,6 +82,7 @@ def suffered(plan: mural.Plan, how: str, where: str, victim: int) -> dict[str, A
         again = f"{type(error).__name__}: {error}"
     finish()
     kept = all(torch.equal(a, b) for a, b in zip(before, pm.parameters(), strict=True))
+    faulthandler.cancel_dump_traceback_later()
     return {"said": said, "again": again, "seconds": seconds, "kept": kept}
 
 

@@ -17,7 +17,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,14 +45,14 @@ class Pending(Protocol):
 
 @dataclass(eq=False)
 class Awaited:
-    """Something that this rank waits for: a collective, or messages on a stream of the GPU until a moment of it.
+    """Something that this rank waits for: a collective, or messages on a stream of the GPU.
 
     It has no messages of its own that a peer could complete.
     """
 
     serial: int
     name: str
-    moment: Any = None
+    works: tuple[Any, ...] = ()
     outgoing: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     incoming: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
@@ -75,6 +75,7 @@ class Alarm:
         self.kept: list[Any] = []  # buffers of messages that may still be under way
         self.waiting: Pending | None = None  # written by the waiting thread, read by the watching one
         self.followed: deque[Awaited] = deque()
+        self.lock = threading.Lock()
         self.begun = 0
         """The largest number of what this rank ever waited for."""
         self.identities: dict[int, str] = {}
@@ -113,21 +114,26 @@ class Alarm:
         finally:
             self.waiting = before
 
-    def follow(self, serial: int, name: str) -> None:
-        """Listen for notes until the GPU has done what the calling stream was given, which this rank may wait for."""
-        self._oldest()
+    def follow(self, serial: int, name: str, works: Iterable[Any]) -> None:
+        """Listen for notes until the GPU has done some works, which this rank may wait for elsewhere.
+
+        Nothing is put on a stream for it: one that is full of work behind a wait takes no more, and this process would
+        stop here with the interpreter in its hands.
+        """
         self.begun = max(self.begun, serial)
-        self.followed.append(Awaited(serial, name, torch.cuda.current_stream().record_event()))
+        with self.lock:
+            self._drop_done()
+            self.followed.append(Awaited(serial, name, tuple(works)))
+
+    def _drop_done(self) -> None:
+        while self.followed and all(work.is_completed() for work in self.followed[0].works):
+            self.followed.popleft()
 
     def _oldest(self) -> Awaited | None:
         """The first of what is followed that the GPU has not done."""
-        while self.followed:
-            first = self.followed[0]
-            if not first.moment.query():
-                return first
-            with contextlib.suppress(IndexError):  # the other thread was faster
-                self.followed.popleft()
-        return None
+        with self.lock:
+            self._drop_done()
+            return self.followed[0] if self.followed else None
 
     def pending(self) -> Pending | None:
         """What this rank waits for now, here or on the GPU."""

@@ -144,6 +144,7 @@ class Channels:
         if alarm is None:
             raise PeerError("channels need several ranks")
         sent = (awaited.peer, ("channel", awaited.peer, self.rank, awaited.turn.transfer))
+        works = list(awaited.works)
         with alarm.watching(awaited), transport.blocked("stages", (sent,)):
             while awaited.works:
                 try:
@@ -155,7 +156,7 @@ class Channels:
                     raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {alarm.heard}")
                 awaited.works.pop(0)
         if transport.waits_on_stream(awaited.message.wire.device):
-            alarm.follow(awaited.serial, awaited.name)
+            alarm.follow(awaited.serial, awaited.name, works)
         found = awaited.message.arrived(awaited.turn)
         self.collect()  # while this rank waited, others took what it had sent
         return found

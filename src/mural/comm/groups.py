@@ -53,8 +53,12 @@ def new_group(ranks: Sequence[int] | None, timeout: float) -> dist.ProcessGroup:
 
 
 def survive_errors() -> None:
-    """Let torch end the communicators of a failed group, and not the process: it lives to say what happened."""
+    """Let torch end the communicators of a failed group at once, and not the process: it lives to say what happened.
+
+    Else torch would first write down, for a minute, what each rank did last.
+    """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
 
 def watch(group: dist.ProcessGroup) -> None:

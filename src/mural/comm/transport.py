@@ -212,6 +212,7 @@ class Transport:
         if self.alarm is None or not transfer.works:
             return
         needs = [(peer, transfer.post) for peer, wire in transfer.incoming.items() if wire.numel()]
+        works = [work for _, work in transfer.works]
         with self.alarm.watching(transfer), self.blocked(transfer.kind, needs):
             while transfer.works:
                 peer, work = transfer.works[0]
@@ -226,7 +227,7 @@ class Transport:
             if self.traces:
                 self.await_gpu(transfer.name)
         if self.waits_on_stream(transfer.device):
-            self.alarm.follow(transfer.serial, transfer.name)
+            self.alarm.follow(transfer.serial, transfer.name, works)
 
     def waits_on_stream(self, device: torch.device) -> bool:
         """Whether a wait for messages of a device keeps its stream and not this process, as NCCL's do."""
