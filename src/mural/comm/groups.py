@@ -12,6 +12,7 @@ the reason is noted before, all groups of the process end together, and `check` 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -22,9 +23,12 @@ import torch.distributed as dist
 from mural.errors import PeerError
 
 NCCL, BOTH = "nccl", "cpu:gloo,cuda:nccl"
+ABORT_SECONDS = 10.0
+"""How long an abort may take before this process goes on without its end."""
 
 _nccl: list[dist.ProcessGroup] = []
 """The groups of this process that have communicators of NCCL."""
+_ending = threading.Lock()
 _ended: list[str] = []
 """Why they were ended, if they were."""
 
@@ -83,11 +87,20 @@ def give_up(reason: str) -> None:
 
 
 def end(reason: str) -> None:
-    """Abort every communicator of this process, so that waits on the GPU end; none can be used again."""
-    if not _ended:
+    """Abort every communicator of this process, so that waits on the GPU end; none can be used again.
+
+    An abort gives memory back, and waits there for whatever the GPU still runs, such as the kernels of another
+    communicator that wait too. So all are aborted at the same time.
+    """
+    with _ending:
+        if _ended:
+            return
         _ended.append(reason)
-    for group in _living():
-        _half(group).abort()
+    aborts = [threading.Thread(target=_half(group).abort, daemon=True, name="mural-abort") for group in _living()]
+    for thread in aborts:
+        thread.start()
+    for thread in aborts:
+        thread.join(ABORT_SECONDS)
 
 
 def ended() -> str:

@@ -229,6 +229,11 @@ class Transport:
         if self.waits_on_stream(transfer.device):
             self.alarm.follow(transfer.serial, transfer.name, works)
 
+    @property
+    def serves_host_by_gloo(self) -> bool:
+        """Whether gloo carries the tensors that are on the host."""
+        return self.direct.backend in ("gloo", groups.NCCL)
+
     def waits_on_stream(self, device: torch.device) -> bool:
         """Whether a wait for messages of a device keeps its stream and not this process, as NCCL's do."""
         return self.direct.backend == groups.NCCL and device.type == "cuda"

@@ -80,7 +80,6 @@ class Concord:
                 return
             if began or failed < self.world.world:
                 self._give_up("on another rank")
-                groups.give_up(f"a step failed on {failed} of {self.world.world} ranks")
             met = share_failure(failure, self._told)
         except RuntimeError as error:  # the group was ended with the wait for a rank that failed
             self._give_up(str(error).splitlines()[0])
@@ -95,6 +94,7 @@ class Concord:
         """Send nothing more over what this step used: messages of it may be under way."""
         self.broken = reason
         leave(self.world.transport)
+        groups.give_up(f"a step failed ({reason})")
         alarm = self.seat.transport.alarm
         if alarm is not None:
             alarm.heard = alarm.heard or f"a step failed ({reason})"
@@ -106,7 +106,7 @@ class Concord:
         group = transport.group
         needs = transport.appointment("agreement", group) if transport.traces and group is not None else ()
         work = dist.all_reduce(counts, group=group, async_op=True)
-        wait_for(work, transport, "the end of a step", needs, kind="agreement")
+        wait_for(work, transport, "the end of a step", needs, kind="agreement", on_host=True)
         return [round(count) for count in counts.tolist()]
 
     def _told(self, mine: Met | None) -> dict[int, Met | None]:

@@ -16,11 +16,20 @@ LOOK = timedelta(seconds=1)
 
 
 def wait_for(
-    work: Any, transport: Transport, name: str, needs: Sequence[tuple[int, Post]] = (), kind: str = "gradients"
+    work: Any,
+    transport: Transport,
+    name: str,
+    needs: Sequence[tuple[int, Post]] = (),
+    kind: str = "gradients",
+    on_host: bool = False,
 ) -> None:
-    """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`."""
+    """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`.
+
+    Over NCCL the GPU is waited for, unless the tensors are `on_host`, whom gloo serves.
+    """
     alarm = transport.alarm
-    if alarm is None or transport.direct.backend != "gloo":
+    by_gloo = transport.serves_host_by_gloo if on_host else transport.direct.backend == "gloo"
+    if alarm is None or not by_gloo:
         with transport.blocked(kind, needs):
             work.wait()
             transport.await_gpu(name)
