@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl as nccl_of_torch
 
+from mural.comm.local import equipment
 from mural.doctor.report import Item, found
 
 SECONDS = 30.0
@@ -76,11 +77,20 @@ def optional(feature: Feature) -> Item:
 def backends() -> tuple[Item, ...]:
     """How messages can travel, and who can start ranks."""
     return (
+        *found("local ranks", chosen),
         *found("gloo", lambda: Item("gloo", "yes") if dist.is_gloo_available() else Item("gloo", "no", "missing")),
         *found("NCCL", nccl),
         *found("MPI", mpi),
         *(item for name in LAUNCHERS for item in found(name, lambda name=name: launcher(name))),
     )
+
+
+def chosen() -> Item:
+    """Which backend local ranks would take here by themselves."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    backend, _, words = equipment(max(gpus, 2), "auto")
+    more = f" up to {gpus} ranks; more share the GPUs over gloo" if gpus > 1 else ""
+    return Item("local ranks", f"over {backend}, {words}{more}")
 
 
 def nccl() -> Item:

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mural.comm import run_local
+from mural.comm import init, run_local
 from mural.doctor.report import Item, found, size
+from mural.shard import shard
 
 BUFFER = 2**28
 MESSAGE, TRIPS, TRIES = 2**26, 200, 5
@@ -72,9 +73,29 @@ def host_and_gpu() -> Iterator[Item]:
 
 
 def local_link() -> tuple[Item, ...]:
-    """Latency and speed between two ranks of this machine, started for it."""
+    """Latency and speed between two ranks of this machine, started for it; and whether NCCL works, where a GPU is."""
     latency, seconds = run_local(_local_trips, 2, threads=1, timeout=SECONDS)
-    return link_items("two local ranks over gloo", latency, seconds)
+    return *link_items("two local ranks over gloo", latency, seconds), *found("NCCL, tried now", nccl_trial)
+
+
+def nccl_trial() -> tuple[Item, ...]:
+    """Whether two ranks of this machine exchange over NCCL, started for it; nothing where there is no GPU."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return ()
+    good = run_local(_local_exchange, 2, threads=1, device="cuda", backend="nccl", timeout=SECONDS)
+    own = torch.cuda.device_count() > 1
+    where = "each with a GPU of its own" if own else "sharing the GPU, through sockets: right, but slow"
+    return (Item("NCCL, tried now", f"two ranks, {where}" if good else "two ranks received wrong values"),)
+
+
+def _local_exchange(rank: int) -> bool:
+    """A message in both directions and a sum, as spatial and data ranks use them."""
+    mesh = init(spatial=(2,))
+    row = torch.arange(6.0, device="cuda").view(1, 1, 6)
+    same = torch.equal(shard(row, mesh).flip(2).full(), row.flip(2))
+    total = torch.full((3,), float(rank + 1), device="cuda")
+    dist.all_reduce(total, group=mesh.transport.group)
+    return same and total.tolist() == [3.0] * 3
 
 
 def _local_trips(rank: int) -> tuple[float, float]:
