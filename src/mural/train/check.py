@@ -8,7 +8,8 @@ from mural.check import check
 from mural.train.config import Config
 from mural.train.factory import make_model
 from mural.train.launch import on_local_ranks
-from mural.train.run import Run, start
+from mural.train.run import Run
+from mural.train.start import start
 
 ROUNDING = {"float32": 1e-3, "float64": 1e-10}
 """The largest relative difference that the order of sums makes."""
