@@ -6,6 +6,7 @@ Reading never runs code: values are numbers, strings, booleans, lists and tables
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -99,7 +100,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, (list, tuple)):
         return convert_items(arguments, cast("list[Any]", list(value)), where)
     if (origin or kind) in (dict, Mapping) and isinstance(value, Mapping):
-        return dict(cast("Mapping[str, Any]", value))
+        return convert_table(arguments, cast("Mapping[Any, Any]", value), where)
     if is_dataclass(kind) and isinstance(value, Mapping):
         return build(cast("type[Any]", kind), cast("Mapping[str, Any]", value), where)
     if isinstance(kind, type) and scalar_fits(kind, value):
@@ -142,11 +143,32 @@ def convert_items(kinds: tuple[Any, ...], items: list[Any], where: str) -> tuple
     return tuple(convert(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, items, strict=True)))
 
 
+def convert_table(kinds: tuple[Any, ...], table: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """A table with keys and values of those types; TOML writes keys as strings, numbers among them.
+
+    >>> convert_table((int, int), {"255": 1}, "labels")
+    {255: 1}
+    """
+    key_kind, value_kind = kinds or (str, Any)
+    found: dict[Any, Any] = {}
+    for key, value in table.items():
+        number = key_kind is int and isinstance(key, str) and re.fullmatch(r"[+-]?\d+", key)
+        made: Any = int(key) if number else key
+        if not scalar_fits(key_kind, made):
+            raise ConfigError(f"{where} has the key {key!r}, which should be {in_words(key_kind)}")
+        if made in found:
+            raise ConfigError(f"{where} has the key {made!r} twice")
+        found[made] = convert(value_kind, value, named(where, str(key)))
+    return found
+
+
 def in_words(kind: Any) -> str:
     """A type, for a message.
 
     >>> in_words(tuple[int, ...] | None), in_words(float)
     ('a list of whole numbers, or nothing', 'a number')
+    >>> in_words(dict[int, int])
+    'a table from whole numbers to whole numbers'
     """
     origin, arguments = get_origin(kind), get_args(kind)
     words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
@@ -162,6 +184,9 @@ def in_words(kind: Any) -> str:
         plain = in_words(arguments[0])
         several = plain.split(" ", 1)[1] + "s" if plain.startswith("a ") else plain
         return f"a list of {several}" if arguments[-1] is Ellipsis else f"a list of {len(arguments)} values"
+    if origin in (dict, Mapping) and arguments != (str, Any):
+        keys, values = (in_words(a).removeprefix("a ") + "s" for a in arguments)
+        return f"a table from {keys} to {values}"
     return "a table" if is_dataclass(kind) or origin in (dict, Mapping) else str(kind)
 
 
@@ -205,8 +230,8 @@ def literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(literal(item) for item in cast("list[Any]", value)) + "]"
     if isinstance(value, Mapping):
-        known = cast("Mapping[str, Any]", value).items()
-        return "{" + ", ".join(f"{bare(key)} = {literal(v)}" for key, v in known if v is not None) + "}"
+        known = cast("Mapping[Any, Any]", value).items()
+        return "{" + ", ".join(f"{bare(str(key))} = {literal(v)}" for key, v in known if v is not None) + "}"
     raise ConfigError(f"{value!r} of type {type(value).__name__} cannot be written to TOML")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import torch
 from torch import Tensor, nn
 
@@ -80,3 +83,36 @@ class Remembers(nn.Module):
 def remembering() -> nn.Module:
     """A network whose end remembers what it saw."""
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1), Remembers())
+
+
+class Failing:
+    """A loss that fails in its third call: it raises, or its process is killed, on the last rank."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: Tensor, target: Tensor, how: str) -> Tensor:
+        self.calls += 1
+        if self.calls == 3 and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("the third call fails")
+        return nn.functional.cross_entropy(output, target)
+
+
+failing = Failing()
+
+
+class Unsavable(nn.Conv2d):
+    """A layer whose extra state only pickle could hold."""
+
+    def get_extra_state(self) -> object:
+        return Failing()
+
+    def set_extra_state(self, state: object) -> None:
+        del state
+
+
+def unsavable() -> nn.Module:
+    """A network with such a layer."""
+    return Unsavable(3, 2, 1)

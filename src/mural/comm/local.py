@@ -34,11 +34,14 @@ SETTLE_SECONDS = 1.0
 
 
 class RankError(MuralError, RuntimeError):
-    """A local rank raised, or its process ended early; `rank` is its number, `raised` whether it was an exception."""
+    """A local rank raised, or its process ended early; `rank` is its number, `raised` whether it was an exception.
 
-    def __init__(self, message: str, rank: int, raised: bool):
+    `by` is the signal that ended its process, if one did.
+    """
+
+    def __init__(self, message: str, rank: int, raised: bool, by: str = ""):
         super().__init__(message)
-        self.rank, self.raised = rank, raised
+        self.rank, self.raised, self.by = rank, raised, by
 
 
 def run_local(
@@ -84,7 +87,7 @@ def run_local(
             return run.ranks[0].answer.value if run.ranks[0].answer is not None else None
         # What mural itself refuses, it would refuse again.
         if number == restarts or run.signals or cause.told:
-            raise RankError(cause.trouble(), cause.number, cause.raised)
+            raise RankError(cause.trouble(), cause.number, cause.raised, cause.by)
         say(f"{cause.trouble()}\nstarting all ranks again: {number + 1} of {restarts}")
 
 
@@ -141,6 +144,12 @@ class Rank:
         """The text of an error of mural's own that was raised there, or nothing."""
         return self.answer.told if self.answer is not None else ""
 
+    @property
+    def by(self) -> str:
+        """The signal that ended the process, or nothing."""
+        code = self.process.exitcode
+        return signal.Signals(-code).name if code is not None and code < 0 else ""
+
     def trouble(self) -> str:
         """What ended the rank, in words."""
         code, place = self.process.exitcode, f"rank {self.number} (pid {self.process.pid})"
@@ -148,9 +157,9 @@ class Rank:
             return f"rank {self.number}: {self.told}"
         if self.answer is not None and self.answer.raised:
             return f"{place} raised:\n\n{self.answer.raised}"
-        if code is not None and code < 0:
+        if self.by:
             hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
-            return f"{place} was ended by {signal.Signals(-code).name}{hint}"
+            return f"{place} was ended by {self.by}{hint}"
         if code == HUNG:
             return f"{place} left, since its watchdog found a rank that hangs; its report is above"
         return f"{place} ended with exit code {code}"

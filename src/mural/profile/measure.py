@@ -23,8 +23,10 @@ from mural.shard.fuse import fusing
 from mural.train.config import Config
 from mural.train.launch import on_local_ranks
 from mural.train.loop import update
-from mural.train.run import Position, Run, start
+from mural.train.run import Run
 from mural.train.signals import StopRequest
+from mural.train.start import start
+from mural.train.status import Position
 
 MEETINGS = 9
 """How often ranks of several machines compare their clocks."""

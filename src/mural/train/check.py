@@ -8,7 +8,8 @@ from mural.check import Comparison, check
 from mural.train.config import Config
 from mural.train.factory import make_model
 from mural.train.launch import on_local_ranks
-from mural.train.run import Run, start
+from mural.train.run import Run
+from mural.train.start import start
 
 
 def check_run(config: Config) -> Comparison:

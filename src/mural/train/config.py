@@ -13,11 +13,17 @@ from mural.plan import Plan
 from mural.typed import build, dump, read_toml
 
 Arguments = dict[str, Any]
+Labels = dict[int, int]
 Files = str | tuple[str, ...]
 
 
 def no_arguments() -> Arguments:
     """An empty table."""
+    return {}
+
+
+def no_labels() -> Labels:
+    """No label is renamed."""
     return {}
 
 
@@ -69,6 +75,8 @@ class DataConfig:
     """How often each image comes in an epoch, each time with another crop and augmentation."""
     mask: Literal["classes", "values", "channels"] = "classes"
     """What masks hold: a class per position, a value per position, or a value per channel and position."""
+    labels: Labels = field(default_factory=no_labels)
+    """What values of masks, or labels, become, as { 255 = 1 }; others stay as they are."""
     prefetch: int = 2
     """Batches that are read ahead."""
     workers: int = 2
@@ -164,7 +172,7 @@ class CheckpointConfig:
     """[checkpoint]: what survives."""
 
     every: int = 100
-    """Updates between checkpoints; 0: at the end alone."""
+    """Updates between checkpoints, besides those before each validation and at the end; 0: these alone."""
     keep: int = 3
     """How many are kept."""
     asynchronous: bool = True

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from mural.errors import ConfigError
+from mural.data.loading.label_range import LabelRange
+from mural.engine.guess import graph_for
+from mural.errors import ConfigError, MuralError
 from mural.shard import dice_loss
 from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 
@@ -141,6 +143,24 @@ def make_loss(config: LossConfig, device: torch.device, dtype: torch.dtype) -> C
         raise ConfigError(f'loss.name = "{config.name}" is none of {", ".join(LOSSES)}, and no import path{hint}')
     function = LOSSES.get(config.name) or named(config.name, "loss.name")
     return partial(function, **{key: value(given) for key, given in config.arguments.items()})
+
+
+def label_range(loss: Callable[..., Any], model: nn.Module, image: Sequence[int]) -> LabelRange | None:
+    """The labels that a loss takes of a model's results for an image (C, H, W); None where that is not known.
+
+    A loss of the user's own may take any; so may one of torch's of a model that cannot be captured.
+    """
+    function, arguments = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+    if function in (F.binary_cross_entropy_with_logits, F.binary_cross_entropy):
+        return LabelRange()
+    if function not in (F.cross_entropy, F.nll_loss, dice_loss):
+        return None
+    try:
+        shapes = [value.shape for value in graph_for(model, image).outputs]
+    except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+        return None
+    ignored = arguments.get("ignore_index", None if function is dice_loss else -100)
+    return LabelRange(shapes[0][1], ignored) if len(shapes) == 1 and len(shapes[0]) > 1 else None
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:

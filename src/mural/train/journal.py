@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,34 +16,44 @@ from mural.errors import ConfigError
 from mural.train.config import LogConfig
 
 METRICS = "metrics.jsonl"
+ABOUT = ("kind", "step", "time")
+"""What every line says of itself."""
 
 
 class Journal:
     """What a run says about itself; on ranks other than the first it says nothing."""
 
     def __init__(self, folder: Path, config: LogConfig, total: int, speaks: bool):
-        self.folder, self.total, self.speaks = folder, total, speaks
+        self.folder, self.config, self.total, self.speaks = folder, config, total, speaks
         self.console = Console(stderr=False, quiet=not speaks, highlight=False, soft_wrap=True)
-        self.file = (folder / METRICS).open("a", encoding="utf-8") if speaks else None
-        self.board = board(folder, config) if speaks else None
+        self.file: TextIO | None = None
+        self.board: Any = None
         self.bar: Progress | None = None
-        if speaks and config.progress and self.console.is_terminal:
-            self.bar = progress_bar(self.console)
-            self.task = self.bar.add_task("train", total=total, words="")
-            self.bar.start()
 
-    def resumed(self, step: int) -> None:
-        """Drop the lines of steps that will be taken again, so that each step stands in the journal once."""
-        if self.file is None:
+    def open(self, step: int) -> None:
+        """Write from here on; lines of steps that will be taken again are dropped, so that each stands there once."""
+        if not self.speaks:
             return
         path = self.folder / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if step_of(line) <= step]
-        self.file.close()
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        if path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if step_of(line) <= step]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self.file = path.open("a", encoding="utf-8")
-        if self.bar is not None:
-            self.bar.update(self.task, completed=step)
+        self.board = board(self.folder, self.config)
+        if self.config.progress and self.console.is_terminal:
+            self.bar = progress_bar(self.console)
+            self.task = self.bar.add_task("train", total=self.total, words="", completed=step)
+            self.bar.start()
+
+    def validated(self, step: int) -> tuple[int, dict[str, Any]]:
+        """The last step up to this one whose validation stands in the journal, and its scores; −1 where none does."""
+        path = self.folder / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines() if self.speaks and path.exists() else []
+        for line in reversed([line for line in lines if step_of(line) <= step]):
+            found = json.loads(line)
+            if found["kind"] == "validation":
+                return found["step"], {key: value for key, value in found.items() if key not in ABOUT}
+        return -1, {}
 
     def say(self, text: str) -> None:
         """One line for a person."""

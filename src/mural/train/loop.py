@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom: resume, read, step, update, report, validate, save, leave."""
+"""The training loop, from top to bottom: resume, read, step, update, report, save, validate, leave."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from mural.shard.fuse import fusing
 from mural.train.config import Config
 from mural.train.finite import first_bad
 from mural.train.launch import on_local_ranks
-from mural.train.run import Position, Result, Run, start
+from mural.train.run import Result, Run
 from mural.train.signals import StopRequest
+from mural.train.start import start
+from mural.train.status import Position, told_of_ranks
 from mural.train.validate import validate
 
 
@@ -37,12 +39,14 @@ class Trainer:
 
     def fit(self) -> Result:
         """Train to the end, on every rank; without a launcher, on as many local ranks as the run asks for."""
-        return on_local_ranks(fit_rank, self.config)
+        with told_of_ranks(self.config.folder):
+            return on_local_ranks(fit_rank, self.config)
 
 
 def fit_rank(_: int, config: Config) -> Result:
     """Train on this rank."""
-    with start(config) as run, StopRequest() as stop, fusing(False if config.train.deterministic else None):
+    fused = fusing(False if config.train.deterministic else None)
+    with start(config) as run, StopRequest() as stop, fused, run.status.told():
         return train(run, stop)
 
 
@@ -50,7 +54,10 @@ def train(run: Run, stop: StopRequest) -> Result:
     """The loop. Every rank takes the same turns in it."""
     config, pm = run.config, run.pm
     run.introduce()
-    (position, loss), scores = run.resume(), dict[str, Any]()
+    found = run.begin()
+    position, loss, scores = found.position, found.loss, found.scores
+    if found.owed:
+        scores = validate(run, position.step)
     while position.step < run.total:
         pm.train()
         for batch in run.loader.epoch(position.epoch, position.batch):
@@ -58,7 +65,8 @@ def train(run: Run, stop: StopRequest) -> Result:
             run.watchdog.progress(f"step {position.step + 1}")
             complete, weight = run.completes_update(position), run.weight(batch, position)
 
-            loss = pm.step(batch.image, batch.target, reduce=complete, weight=weight)
+            with run.naming(batch, f"step {position.step + 1} (epoch {position.epoch})"):
+                loss = pm.step(batch.image, batch.target, reduce=complete, weight=weight)
             run.meter.add(batch.image, loss, weight, batch.waited)
             if not complete:
                 continue
@@ -70,10 +78,11 @@ def train(run: Run, stop: StopRequest) -> Result:
                 run.save(position, loss, wait=True)
                 run.journal.say(f"{stop.name or 'a signal'}: step {position.step} is saved, leaving")
                 return run.result(position, loss, scores, stop.name or "a signal to another rank")
+            # What a validation may meet does not cost the updates before it.
+            if run.due(position, config.checkpoint.every) or run.validates(position):
+                run.save(position, loss)
             if run.validates(position):
                 scores = validate(run, position.step)
-            if run.due(position, config.checkpoint.every):
-                run.save(position, loss)
             if position.step == run.total:
                 break
         else:
@@ -81,6 +90,7 @@ def train(run: Run, stop: StopRequest) -> Result:
                 raise TrainingError(f"epoch {position.epoch} has no batch that can be read. {run.loader.summary()}")
             position = replace(position, epoch=position.epoch + 1, batch=0)
         if run.validates_epochs:
+            run.save(position, loss)
             scores = validate(run, position.step)
     run.save(position, loss, wait=True)
     return run.result(position, loss, scores, "")

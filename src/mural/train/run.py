@@ -1,46 +1,32 @@
-"""A run: everything that the loop uses, built in one order from the configuration, and closed together."""
+"""A run: everything that the loop uses, and what it decides: when to save and to validate, and where to go on."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from math import nan, prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from mural.checkpoint import Checkpoints, State, restore, state_of
-from mural.comm import Mesh, init
+from mural.comm import Mesh
 from mural.comm.agree import together
-from mural.comm.launch import placement
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.engine import Parallel
-from mural.errors import CheckpointError, ConfigError
-from mural.parallelize import mesh_of, parallelize
-from mural.plan import Plan
+from mural.errors import CheckpointError, ConfigError, MuralError
 from mural.shard.channel_share import shares_among
 from mural.train.config import Config
-from mural.train.factory import load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
 from mural.train.meters import Meter
-from mural.train.samples import datasets, first_shape, held_out_loader, training_loader
+from mural.train.status import Position, Status
 
-CHECKPOINTS, RESOLVED, STATUS = "checkpoints", "config.toml", "status.json"
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run stands: updates taken, the epoch, and the batches of it that were used."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
+RESOLVED = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -62,9 +48,19 @@ class Result:
         return f"{how} at step {self.step}: loss {self.loss:.4f}{scores}; everything is in {self.folder}"
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins or goes on: its last loss and scores, and whether a validation is owed there."""
+
+    position: Position
+    loss: Tensor
+    scores: Mapping[str, Any]
+    owed: bool
+
+
 @dataclass
 class Run:
-    """What the loop uses; `saved` is the step of the last checkpoint that was begun or read."""
+    """What the loop uses."""
 
     config: Config
     mesh: Mesh
@@ -77,8 +73,8 @@ class Run:
     journal: Journal
     meter: Meter
     watchdog: Watchdog
+    status: Status
     total: int
-    saved: int | None = None
 
     # -- batches and updates ------------------------------------------------------------------------------------------
 
@@ -105,7 +101,7 @@ class Run:
         return every > 0 and position.step % every == 0
 
     def validates(self, position: Position) -> bool:
-        """Whether the held-out images are looked at after this update."""
+        """Whether the held-out images are looked at after this update, before the next."""
         return self.held_out is not None and self.due(position, self.config.validation.every)
 
     @property
@@ -118,7 +114,7 @@ class Run:
     def save(self, position: Position, loss: Tensor, *, wait: bool = False) -> None:
         """Begin to save everything that a resumed run needs; with `wait`, end it too. Collective."""
         with self.watchdog.pause():
-            if self.saved != position.step:
+            if self.status.saved != position.step:
                 self.pm.synchronise(self.optimizer)
                 state = self.state()
                 counts = {"calls": self.pm.calls, "updates": self.pm.updates}
@@ -126,7 +122,8 @@ class Run:
                 values["batches"] = self.batches
                 tensors = {**state.tensors, "random.cpu": torch.get_rng_state()}
                 self.checkpoints.save(position.step, tensors, values)
-                self.saved = position.step
+                self.status.saved = position.step
+                self.status.tell("running")
             if wait:
                 self.checkpoints.wait()
 
@@ -136,19 +133,32 @@ class Run:
         with self.pm.whole_extra_states():
             return state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
 
-    def resume(self) -> tuple[Position, Tensor]:
-        """Position and loss of the newest intact checkpoint, which is loaded; or those of the start. Collective."""
-        wanted = self.config.checkpoint.resume
-        found = self.checkpoints.ranks.on_first(self.checkpoints.latest)
-        if wanted == "never" or found is None:
-            if wanted == "must":
-                raise CheckpointError(f'{self.checkpoints.folder} holds no checkpoint, but checkpoint.resume = "must"')
-            if wanted == "never" and found is not None:
-                raise CheckpointError(
-                    f'{self.checkpoints.folder} holds step {found}, but checkpoint.resume = "never": give this run a '
-                    "folder of its own (--folder …), or resume"
-                )
-            return Position(), torch.tensor(nan)
+    def begin(self) -> Beginning:
+        """Where the run begins, or goes on from the newest intact checkpoint, which is loaded. Collective.
+
+        Nothing in the run's folder changes before it is known that the run is not refused.
+        """
+        found = self.resume()
+        self.state()  # raises where a checkpoint could not hold it
+        with together(self.mesh, "the start of the run"):
+            if self.mesh.rank == 0:
+                write_down(self.config)
+                self.status.begin(found.position)
+            self.journal.open(found.position.step)
+        self.status.begun, self.status.position = True, found.position
+        return found
+
+    def resume(self) -> Beginning:
+        """Where the newest intact checkpoint stands, which is loaded; or the start. Collective."""
+        wanted, first = self.config.checkpoint.resume, self.checkpoints.ranks
+        found = first.on_first(self.checkpoints.latest)
+        if wanted == "never" and found is not None:
+            raise CheckpointError(
+                f'{self.checkpoints.folder} holds step {found}, but checkpoint.resume = "never": give this run a '
+                "folder of its own (--folder …), or resume"
+            )
+        if found is None:
+            return Beginning(Position(), torch.tensor(nan), {}, owed=False)
         snapshot = self.checkpoints.read()
         for text in snapshot.passed_over:
             self.journal.say(f"warning: {text}")
@@ -156,14 +166,20 @@ class Run:
         torch.set_rng_state(snapshot.tensor("random.cpu"))
         counts = snapshot.values["counts"]
         self.pm.calls, self.pm.updates = counts["calls"], counts["updates"]
-        position = Position(**snapshot.values["position"])
-        if position.batch and snapshot.values["batches"] != self.batches:
-            position = replace(position, epoch=position.epoch + 1, batch=0)
+        saved, batches = Position(**snapshot.values["position"]), snapshot.values["batches"]
+        ended = saved.batch in (0, -(-batches["samples"] // batches["batch"]))
+        position = saved
+        if saved.batch and (ended or batches != self.batches):
+            position = replace(saved, epoch=saved.epoch + 1, batch=0)
+        if not ended and batches != self.batches:
             self.journal.say(f"the batches are others than those of the checkpoint: on with epoch {position.epoch}")
-        self.saved = position.step
-        self.journal.resumed(position.step)
+        self.status.saved = position.step
         self.journal.say(f"resumed from step {position.step}")
-        return position, torch.tensor(float(snapshot.values["loss"]))
+        last, scores = first.on_first(lambda: self.journal.validated(position.step))
+        here = ended or position.step == self.total
+        owed = self.validates(position) or (self.validates_epochs and here)
+        loss = torch.tensor(float(snapshot.values["loss"]))
+        return Beginning(position, loss, scores, owed and last != position.step)
 
     def kept(self) -> str:
         """What of the run is safe, in words; a save that is under way is waited for. Collective."""
@@ -171,6 +187,17 @@ class Run:
             self.checkpoints.wait()
         steps = self.checkpoints.steps()
         return f"Step {steps[-1]} is saved in {self.checkpoints.folder}" if steps else "Nothing was saved yet"
+
+    @contextmanager
+    def naming(self, batch: Batch, doing: str) -> Generator[None]:
+        """A block whose errors name the images that were computed on; mural's own errors say what is needed."""
+        try:
+            yield
+        except MuralError:
+            raise
+        except Exception as error:
+            error.add_note(f"in {doing}, on {', '.join(batch.names)}")
+            raise
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -187,6 +214,7 @@ class Run:
 
     def report(self, position: Position, norm: float) -> None:
         """Say how training goes, every so many updates and at the end. Collective."""
+        self.status.position = position
         self.meter.updates += 1
         self.journal.advance(position.step)
         if position.step % self.config.log.every and position.step != self.total:
@@ -200,85 +228,17 @@ class Run:
     def result(self, position: Position, loss: Tensor, scores: Mapping[str, Any], stopped: str) -> Result:
         """The end of the run, which is written down too."""
         found = Result(position.step, float(loss), stopped, scores, self.config.folder)
-        state = {"state": "stopped" if stopped else "finished", "by": stopped, **asdict(position), "loss": found.loss}
-        if self.mesh.rank == 0:
-            text = json.dumps({**state, "scores": dict(scores), "bad": [asdict(b) for b in self.loader.bad]}, indent=1)
-            (self.config.folder / STATUS).write_text(text + "\n", encoding="utf-8")
+        self.status.position = position
+        more: dict[str, Any] = {"loss": found.loss, "scores": dict(scores), "bad": [asdict(b) for b in self.loader.bad]}
+        self.status.tell("stopped" if stopped else "finished", by=stopped, **more)
         if self.loader.bad:
             self.journal.say(self.loader.summary())
         return found
 
 
-@contextmanager
-def start(config: Config) -> Generator[Run]:
-    """The run, ready to train: samples, mesh, model, optimizer, what was saved. Collective."""
-    with ExitStack() as stack:
-        training, apart = datasets(config)
-        channels, *extents = first_shape(training)
-        mesh, plan = joined(config, extents)
-        config = config.with_plan(plan)
-        device = device_of(config)
-        with together(mesh, "the start of the run"):
-            occupy(config, mesh)
-            model = make_model(config.model, config.seed)
-            loss = make_loss(config.loss, device, getattr(torch, config.model.dtype))
-            if config.model.weights is not None:
-                load_weights(config.model.weights, model)
-        if config.model.compile:
-            model = cast(nn.Module, torch.compile(model))
-        image = (channels, *(config.data.crop or extents))
-        pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
-        mesh = pm.world_mesh
-        align = pm.inputs.align((config.data.batch, *image))
-        batches = stack.enter_context(closing(training_loader(config, training, mesh, device, align)))
-        held_out = held_out_loader(config, apart, mesh, device, align) if apart is not None else None
-        if held_out is not None:
-            stack.enter_context(closing(held_out))
-        optimizer = make_optimizer(config.optimizer, pm.parameters())
-        per_epoch = -(-batches.steps_per_epoch // config.train.accumulate)
-        total = config.train.steps or config.train.epochs * per_epoch
-        schedule = make_schedule(config.schedule, optimizer, total)
-        journal = stack.enter_context(closing(Journal(config.folder, config.log, total, mesh.rank == 0)))
-        checkpoints = Checkpoints(
-            config.folder / CHECKPOINTS,
-            mesh,
-            keep=config.checkpoint.keep,
-            asynchronous=config.checkpoint.asynchronous,
-        )
-        stack.callback(checkpoints.close)
-        meter = stack.enter_context(closing(Meter(mesh, device)))
-        watchdog = stack.enter_context(Watchdog(mesh, config.launch.hang or float("inf")))
-        yield Run(
-            config, mesh, pm, batches, held_out, optimizer, schedule, checkpoints, journal, meter, watchdog, total
-        )
-
-
-def joined(config: Config, image: Sequence[int]) -> tuple[Mesh, Plan]:
-    """The mesh of the ranks that run, and the plan; ranks without a plan divide the images among them."""
-    backend = None if config.launch.backend == "auto" else config.launch.backend
-    if backend is None and config.launch.device == "cpu":
-        backend = "gloo"
-    plan = config.plan
-    if plan.devices == 1 and placement().world > 1:
-        mesh = init(image=image, backend=backend)
-        return mesh, replace(plan, spatial=mesh.spatial)
-    return mesh_of(plan, backend), plan
-
-
-def device_of(config: Config) -> torch.device:
-    """Where this rank computes."""
-    if config.launch.device == "cpu" or not torch.cuda.is_available():
-        if config.launch.device == "cuda":
-            raise ConfigError('launch.device = "cuda", but torch finds no GPU')
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def occupy(config: Config, mesh: Mesh) -> None:
-    """Make the run's folder, and write down what the run is."""
-    if mesh.rank == 0:
-        try:
-            config.folder.mkdir(parents=True, exist_ok=True)
-            config.save(config.folder / RESOLVED)
-        except OSError as error:
-            raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error
+def write_down(config: Config) -> None:
+    """Write down in the run's folder what the run is."""
+    try:
+        config.save(config.folder / RESOLVED)
+    except OSError as error:
+        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from mural.comm import Mesh
 from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
+from mural.data.loading.label_range import LabelRange
 from mural.data.samples import opened, sample_at
 from mural.errors import ConfigError, DataError
 from mural.train.config import Config, Files
@@ -76,47 +78,57 @@ def first_shape(samples: Any) -> tuple[int, ...]:
     raise ConfigError("the dataset is empty: there is nothing to train on")
 
 
-def training_loader(config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int) -> Loader:
+@dataclass(frozen=True)
+class Fitting:
+    """What batches are made for: the ranks, where they compute, the best cuts of images, and the labels of the loss."""
+
+    mesh: Mesh
+    device: torch.device
+    align: int
+    label_range: LabelRange | None
+
+
+def training_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
     """The batches to train on, with every file looked at. Collective."""
-    made = loader(config, samples, mesh, device, align, batch=config.data.batch, training=True)
+    made = loader(config, samples, fitting, batch=config.data.batch, training=True)
     made.check()
     return made
 
 
-def held_out_loader(config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int) -> Loader:
+def held_out_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
     """The held-out images in order, one for each data rank at a time where they have one size. Collective."""
-    one = loader(config, samples, mesh, device, align, batch=1, training=False)
+    one, ranks = loader(config, samples, fitting, batch=1, training=False), fitting.mesh.size("data")
     facts = one.check()
-    if mesh.size("data") == 1 or facts.smallest != facts.largest:
+    if ranks == 1 or facts.smallest != facts.largest:
         return one
-    several = loader(config, samples, mesh, device, align, batch=mesh.size("data"), training=False)
+    several = loader(config, samples, fitting, batch=ranks, training=False)
     several.bad += one.bad
     one.close()
     return several
 
 
-def loader(
-    config: Config, samples: Any, mesh: Mesh, device: torch.device, align: int, *, batch: int, training: bool
-) -> Loader:
+def loader(config: Config, samples: Any, fitting: Fitting, *, batch: int, training: bool) -> Loader:
     """The batches of samples: shuffled, cropped and augmented for training, else in order and whole."""
     data = config.data
     return Loader(
         samples,
-        mesh,
+        fitting.mesh,
         batch=batch,
         shuffle=data.shuffle and training,
         seed=config.seed,
         augment=config.augment if training else None,
         prefetch=data.prefetch,
         workers=data.workers,
-        align=align,
-        device=device,
+        align=fitting.align,
+        device=fitting.device,
         skip_bad=data.skip_bad,
         dtype=getattr(torch, config.model.dtype),
         scale=None if data.scale == "none" else data.scale,
         mean=data.mean,
         std=data.std,
         mask=data.mask,
+        labels=data.labels,
+        label_range=fitting.label_range,
         level=data.level,
         crop=data.crop if training else None,
     )

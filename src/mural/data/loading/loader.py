@@ -13,6 +13,7 @@ from mural.comm import Mesh
 from mural.data.loading.augment import Augment
 from mural.data.loading.consent import Outcome, check_same, consent
 from mural.data.loading.draws import permutation
+from mural.data.loading.label_range import LabelRange
 from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
 from mural.data.loading.prefetch import Ahead
@@ -56,7 +57,8 @@ class Loader:
 
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
     zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target`.
-    For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `level` chooses a resolution.
+    For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `label_range` says which labels a loss
+    takes, and others are errors that name their file; `level` chooses a resolution.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Loader:
         std: Sequence[float] | float | None = None,
         mask: MaskKind = "classes",
         labels: Mapping[int, int] | None = None,
+        label_range: LabelRange | None = None,
         level: int = 0,
         crop: Sequence[int] | None = None,
         pad_to: int = 1,
@@ -98,7 +101,7 @@ class Loader:
         self.bad: list[BadSample] = []
         self.shelf = Shelf()
         self.buffers = Buffers(settled(device))
-        pixels = Pixels(scale, per_channel(mean), per_channel(std), dtype, mask, labels)
+        pixels = Pixels(scale, per_channel(mean), per_channel(std), dtype, mask, labels, label_range)
         self.reader = Reader(
             dataset, mesh, self.shelf, pixels, augment, seed, align, level,
             tuple(crop) if crop is not None else None, shuffle, pad_to, pad_target,

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mural.data.loading.label_range import LabelRange
 from mural.data.source import Source
 from mural.errors import DataError
 
@@ -24,6 +25,7 @@ class Pixels:
     high) maps these two to 0 and 1, None leaves the values. `mean` and `std`, one per channel, follow after
     augmentation. A mask holds `classes` (one channel, int64, without a channel dim), `values` (the same, floating) or
     `channels` (floating, with its channel dim, for BCE); `labels` replaces classes in masks and labels, as {255: 1}.
+    What is then no label of `label_range` is an error.
     """
 
     scale: Scale = "range"
@@ -32,6 +34,7 @@ class Pixels:
     dtype: torch.dtype = torch.float32
     mask: MaskKind = "classes"
     labels: Mapping[int, int] | None = None
+    label_range: LabelRange | None = None
 
     def __post_init__(self) -> None:
         if not self.dtype.is_floating_point:
@@ -98,9 +101,19 @@ class Pixels:
                 f"{source.name}: the mask holds fractions, which are no classes: take mask='values' to learn values",
                 source.name,
             )
-        if self.labels:
-            return self.relabelled(raw if raw.is_floating_point() else raw.long())
-        return raw
+        found = self.relabelled(raw if raw.is_floating_point() else raw.long()) if self.labels else raw
+        if self.label_range is not None and (self.mask == "classes" or self.label_range.classes is None):
+            self.label_range.check(found, source.name, self.labels or {})
+        return found
+
+    def label(self, label: Tensor, name: str) -> Tensor:
+        """The label of a sample, checked and replaced; values stay as they are."""
+        if label.is_floating_point():
+            return label
+        found = self.relabelled(label) if self.labels else label
+        if self.label_range is not None:
+            self.label_range.check(found, name, self.labels or {}, label=True)
+        return found
 
     @property
     def target_dtype(self) -> torch.dtype:

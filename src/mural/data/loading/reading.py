@@ -199,10 +199,8 @@ def sources_of(
     pixels.check_channels(image)
     extents = level_of(image, level).shape[1:]
     label = label_of(sample.target)
-    if label is not None:
-        label = pixels.relabelled(label) if pixels.labels and not label.is_floating_point() else label
     if sample.target is None or label is not None:
-        return image, None, 0, label
+        return image, None, 0, None if label is None else pixels.label(label, sample.name)
     named = str(sample.target) if is_path(sample.target) else f"the mask of {sample.name}"
     mask = opened(sample.target, named, take, len(extents))
     if mask.shape[0] != 1 and pixels.mask != "channels":

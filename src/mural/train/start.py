@@ -1,0 +1,111 @@
+"""The start of a run: everything that the loop uses, built in one order from the configuration, and closed together."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from mural.checkpoint import Checkpoints
+from mural.checkpoint.folder import steps_in
+from mural.comm import Mesh, init
+from mural.comm.agree import together
+from mural.comm.launch import placement
+from mural.comm.watchdog import Watchdog
+from mural.errors import CheckpointError, ConfigError
+from mural.parallelize import mesh_of, parallelize
+from mural.plan import Plan
+from mural.train.config import Config
+from mural.train.factory import label_range, load_weights, make_loss, make_model, make_optimizer, make_schedule
+from mural.train.journal import Journal
+from mural.train.meters import Meter
+from mural.train.run import Run
+from mural.train.samples import Fitting, datasets, first_shape, held_out_loader, training_loader
+from mural.train.status import Status
+
+CHECKPOINTS = "checkpoints"
+
+
+@contextmanager
+def start(config: Config) -> Generator[Run]:
+    """The run, ready to begin: samples, mesh, model, optimizer. Nothing in its folder was changed. Collective."""
+    with ExitStack() as stack:
+        training, apart = datasets(config)
+        channels, *extents = first_shape(training)
+        mesh, plan = joined(config, extents)
+        config = config.with_plan(plan)
+        device = device_of(config)
+        with together(mesh, "the start of the run"):
+            model = make_model(config.model, config.seed)
+            loss = make_loss(config.loss, device, getattr(torch, config.model.dtype))
+            if config.model.weights is not None:
+                load_weights(config.model.weights, model)
+        image = (channels, *(config.data.crop or extents))
+        labels = label_range(loss, model, image)
+        if config.model.compile:
+            model = cast(nn.Module, torch.compile(model))
+        pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
+        mesh = pm.world_mesh
+        fitting = Fitting(mesh, device, pm.inputs.align((config.data.batch, *image)), labels)
+        batches = stack.enter_context(closing(training_loader(config, training, fitting)))
+        held_out = held_out_loader(config, apart, fitting) if apart is not None else None
+        if held_out is not None:
+            stack.enter_context(closing(held_out))
+        optimizer = make_optimizer(config.optimizer, pm.parameters())
+        per_epoch = -(-batches.steps_per_epoch // config.train.accumulate)
+        total = config.train.steps or config.train.epochs * per_epoch
+        schedule = make_schedule(config.schedule, optimizer, total)
+        with together(mesh, "the start of the run"):
+            make_folder(config, mesh)
+        journal = stack.enter_context(closing(Journal(config.folder, config.log, total, mesh.rank == 0)))
+        checkpoints = Checkpoints(
+            config.folder / CHECKPOINTS,
+            mesh,
+            keep=config.checkpoint.keep,
+            asynchronous=config.checkpoint.asynchronous,
+        )
+        stack.callback(checkpoints.close)
+        meter = stack.enter_context(closing(Meter(mesh, device)))
+        status = Status(config.folder, mesh.rank)
+        watchdog = stack.enter_context(Watchdog(mesh, config.launch.hang or float("inf"), status.hung))
+        yield Run(
+            config, mesh, pm, batches, held_out, optimizer, schedule, checkpoints, journal, meter, watchdog, status,
+            total,
+        )  # fmt: skip
+
+
+def joined(config: Config, image: Sequence[int]) -> tuple[Mesh, Plan]:
+    """The mesh of the ranks that run, and the plan; ranks without a plan divide the images among them."""
+    backend = None if config.launch.backend == "auto" else config.launch.backend
+    if backend is None and config.launch.device == "cpu":
+        backend = "gloo"
+    plan = config.plan
+    if plan.devices == 1 and placement().world > 1:
+        mesh = init(image=image, backend=backend)
+        return mesh, replace(plan, spatial=mesh.spatial)
+    return mesh_of(plan, backend), plan
+
+
+def device_of(config: Config) -> torch.device:
+    """Where this rank computes."""
+    if config.launch.device == "cpu" or not torch.cuda.is_available():
+        if config.launch.device == "cuda":
+            raise ConfigError('launch.device = "cuda", but torch finds no GPU')
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def make_folder(config: Config, mesh: Mesh) -> None:
+    """Make the run's folder, unless the run cannot begin in it."""
+    if mesh.rank != 0:
+        return
+    if config.checkpoint.resume == "must" and not steps_in(config.folder / CHECKPOINTS):
+        raise CheckpointError(f'{config.folder / CHECKPOINTS} holds no checkpoint, but checkpoint.resume = "must"')
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error
