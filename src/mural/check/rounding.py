@@ -38,7 +38,7 @@ class Reach(NamedTuple):
         """That of numbers whose neighbours are this far apart."""
         if eps > 2**-12:
             return cls(1.0, 8.0, 2.0)
-        return cls(8.0, 64.0, 16.0) if eps > 2**-30 else cls(8.0, 512.0, 64.0)
+        return cls(8.0, 64.0, 64.0) if eps > 2**-30 else cls(8.0, 512.0, 4096.0)
 
 
 At = tuple[int, Name]
