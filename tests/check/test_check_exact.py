@@ -17,6 +17,7 @@ from mural import Plan
 from mural.check import Comparison
 from mural.models import UNet
 from ranks import only, run_on
+from zoo import monai
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -40,18 +41,30 @@ def test_third_party_models_raise_no_alarm(name: str, dtype: str) -> None:
         assert max(found.values()) < 1e-10
 
 
-def readme(plan: Plan, dtype: str) -> Comparison:
+def made(name: str) -> nn.Module:
     torch.manual_seed(3)
+    if name == "UNet":
+        return UNet(width=4, depth=2)
+    return monai(
+        "UNet", 2, 3, 2, channels=(4, 8), strides=(2,), norm="BATCH" if name == "MONAI batch" else "INSTANCE"
+    )()
+
+
+def readme(name: str, plan: Plan, dtype: str) -> Comparison:
     generator = torch.Generator().manual_seed(0)
     x, target = torch.rand(2, 3, 64, 48, generator=generator), torch.randint(2, (2, 64, 48), generator=generator)
-    return mural.check(UNet(width=4, depth=2).to(TYPES[dtype]), plan, x.to(TYPES[dtype]), target)
+    return mural.check(made(name).to(TYPES[dtype]), plan, x.to(TYPES[dtype]), target)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("plan", [SPATIAL, BOTH, STAGES], ids=str)
-def test_the_model_of_the_readme_raises_no_alarm(plan: Plan, dtype: str) -> None:
-    """Its biases before norms have gradients of zero, of which each run has rounding errors of its own."""
-    for found in run_on(plan.devices, readme, plan, dtype):
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [("UNet", SPATIAL), ("UNet", BOTH), ("UNet", STAGES), ("MONAI batch", SPATIAL), ("MONAI instance", STAGES)],
+    ids=str,
+)
+def test_biases_before_norms_raise_no_alarm(name: str, plan: Plan, dtype: str) -> None:
+    """Their gradients are zero, of which each run has rounding errors of its own."""
+    for found in run_on(plan.devices, readme, name, plan, dtype):
         assert found.exact, str(found)
         assert found["gradients"] < (1e-10 if dtype == "float64" else 1e-3)
 
@@ -106,6 +119,28 @@ def test_odd_models_raise_no_alarm_and_stay_as_they_are(case: tuple[bool, bool],
         assert found.exact, str(found)
         assert set(found) == {"output", "loss", "gradients", "buffers"}
         assert max(found.values()) < (1e-10 if dtype == "float64" else 1e-4)
+
+
+def drawing(plan: Plan) -> Comparison:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(4, 3, 1)
+    )
+    target = torch.randint(0, 3, (2, 20, 18), generator=torch.Generator().manual_seed(0))
+    return mural.check(net, plan, image(2, 2, 20, 18).float(), target)
+
+
+RANDOM = [
+    Plan(data=2), SPATIAL, STAGES, Plan(stage=2, microbatches=2, batchnorm="micro", schedule="1f1b"),
+    Plan(data=2, precision="bfloat16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", RANDOM, ids=str)
+def test_random_layers_raise_no_alarm(plan: Plan) -> None:
+    for found in run_on(2, drawing, plan):
+        assert found.exact, str(found)
+        assert "3 drew random numbers" in str(found)
 
 
 class Wild(nn.Module):

@@ -21,7 +21,7 @@ from mural.engine.parallel import unwrapped
 from mural.pipeline.lossparts import joined_results
 from mural.plan import Plan
 
-LOSS = "the loss"
+MODEL, LOSS = "the model", "the loss"
 PACE = 0.001
 """How far an update moves the parameters, relative to them; it lowers the loss by at most ten times as much."""
 
@@ -75,7 +75,7 @@ class Trial:
     """What a first step on one device shows."""
 
     drawing: tuple[str, ...]
-    """The modules that draw random numbers; the last one may be "the loss"."""
+    """The modules that draw random numbers, MODEL and LOSS among them."""
     rate: float
     """The learning rate of updates that keep the model sane; 0 where the loss or a gradient is not finite."""
     eps: float
@@ -132,7 +132,7 @@ def watching_draws(model: nn.Module) -> Generator[list[str]]:
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(partial(enter, name)).remove)
+            stack.callback(module.register_forward_pre_hook(partial(enter, name or MODEL)).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         running[0], state[:] = LOSS, random_state(device)
         yield found
@@ -144,7 +144,7 @@ def quiet(model: nn.Module, drawing: Sequence[str]) -> nn.Module:
     silent = deepcopy(model)
     for name in drawing:
         if name != LOSS:
-            silent.get_submodule(name).training = False
+            silent.get_submodule("" if name == MODEL else name).training = False
     return silent
 
 

@@ -26,6 +26,8 @@ class Row:
     """What is wrong where the two cannot be subtracted."""
     share: float = 0.0
     """The difference, relative to the largest entry of all values of its kind."""
+    how: str = ""
+    """What was left out where it was found, in parentheses."""
 
     @property
     def excess(self) -> float:
@@ -45,7 +47,7 @@ class Row:
     def title(self) -> str:
         """What the value is called."""
         joint = {"output": "", "loss": "", "buffer": " "}.get(self.kind, " of ")
-        return f"{self.kind}{joint}{self.name}"
+        return f"{self.kind}{joint}{self.name}{self.how}"
 
     def __str__(self) -> str:
         how = self.words or f"by {self.difference:.1e} where rounding explains {self.limit:.0e}"
@@ -94,7 +96,7 @@ class Comparison(dict[str, float]):
         wrong = [row for row in self.rows if row.differs]
         if not wrong:
             return f"exact: over {times}, rounding explains every difference of {len(self.rows)} values"
-        others = f"; {len(wrong) - 1} of {len(self.rows)} values more" if len(wrong) > 1 else ""
+        others = f"; {len(wrong)} of {len(self.rows)} values differ" if len(wrong) > 1 else ""
         return f"differs: {wrong[0]}{others}"
 
     def __str__(self) -> str:
@@ -103,6 +105,6 @@ class Comparison(dict[str, float]):
             row = next((row for row in self.rows if row.kind == kind), None)
             if row is not None:
                 mark = "  differs" if row.differs else ""
-                what = row.name or row.kind
+                what = (row.name or row.kind) + row.how
                 lines.append(f"{title:10} {row.difference:10.1e}  {row.limit:8.0e}  {row.step + 1:4}  {what}{mark}")
         return "\n".join([self.verdict, *lines, *self.notes])

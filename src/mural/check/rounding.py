@@ -18,25 +18,27 @@ from mural.check.steps import Entry, Name
 
 PROBES = 4
 """Runs with moved inputs, at least; every rank makes one."""
-OWN = 16.0
-"""How many ulps of its largest entry any value may be off, for values that the probes happened not to move."""
 
 
 class Reach(NamedTuple):
-    """How many ulps probes are moved by, and how many times as far as they got rounding may lead.
+    """How many ulps probes are moved by, how many times as far as they got rounding may lead, and how many ulps of its
+    largest entry any value may be off, for those that probes happen not to move.
 
-    Types of 32 and 64 bits are added up in their own type, where errors grow with the number of terms; more ulps also
-    show what jumps, as a maximum does between two neighbours of nearly the same value. Products of 16 bits are added
-    up in 32, so that only results are rounded.
+    Errors grow with the number of terms where sums are kept in the type itself: always in 64 bits, on GPUs in 32. Sums
+    of 16 bits are kept in 32, so that only results are rounded. Several ulps also show what jumps, as a maximum does
+    between neighbours of nearly the same value.
     """
 
     ulps: float
     factor: float
+    floor: float
 
     @classmethod
     def of(cls, eps: float) -> Reach:
         """That of numbers whose neighbours are this far apart."""
-        return cls(1.0, 8.0) if eps > 2**-12 else cls(8.0, 16.0)
+        if eps > 2**-12:
+            return cls(1.0, 8.0, 2.0)
+        return cls(8.0, 64.0, 64.0) if eps > 2**-30 else cls(8.0, 512.0, 4096.0)
 
 
 At = tuple[int, Name]
@@ -74,15 +76,16 @@ class Reference:
         A value that is no larger than its noise is a zero: there, an ulp of the model's largest counts.
         """
         (step, (kind, name)), value = at, self.values[at]
-        explained = Reach.of(self.eps).factor * self.noise.get(at, 0.0)
+        reach = Reach.of(self.eps)
+        explained = reach.factor * self.noise.get(at, 0.0)
         if not rounded(value):
             return explained
         eps = max(self.eps, torch.finfo(value.dtype).eps) if isinstance(value, Tensor) else self.eps
         size = self.sizes[at]
-        floor = OWN * eps * (size if size > explained else max(size, self.scales.get((step, kind), 0.0)))
+        floor = reach.floor * eps * (size if size > explained else max(size, self.scales.get((step, kind), 0.0)))
         if kind == "update":
             weight = self.before["parameter", name]
-            floor += (step + 1) * torch.finfo(weight.dtype).eps * largest(weight)
+            floor += 2 * (step + 1) * torch.finfo(weight.dtype).eps * largest(weight)
         return explained + floor
 
     def row(self, at: At, found: Gap) -> Row:

@@ -24,10 +24,6 @@ from mural.parallelize import mesh_of
 from mural.plan import Plan
 from mural.shard import ShardedTensor
 
-WITHOUT = "(without random layers)"
-BOTH = "with them, the plan was compared with a mesh of one rank; without them, with plain autograd"
-ONLY = "the plan was compared with a mesh of one rank, whose rules are the same"
-
 
 def check(
     model: nn.Module,
@@ -46,7 +42,8 @@ def check(
     gets is what rounding explains ([decision 0022](docs/decisions/0022-what-check-compares.md)). Every rank runs the
     whole model on the whole image, so it has to fit; the model stays as it is.
 
-    A model that draws random numbers is compared twice: without them, and with those of a mesh of one rank. Collective.
+    A model that draws random numbers is compared with a mesh of one rank, and without its random layers with plain
+    autograd; a plan of less precision also in the model's own. Collective.
 
     >>> found = check(nn.Conv2d(3, 2, 3), Plan(), torch.zeros(1, 3, 8, 8), torch.zeros(1, 6, 6).long())
     >>> max(found.values()) == 0.0, found.exact
@@ -67,22 +64,32 @@ def check(
 
 
 def compared(case: Case) -> Comparison:
-    """What came out of a case: a model that draws random numbers is compared without them, too. Collective."""
+    """What came out of a case, with a strict second look at a model that draws or at a plan of less precision.
+
+    What draws is compared with a mesh of one rank, whose rules are the plan's, and 16 bits explain large differences.
+    So there the model is compared without its random layers and in its own types, too. Collective.
+    """
+    case, drawing = tried(case)
+    rows = replace(case, random=bool(drawing)).rows()
+    own = replace(case.plan, precision="float32")
+    if not drawing and own == case.plan:
+        return Comparison(rows, case.steps)
+    strict, still = tried(replace(case, model=quiet(case.model, drawing), plan=own))
+    notes = [f"{', '.join(drawing)} drew random numbers: those of a mesh of one rank on one device"] if drawing else []
+    if still and own == case.plan:
+        return Comparison(rows, case.steps, [*notes, f"{', '.join(still)} did so in evaluation mode, too"])
+    ways = {"without random layers": drawing and not still, "without autocast": own != case.plan}
+    how = " and ".join(words for words, holds in ways.items() if holds)
+    more = [replace(row, how=f" ({how})") for row in replace(strict, random=bool(still)).rows()]
+    return Comparison([*rows, *more], case.steps, [*notes, f"compared {how}, too"])
+
+
+def tried(case: Case) -> tuple[Case, tuple[str, ...]]:
+    """The case with what a first step showed, and who draws in it; rank 0's word holds. Collective."""
     with together(case.mesh, "the run on one device"):
         first = trial(case.model, case.plan, case.loss, case.image, case.target)
     first = gather(case.mesh, first, "the run on one device")[0]
-    case = replace(case, rate=first.rate, eps=first.eps, steps=case.steps if first.rate else 1)
-    if not first.drawing:
-        return Comparison(case.rows(), case.steps)
-    silent = replace(case, model=quiet(case.model, first.drawing))
-    with together(case.mesh, "the run on one device"):
-        still = trial(silent.model, case.plan, case.loss, case.image, case.target).drawing
-    drawing = ", ".join(dict.fromkeys(name or "the model" for name in first.drawing))
-    rows = replace(case, random=True).rows()
-    if any(gather(case.mesh, bool(still), "random layers").values()):
-        return Comparison(rows, case.steps, [f"{drawing} drew random numbers in evaluation mode too: {ONLY}"])
-    named = [replace(row, name=f"{row.name} {WITHOUT}") for row in silent.rows()]
-    return Comparison([*rows, *named], case.steps, [f"{drawing} drew random numbers: {BOTH}"])
+    return replace(case, rate=first.rate, eps=first.eps, steps=case.steps if first.rate else 1), first.drawing
 
 
 def whole_on(x: Tensor, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from mural.comm import SPATIAL, Mesh
 from mural.comm.groups import connect
+from mural.comm.mesh import AXES
 from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
 from mural.errors import PlanError
@@ -30,12 +31,12 @@ class Seating:
     @classmethod
     def of(cls, plan: Plan, world: Mesh) -> Seating:
         """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do. Collective."""
-        sizes = [prod(grid) for grid in plan.seat_grids]
+        sizes, run = [prod(grid) for grid in plan.seat_grids], world.peers(AXES)
         total, own = sum(sizes), -1
         meshes: list[Mesh] = []
         for seat, grid in enumerate(plan.seat_grids):
             first = sum(sizes[:seat])
-            ranks = tuple(d * total + first + i for d in range(plan.data) for i in range(sizes[seat]))
+            ranks = tuple(run[d * total + first + i] for d in range(plan.data) for i in range(sizes[seat]))
             mine = world.rank in ranks
             if mine:
                 own = seat
