@@ -1,6 +1,6 @@
 """What is checked on the ranks of one mpirun: each function runs on all of them, in this order.
 
-    mpirun -n 4 python mpi_checks.py FOLDER fast | slow
+    mpirun -n 4 python mpi_checks.py FOLDER fast | slow | plans
 
 Each rank writes into the folder, as JSON, what every check raised, or "". With MPI_CHECKS_DEVICE=cuda the tensors lie
 on a GPU.
@@ -20,12 +20,18 @@ import mpi_collectives
 import mpi_groups
 import mpi_messages
 import mpi_models
+import mpi_plans
 import torch
 import torch.distributed as dist
 from mpi_values import DEVICE, rank
 
 from mural.comm import mpi
 
+PLANS: tuple[Callable[[], None], ...] = (
+    mpi_plans.data_channel_and_hybrid_plans_train_as_one_device,
+    mpi_plans.gradients_added_up_in_every_way_train_as_one_device,
+    mpi_plans.a_master_trains_as_one_device,
+)
 CHECKS: tuple[Callable[[], None], ...] = (
     mpi_collectives.all_reduce_sums_in_every_type,
     mpi_collectives.all_reduce_by_every_operation,
@@ -53,11 +59,13 @@ CHECKS: tuple[Callable[[], None], ...] = (
     mpi_models.the_law_holds,
     mpi_models.nothing_relies_on_buffers,
     mpi_models.training_gives_the_weights_of_one_device,
+    *PLANS,
     mpi_models.a_lone_error_reaches_the_others,
 )
 
 
 ON_HOST = (
+    *PLANS,
     mpi_models.the_law_holds,
     mpi_models.nothing_relies_on_buffers,
     mpi_models.training_gives_the_weights_of_one_device,
@@ -91,4 +99,4 @@ def main(folder: Path, checks: tuple[Callable[[], None], ...]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), SLOW if sys.argv[2] == "slow" else CHECKS)
+    main(Path(sys.argv[1]), {"fast": CHECKS, "slow": SLOW, "plans": PLANS}[sys.argv[2]])

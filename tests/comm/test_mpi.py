@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from mpi_checks import CHECKS, SLOW
+from mpi_checks import CHECKS, PLANS, SLOW
 
 from mural.comm import mpi, mpi_buffers, mpi_library
 from mural.errors import PlanError
@@ -86,6 +86,13 @@ def test_on_ranks(name: str, found: list[dict[str, str]]) -> None:
 def test_data_parallel_training_by_torch(tmp_path: Path) -> None:
     for results in checked(tmp_path, 2, "slow"):
         assert results == {check.__name__: "" for check in SLOW}
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_plans_on_two_ranks(tmp_path: Path) -> None:
+    for results in checked(tmp_path, 2, "plans"):
+        assert results == {check.__name__: "" for check in PLANS}
 
 
 @needs_mpi

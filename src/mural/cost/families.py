@@ -34,7 +34,8 @@ FAMILIES: dict[str, frozenset[str]] = {
     "dropout": frozenset(f"{a}dropout{n}" for a in ("", "feature_", "alpha_") for n in ("", "1d", "2d", "3d")),
     "copy": frozenset(["contiguous", "clone", "pad", "roll", "flip", "rot90", "repeat", "tile", "to", "float",
                        "bfloat16", "half", "double", "type", "index_select", "gather", "masked_fill", "zeros", "ones",
-                       "full", "zeros_like", "ones_like", "full_like", "arange", "empty", "__setitem__"]),
+                       "full", "zeros_like", "ones_like", "full_like", "arange", "empty", "repeat_interleave",
+                       "__setitem__"]),
     "view": VIEWS,
 }  # fmt: skip
 OF_NAME = {name: family for family, names in FAMILIES.items() for name in names}

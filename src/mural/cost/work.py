@@ -189,7 +189,8 @@ def describe_norm(node: Node) -> dict[str, float]:
     """A norm: how many statistics, over how many values each."""
     shape = list(node.input_shapes[0])
     batch, channels = shape[0], shape[1] if len(shape) > 1 else 1
-    counts = {"batch_norm": channels, "instance_norm": batch * channels, "layer_norm": prod(shape[:-1])}
+    rows = prod(shape[:-1])
+    counts = {"batch_norm": channels, "instance_norm": batch * channels, "layer_norm": rows, "rms_norm": rows}
     groups = counts.get(node.op, batch * int(argument(node, "num_groups", 1) or 1))
     return {
         "batch": lg(batch),

@@ -125,7 +125,7 @@ ROWS: tuple[tuple[str, Formula], ...] = (
     ("batch_norm", norm(extents_behind, frozen=statistics_given)),
     ("instance_norm", norm(positions, frozen=input_statistics_given)),
     ("group_norm", norm(group)),
-    ("layer_norm", norm(normalized_shape)),
+    ("layer_norm rms_norm", norm(normalized_shape)),
     ("local_response_norm", each(8, gradient=8)),
     ("max_pool1d max_pool2d max_pool3d", CHOICE),
     ("max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices", CHOICE),

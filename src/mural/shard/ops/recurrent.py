@@ -97,13 +97,14 @@ def layers(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     # Layer by layer, so that what is dropped between them is drawn for the whole batch.
     each, several = len(weights) // count, 2 if both else 1
     found: list[Sequence[Tensor]] = []
+    out: Any = x
     for i in range(count):
         own = [s[i * several : (i + 1) * several] for s in states]
         options = (biases, 1, 0.0, train, both, batch_first)
-        x, *last = layer(func, x, own, weights[i * each : (i + 1) * each], options)
-        x = F.dropout(x, dropout) if i < count - 1 else x
+        out, *last = layer(func, out, own, weights[i * each : (i + 1) * each], options)
+        out = F.dropout(out, dropout) if i < count - 1 else out
         found.append(last)
-    return x, *(torch.cat(list(parts)) for parts in zip(*found, strict=True))
+    return out, *(torch.cat(list(parts)) for parts in zip(*found, strict=True))
 
 
 def layer(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
@@ -37,7 +38,7 @@ def repeat_interleave(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     here, cuts = x.placement.box[dim], x.placement.cuts[dim]
     moved = None if cuts is None else Cuts(tuple(ends[b] for b in cuts.bounds), cuts.owners)
     mine = counts[here.start : here.stop]
-    own: Any = x.local.new_tensor(mine, dtype=int) if len(set(mine)) != 1 else mine[0]
+    own: Any = x.local.new_tensor(mine, dtype=torch.long) if len(set(mine)) != 1 else mine[0]
     return ShardedTensor(func(x.local, own, dim), x.placement.with_cut(dim, moved, ends[-1]))
 
 
