@@ -165,6 +165,16 @@ def all_readable(part: Any) -> bool:
     return bool(several) and all(isinstance(s, Readable) and not isinstance(s, Tensor) for s in several)
 
 
+def check_filled(image: Image) -> None:
+    """Raise for a batch without images, which has no loss that could be a mean over it."""
+    shape = shape_of(image)
+    if not shape or 0 in shape:
+        raise LayoutError(
+            f"the batch has the shape {shape}, and nothing in it to learn from or to rate: leave such batches out on "
+            f"all ranks, as by drop_last=True or `if len(image)`"
+        )
+
+
 def shape_of(image: Image) -> tuple[int, ...]:
     """The shape of the batch's first input."""
     if isinstance(image, Tensor):

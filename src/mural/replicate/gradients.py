@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,7 @@ def check_same(
     code = zlib.crc32(repr([(tuple(t.shape), t.dtype) for t in tensors]).encode())
     device = tensors[0].device if tensors else torch.device("cpu")
     both = torch.tensor([code, -code, len(tensors), -len(tensors)], device=device)
-    work = dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    work: Any = dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group, async_op=True)
     if transport is None:
         work.wait()
     else:
