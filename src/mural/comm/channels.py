@@ -230,5 +230,5 @@ def begun(call: Callable[..., Any], wire: Tensor, peer: int, transport: Transpor
         return [call(wire, peer, group=transport.group)]
     except RuntimeError as error:
         raise PeerError(
-            f"no message to or from rank {peer} can be posted: {reason(error)}. It or another one has ended: see the logs"
+            f"no message to or from rank {peer} can be posted: {reason(error)}. It or another has ended: see the logs"
         ) from error

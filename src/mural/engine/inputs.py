@@ -168,7 +168,7 @@ def all_readable(part: Any) -> bool:
 def check_filled(image: Image) -> None:
     """Raise for a batch without images, which has no loss that could be a mean over it."""
     shape = shape_of(image)
-    if not shape or 0 in shape:
+    if 0 in shape:
         raise LayoutError(
             f"the batch has the shape {shape}, and nothing in it to learn from or to rate: leave such batches out on "
             f"all ranks, as by drop_last=True or `if len(image)`"
@@ -180,7 +180,9 @@ def shape_of(image: Image) -> tuple[int, ...]:
     if isinstance(image, Tensor):
         return tuple(image.shape)
     several: Any = image if isinstance(image, (tuple, list)) else [image]
-    if not several or not hasattr(several[0], "shape"):
+    if not several:
+        return (0,)
+    if not hasattr(several[0], "shape"):
         raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(image).__name__}")
     first: Any = several[0]
     return tuple(first.shape) if isinstance(first, Tensor) else (len(several), *first.shape)

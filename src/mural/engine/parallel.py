@@ -15,7 +15,7 @@ from mural.comm import SPATIAL, Mesh
 from mural.comm.agree import any_rank, together
 from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined, share_from_first
-from mural.engine.inputs import Image, Inputs
+from mural.engine.inputs import Image, Inputs, check_filled
 from mural.errors import LayoutError
 from mural.plan import Plan
 from mural.replicate import Reducer, reduce_gradients
@@ -63,6 +63,7 @@ class Parallel:
 
     def _step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
+        check_filled(image)  # now that all ranks brought the same
         self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:
             # Checkpoints recompute batch norms in backward.
@@ -97,6 +98,7 @@ class Parallel:
         inputs = Inputs(self.plain, self.world_mesh, self.world_mesh)
         with shared_fate(self.world_mesh.transport), torch.no_grad(), self.scope():
             images, goal = inputs.images(image), inputs.target(target, image)
+            check_filled(image)
             output = self.module(*images)
             return output, goal, self.loss(output, goal)
 
