@@ -13,6 +13,7 @@ from mural.engine.alignment import alignment, target_dims
 from mural.errors import LayoutError
 from mural.geometry import Cuts
 from mural.shard import ShardedTensor, shard
+from mural.shard.place import place_on
 
 
 @runtime_checkable
@@ -82,7 +83,7 @@ class Inputs:
         if self.mesh != self.world:
             start, stop = self.own_images(len(tensor))
             tensor = tensor[start:stop]
-        return shard(tensor, self.mesh, dims=dims, align=align)
+        return place_on(tensor, self.mesh, dims=dims, align=align)  # the call compares its inputs by their names
 
     def own_images(self, images: int) -> Span:
         """The images of a batch that this data rank takes."""

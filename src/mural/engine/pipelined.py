@@ -18,6 +18,7 @@ from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
 from mural.engine.inputs import Image, Inputs, check_filled, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
+from mural.engine.likeness import Likeness
 from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Loss, Parallel, unwrapped
 from mural.engine.passage import Passage, Training
@@ -42,7 +43,7 @@ class Pipelined(Parallel):
         self.plain = unwrapped(model)
         self.division, self.seating = division, division.seating
         self.mesh = self.seating.mesh
-        self.inputs = Inputs(self.plain, self.mesh, self.mesh)
+        self.inputs, self.likeness = Inputs(self.plain, self.mesh, self.mesh), Likeness(mesh)
         self.holders = Holders(division, mesh)
         release(self.plain, division)
         channels = Channels.of(mesh.transport) if len(self.seating.meshes) > 1 else None
@@ -60,6 +61,7 @@ class Pipelined(Parallel):
         once for all; `weight` is the part of this batch in what is accumulated.
         """
         with self.concord.step():
+            self.likeness.check("step", image=image, target=target)
             image, target = self._adopted(image), self._adopted(target)
             check_filled(image)
             rows = rows_of(shape_of(image)[0], self.plan.microbatches)
@@ -90,6 +92,7 @@ class Pipelined(Parallel):
         On the other ranks it has a shape and no piece; `full()` is collective over all ranks.
         """
         with torch.no_grad(), self.concord.step():
+            self.likeness.check("call", image=image)
             passage = self._passed(image)
         return staged(passage.joined, self.seating, self.world_mesh, self.device)
 
@@ -100,6 +103,7 @@ class Pipelined(Parallel):
         """
         output, goal, loss = None, None, None
         with torch.no_grad(), self.concord.step():
+            self.likeness.check("evaluate", image=image, target=target)
             passage = self._passed(image)
             if passage.results:
                 output, goal = passage.joined(), self.inputs.target(self._adopted(target), passage.image)
