@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mural.comm import Mesh, init
+from mural.comm.presence import roll_call
+from mural.comm.verdict import ANEW, given_up
 from mural.engine import Loss, Parallel, Pipelined, materialize, share_from_first
 from mural.engine.cuts import stage_starts
 from mural.engine.division import Division
@@ -17,6 +19,7 @@ from mural.engine.guess import graph_for, likely_graph
 from mural.engine.parallel import unwrapped
 from mural.engine.recompute import recompute
 from mural.engine.seating import Seating, check_mesh
+from mural.errors import PeerError
 from mural.pipeline.route import Route
 from mural.plan import Plan
 from mural.shard.channel import split_channels
@@ -47,6 +50,8 @@ def parallelize(
     plan.check_runnable()
     mesh = mesh_of(plan) if mesh is None else mesh
     check_mesh(plan, mesh)
+    if roll_call(mesh.transport.group, "mural.parallelize", given_up(mesh.transport)):
+        raise PeerError(f"parallelize got a mesh whose ranks no longer agree, since a step failed: {ANEW}")
     materialize(model, device)
     share_from_first(model, mesh)
     if plan.channel > 1:

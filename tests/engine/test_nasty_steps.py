@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -101,3 +103,54 @@ def running(plan: mural.Plan) -> float:
 
 def test_buffers_of_ranks_without_images() -> None:
     assert max(run_on(4, running, mural.Plan(data=4, batchnorm="rank"))) < 1e-10
+
+
+def without_images(options: dict[str, Any], call: str, brought: tuple[int, int]) -> list[str]:
+    """What a batch of no images gives, on all ranks or on one, and the step behind it."""
+    pm = mural.parallelize(made_flat(), mural.Plan(**options))
+    counts, texts = (brought[0] if dist.get_rank() == 0 else brought[1], 2), list[str]()
+    for images in counts:
+        x, target = image(images, 3, 12, 10), torch.zeros(images, 12, 10).long()
+        run = {"step": lambda: pm.step(x, target), "evaluate": lambda: pm.evaluate(x, target)[2]}[call]  # noqa: B023
+        try:
+            texts.append(f"{float(run()):.3f}")
+        except mural.MuralError as error:
+            texts.append(f"{type(error).__name__}: {error}")
+    return texts
+
+
+def made_flat() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    return nn.Sequential(*layers).double()
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "data": {"data": 2},
+    "spatial": {"spatial": (2, 1)},
+    "channel": {"channel": 2, "channel_layers": "all"},
+    "average": {"data": 2, "average": 2},
+    "micro-batches": {"schedule": "gpipe", "microbatches": 2},
+    "sequential": {"stage": 2},
+    "1f1b": {"stage": 2, "schedule": "1f1b", "microbatches": 2},
+    "gpipe": {"stage": 2, "schedule": "gpipe", "microbatches": 2},
+    "gems": {"stage": 2, "schedule": "gems", "microbatches": 2},
+}
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate"])
+@pytest.mark.parametrize("name", PLANS)
+def test_a_batch_without_images_is_refused_in_words_and_the_next_step_works(name: str, call: str) -> None:
+    """Under stages it was an IndexError, elsewhere a loss that is no number."""
+    world = mural.Plan(**PLANS[name]).devices
+    for empty, full in run_on(world, without_images, PLANS[name], call, (0, 0)):
+        assert empty.startswith("LayoutError: "), empty
+        assert "leave such batches out" in empty or "each needs an image" in empty, empty
+        assert full[0] == "0", full
+
+
+@pytest.mark.parametrize("name", ["data", "spatial", "1f1b"])
+def test_a_batch_without_images_on_one_rank_is_refused_on_all(name: str) -> None:
+    for texts in run_on(2, without_images, PLANS[name], "step", (2, 0)):
+        assert "Error: " in texts[0], texts

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm.presence import reason
 from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
 from mural.comm.ways import Incoming, Outgoing, Turn
@@ -150,8 +151,8 @@ class Channels:
                 try:
                     awaited.works[0].wait()
                 except RuntimeError as error:
-                    reason = alarm.heard or str(error).split("\n")[0]
-                    raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {reason}") from error
+                    why = alarm.heard or f"{reason(error)}. It or another rank has ended: see the logs"
+                    raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {why}") from error
                 if alarm.heard:
                     raise PeerError(f"waiting for rank {awaited.peer} in {awaited.name}: {alarm.heard}")
                 awaited.works.pop(0)
@@ -200,12 +201,12 @@ class Channels:
         """Tell the others that this rank raised in this step; end the waits of those that wait for it."""
         for transport in self.transports:
             alarm = transport.alarm
-            if alarm is not None and isinstance(error, PeerError) and any(self._heard()):
+            if alarm is not None and isinstance(error, PeerError) and any(self.heard()):
                 alarm.heard = alarm.heard or str(error)  # the others have heard of the rank that raised first
             elif alarm is not None:
                 alarm.ring(self.epoch, error)
 
-    def _heard(self) -> list[str]:
+    def heard(self) -> list[str]:
         """What the alarms have told this rank: that another one raised, not that it ended."""
         return [transport.alarm.heard for transport in self.transports if transport.alarm is not None]
 
@@ -231,4 +232,6 @@ def begun(call: Callable[..., Any], wire: Tensor, peer: int, transport: Transpor
     try:
         return [call(wire, peer, group=transport.group)]
     except RuntimeError as error:
-        raise PeerError(f"a message could not be posted: {error}. A peer has probably ended; see its log") from error
+        raise PeerError(
+            f"no message to or from rank {peer} can be posted: {reason(error)}. It or another has ended: see the logs"
+        ) from error

@@ -6,6 +6,8 @@ group that is connected knows better: its connections to that rank are closed.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 
 from mural.errors import PeerError
 
-TAG = 0x6D75
+TAG, NEVER = 0x6D75, 0x6D76
 """Apart from messages that others send over the same group."""
 
 
@@ -43,6 +45,26 @@ def roll_call(group: dist.ProcessGroup | None, what: str, flag: bool = False) ->
     if gone:
         raise PeerError(missing(gone, what))
     return flag or any(bool(tensor.item()) for tensor in heard.values())
+
+
+def hang_up(group: dist.ProcessGroup | None) -> None:
+    """Close this rank's connections of a group, so that nobody waits there for what does not come.
+
+    After a rank has ended, some wait for those that saw it; the store that the alarm needs may have gone with it. gloo
+    closes all connections of a group in which a message was not there in time: one that nobody sends never is.
+    """
+    if group is None or not connected(group):
+        return
+    for rank in dist.get_process_group_ranks(group):
+        if rank != dist.get_rank():
+            with suppress(RuntimeError):
+                work: Any = dist.irecv(torch.zeros(1), rank, group=group, tag=NEVER)
+                work.wait(timedelta(milliseconds=1))
+
+
+def ended(error: BaseException, *heard: str) -> bool:
+    """Whether an error says that a connection to a peer was closed, and not that an alarm was heard."""
+    return isinstance(error, PeerError) and error.__cause__ is not None and not any(heard)
 
 
 def missing(gone: dict[int, str], what: str) -> str:

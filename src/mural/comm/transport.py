@@ -200,9 +200,7 @@ class Transport:
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise PeerError(
-                f"a message could not be posted: {error}. A peer has probably ended; see its log"
-            ) from error
+            raise PeerError(f"a message could not be posted: {reason(error)}. A peer has ended: see its log") from error
         peers = [op.peer for op in operations] if len(works) == len(operations) else [-1] * len(works)
         return list(zip(peers, works, strict=True))
 
@@ -219,8 +217,8 @@ class Transport:
                 try:
                     work.wait()
                 except RuntimeError as error:
-                    reason = self.alarm.heard or str(error).split("\n")[0]
-                    raise PeerError(f"waiting for rank {peer} in {transfer.name}: {reason}") from error
+                    why = self.alarm.heard or f"{reason(error)}. It or another rank has ended: see the logs"
+                    raise PeerError(f"waiting for rank {peer} in {transfer.name}: {why}") from error
                 if self.alarm.heard:
                     raise PeerError(f"waiting for rank {peer} in {transfer.name}: {self.alarm.heard}")
                 transfer.works.pop(0)
@@ -312,7 +310,7 @@ class Transport:
             except PeerError:
                 raise
             except RuntimeError as error:
-                raise PeerError(f"{kind}: {reason(error)}. A peer has probably ended; see its log") from error
+                raise PeerError(f"{kind}: {reason(error)}. A peer has ended: see its log") from error
 
     def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:
         """Note that this rank joins a collective; what a wait for it needs of the others."""

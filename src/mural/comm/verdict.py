@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from mural.comm import groups
 from mural.comm.alarm import Alarm
+from mural.comm.presence import ended, hang_up
 from mural.comm.transport import Transport
 from mural.errors import PeerError
 
@@ -63,10 +64,13 @@ def shared_fate(transport: Transport) -> Generator[None]:
 
 def fail(transport: Transport, error: BaseException) -> None:
     """Tell the others that this rank raised."""
-    transport.raised(error)
     alarm = transport.alarm
     if alarm is None:
         return
+    gone = ended(error, alarm.heard)
+    transport.raised(error)
+    if gone:
+        hang_up(alarm.group)
     failure = _failures.setdefault(transport, Failure())
     failure.number, failure.settled = failure.number + 1, False
     failure.serial, failure.peer = transport.serial, isinstance(error, PeerError)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from mural.comm import Mesh, groups
 from mural.comm.agree import Met, share_failure
 from mural.comm.channels import Channels
+from mural.comm.presence import ended, hang_up
 from mural.comm.rooms import leave, room
 from mural.comm.verdict import ANEW
 from mural.errors import PeerError
@@ -60,9 +61,13 @@ class Concord:
 
     def _ring(self, error: BaseException) -> None:
         """End the waits of others for this rank, between stages and within its own."""
+        transport, channels = self.seat.transport, [] if self.channels is None else self.channels.transports
+        heard = [t.alarm.heard for t in (transport, *channels) if t.alarm is not None]
+        if ended(error, *heard):
+            for group in (self.world.transport.group, transport.group, *(t.group for t in channels)):
+                hang_up(group)
         if self.channels is not None:
             self.channels.raised(error)
-        transport = self.seat.transport
         if transport.alarm is not None:
             with suppress(RuntimeError):  # the others wait for what was posted before, and get it
                 transport.flush()

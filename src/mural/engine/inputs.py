@@ -13,6 +13,7 @@ from mural.engine.alignment import alignment, target_dims
 from mural.errors import LayoutError
 from mural.geometry import Cuts
 from mural.shard import ShardedTensor, shard
+from mural.shard.place import place_on
 
 
 @runtime_checkable
@@ -82,7 +83,7 @@ class Inputs:
         if self.mesh != self.world:
             start, stop = self.own_images(len(tensor))
             tensor = tensor[start:stop]
-        return shard(tensor, self.mesh, dims=dims, align=align)
+        return place_on(tensor, self.mesh, dims=dims, align=align)  # the call compares its inputs by their names
 
     def own_images(self, images: int) -> Span:
         """The images of a batch that this data rank takes."""
@@ -165,12 +166,24 @@ def all_readable(part: Any) -> bool:
     return bool(several) and all(isinstance(s, Readable) and not isinstance(s, Tensor) for s in several)
 
 
+def check_filled(image: Image) -> None:
+    """Raise for a batch without images, which has no loss that could be a mean over it."""
+    shape = shape_of(image)
+    if 0 in shape:
+        raise LayoutError(
+            f"the batch has the shape {shape}, and nothing in it to learn from or to rate: leave such batches out on "
+            f"all ranks, as by drop_last=True or `if len(image)`"
+        )
+
+
 def shape_of(image: Image) -> tuple[int, ...]:
     """The shape of the batch's first input."""
     if isinstance(image, Tensor):
         return tuple(image.shape)
     several: Any = image if isinstance(image, (tuple, list)) else [image]
-    if not several or not hasattr(several[0], "shape"):
+    if not several:
+        return (0,)
+    if not hasattr(several[0], "shape"):
         raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(image).__name__}")
     first: Any = several[0]
     return tuple(first.shape) if isinstance(first, Tensor) else (len(several), *first.shape)

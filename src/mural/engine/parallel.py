@@ -17,7 +17,8 @@ from mural.comm.agree import any_rank, together
 from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
 from mural.engine.extra_state import load_from_first, on_cpu, set_extra
-from mural.engine.inputs import Image, Inputs
+from mural.engine.inputs import Image, Inputs, check_filled
+from mural.engine.likeness import Likeness
 from mural.engine.sharing import share_from_first
 from mural.errors import LayoutError
 from mural.plan import Plan
@@ -42,7 +43,7 @@ class Parallel:
         self.plain = unwrapped(model)
         # Where each data rank trains alone, nothing of a step travels along the data axis.
         self.mesh = mesh.alone() if plan.average else mesh
-        self.inputs = Inputs(self.plain, self.mesh, mesh)
+        self.inputs, self.likeness = Inputs(self.plain, self.mesh, mesh), Likeness(mesh)
         axes = SPATIAL if plan.average else None
         self.shares = shares_among(model.parameters())
         """What this rank holds of parameters that are split by channels."""
@@ -65,7 +66,9 @@ class Parallel:
             return self._step(image, target, reduce, weight)
 
     def _step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
+        self.likeness.check("step", image=image, target=target)
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
+        check_filled(image)  # now that all ranks brought the same
         self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:
             # Checkpoints recompute batch norms in backward.
@@ -95,13 +98,16 @@ class Parallel:
         """
         transport = self.world_mesh.transport
         with shared_fate(transport), torch.no_grad(), self.scope(), transport.attentive("inference"):
+            self.likeness.check("call", image=image)
             return self.module(*self.inputs.images(image))
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
         inputs = Inputs(self.plain, self.world_mesh, self.world_mesh)
         with shared_fate(self.world_mesh.transport), torch.no_grad(), self.scope():
+            self.likeness.check("evaluate", image=image, target=target)
             images, goal = inputs.images(image), inputs.target(target, image)
+            check_filled(image)
             output = self.module(*images)
             return output, goal, self.loss(output, goal)
 

@@ -18,8 +18,9 @@ from mural.engine.concord import Concord
 from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
 from mural.engine.extra_state import extra_of_owners
-from mural.engine.inputs import Image, Inputs, on_seat, shape_of
+from mural.engine.inputs import Image, Inputs, check_filled, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
+from mural.engine.likeness import Likeness
 from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Loss, Parallel, unwrapped
 from mural.engine.passage import Passage, Training
@@ -44,7 +45,7 @@ class Pipelined(Parallel):
         self.plain = unwrapped(model)
         self.division, self.seating = division, division.seating
         self.mesh = self.seating.mesh
-        self.inputs = Inputs(self.plain, self.mesh, self.mesh)
+        self.inputs, self.likeness = Inputs(self.plain, self.mesh, self.mesh), Likeness(mesh)
         self.holders = Holders(division, mesh)
         release(self.plain, division)
         channels = Channels.of(mesh.transport) if len(self.seating.meshes) > 1 else None
@@ -62,7 +63,9 @@ class Pipelined(Parallel):
         once for all; `weight` is the part of this batch in what is accumulated.
         """
         with self.concord.step():
+            self.likeness.check("step", image=image, target=target)
             image, target = self._adopted(image), self._adopted(target)
+            check_filled(image)
             rows = rows_of(shape_of(image)[0], self.plan.microbatches)
             trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
             whole = self.plan.schedule == "gpipe" or len(rows) == 1
@@ -91,6 +94,7 @@ class Pipelined(Parallel):
         On the other ranks it has a shape and no piece; `full()` is collective over all ranks.
         """
         with torch.no_grad(), self.concord.step():
+            self.likeness.check("call", image=image)
             passage = self._passed(image)
         return staged(passage.joined, self.seating, self.world_mesh, self.device)
 
@@ -101,6 +105,7 @@ class Pipelined(Parallel):
         """
         output, goal, loss = None, None, None
         with torch.no_grad(), self.concord.step():
+            self.likeness.check("evaluate", image=image, target=target)
             passage = self._passed(image)
             if passage.results:
                 output, goal = passage.joined(), self.inputs.target(self._adopted(target), passage.image)
@@ -110,6 +115,7 @@ class Pipelined(Parallel):
     def _passed(self, image: Image) -> Passage:
         """All micro-batches forward; batch norms that look at the batch see it whole."""
         image = self._adopted(image)
+        check_filled(image)
         rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
         trip = self.itineraries.trip(image, rows, training=False)
         passage = Passage(self.inputs, image, rows, self._stages(image, rows))

@@ -44,6 +44,4 @@ def wait_for(
                 if alarm.heard:
                     raise PeerError(f"waiting for {name}: {alarm.heard}") from error
                 if str(error) != "Operation timed out!":
-                    raise PeerError(
-                        f"waiting for {name}: {reason(error)}. A peer has probably ended; see its log"
-                    ) from error
+                    raise PeerError(f"waiting for {name}: {reason(error)}. A peer has ended: see its log") from error

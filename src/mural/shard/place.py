@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from mural.comm import SPATIAL, Mesh
+from mural.comm import SPATIAL, Mesh, Transport
 from mural.comm.exchange import box_of, stack
 from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, check_bounds, whole
+from mural.shard.checksum import checksum
 from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -23,6 +26,18 @@ ROOM = 13
 """How many dims the message has room for in which the ranks compare what they brought."""
 
 CutSpec = Cuts | Sequence[int] | Sequence[float]
+
+SAMPLERS = (
+    "A plain tensor is the same whole batch on every rank, and each rank takes its part of it. Probably a "
+    "DistributedSampler gave each rank other images, or random augmentations differ: leave the sampler out (Lightning: "
+    "Trainer(use_distributed_sampler=False); Accelerate: do not prepare() the loader; torch: no DistributedSampler) "
+    "and give all ranks one seed; or give each rank its own piece, by shard(piece, mesh, box=…), sources of "
+    "mural.open(…), or mural.data.Loader"
+)
+"""What to do about tensors that differ between ranks."""
+
+_looked: WeakKeyDictionary[Transport, Counter[Any]] = WeakKeyDictionary()
+"""How many tensors of each kind were sharded."""
 
 
 def shard(
@@ -38,8 +53,23 @@ def shard(
 
     `dims` are by default 2, 3, … (NCL, NCHW, NCDHW); for a mask (N, H, W) give dims=(1, 2), for labels (N,) dims=().
     `cuts` gives for each of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples
-    of `align` allow. With `box`, `tensor` is this rank's piece alone and the box its global place. Collective.
+    of `align` allow. With `box`, `tensor` is this rank's piece alone and the box its global place. Without, it is the
+    same on every rank: the first tensors are compared, and further ones now and then. Collective.
     """
+    return place_on(tensor, mesh, dims=dims, cuts=cuts, align=align, box=box, compare=box is None)
+
+
+def place_on(
+    tensor: Tensor,
+    mesh: Mesh,
+    *,
+    dims: Sequence[int] | None = None,
+    cuts: CutSpec | Sequence[CutSpec | None] | Mapping[int, CutSpec] | None = None,
+    align: int = 1,
+    box: Sequence[tuple[int, int]] | None = None,
+    compare: bool = False,
+) -> ShardedTensor:
+    """The same as `shard`; whether values are compared between ranks is said. Collective."""
     try:
         place = None if box is None else box_of(box)
         mesh = mesh.folded if isinstance(mesh, Mesh) else mesh  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -59,7 +89,8 @@ def shard(
     needs = tensor.requires_grad
     shape = None if layout is None else layout.shape
     cuts_found = None if layout is None else layout.cuts
-    boxes = agree(mesh, (shape, tensor.ndim, axes, cuts_found, str(tensor.dtype), needs, align), place or ())
+    brought = (shape, tensor.ndim, axes, cuts_found, str(tensor.dtype), needs, align)
+    boxes = agree(mesh, brought, place or (), checksum(tensor) if compare and due(tensor, mesh) else 0)
     if layout is not None:
         piece = tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
         return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
@@ -169,15 +200,28 @@ def one_cut(spec: CutSpec, extent: int, parts: int, align: int) -> Cuts:
     return Cuts.of(bounds)
 
 
-def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = ()) -> list[Box]:
-    """The places of all ranks' pieces; raises on every rank if they brought different things, or one nothing (None)."""
+def due(tensor: Tensor, mesh: Mesh) -> bool:
+    """Whether the values of this tensor are compared: the first four of a kind are, and two at each power of two."""
+    if mesh.world == 1:
+        return False
+    seen, kind = _looked.setdefault(mesh.transport, Counter()), (mesh.sizes, tensor.ndim, tensor.dtype)
+    seen[kind] += 1
+    number = seen[kind]
+    return number <= 4 or any(n & (n - 1) == 0 for n in (number, number - 1))
+
+
+def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = (), value: int = 0) -> list[Box]:
+    """The places of all ranks' pieces; raises on every rank if they brought different things, or one nothing (None).
+
+    `value` is the tensor's checksum, 0 where it is not looked at.
+    """
     if mesh.world == 1:
         return [place]
     text = repr(brought).encode()
     shape = [int(n) for n in (brought[0] or ())] if brought is not None else []
     code = [brought is not None, zlib.crc32(text), len(shape), *shape, *[0] * (ROOM - len(shape))][: 3 + ROOM]
     bounds = [n for i in place for n in i]
-    row = torch.tensor([*code, *bounds, *[0] * (2 * ROOM - len(bounds))])
+    row = torch.tensor([*code, *bounds, *[0] * (2 * ROOM - len(bounds)), value])
     rows = stack(row, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard").tolist()
     if brought is None:
         return []
@@ -189,6 +233,12 @@ def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = ()) -> list[
         raise LayoutError(
             f"shard needs the same tensor on every rank, and the same arguments, but ranks brought shapes {shapes}, or "
             f"cuts, types or requires_grad that differ (here {brought}): pass the whole tensor everywhere, or box="
+        )
+    first = rows[0][-1]
+    if others := [rank for rank, row in zip(mesh.peers(mesh.coordinates), rows, strict=True) if row[-1] != first]:
+        raise LayoutError(
+            f"shard: a tensor of shape {tuple(shape)} has other values on ranks {others} than on rank "
+            f"{mesh.peers(mesh.coordinates)[0]}. {SAMPLERS}"
         )
     ends = [row[3 + ROOM :] for row in rows]
     return [box_of([(end[2 * d], end[2 * d + 1]) for d in range(len(place))]) for end in ends]

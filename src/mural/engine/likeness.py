@@ -1,0 +1,95 @@
+"""Likeness: a plain tensor given to a call of a model is the same on every rank, and the ranks see to it.
+
+They compare checksums of all values in the first calls, and after that ever more seldom: in call 4, 8, 16, …
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from mural.comm import Mesh
+from mural.comm.agree import gather
+from mural.engine.inputs import Readable
+from mural.errors import LayoutError
+from mural.shard import ShardedTensor
+from mural.shard.checksum import checksum
+from mural.shard.place import SAMPLERS
+
+FIRST = 3
+"""How many calls of each kind are compared without a gap."""
+
+
+class Part(NamedTuple):
+    """One tensor or source of what a rank gave: its name in the call, what it is in words, and its checksum."""
+
+    name: str
+    words: str
+    sum: int
+
+
+class Likeness:
+    """Compares what the ranks of a run give to the calls of one model."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.calls: Counter[str] = Counter()
+
+    def check(self, call: str, **given: Any) -> None:
+        """Raise on every rank where ranks gave different tensors. Collective in the calls that are compared."""
+        number = self.calls[call]
+        self.calls[call] += 1
+        if self.mesh.world == 1 or not due(number):
+            return
+        mine = [part for name, value in given.items() for part in parts_of(name, value)]
+        compare(call, gather(self.mesh, mine, "inputs"))
+
+
+def due(number: int) -> bool:
+    """Whether the call of that number is compared, counted from 0.
+
+    >>> [n for n in range(100) if due(n)]
+    [0, 1, 2, 4, 8, 16, 32, 64]
+    """
+    return number < FIRST or number & (number - 1) == 0
+
+
+def parts_of(name: str, value: Any) -> Iterator[Part]:
+    """The tensors and sources of an input or target; of pieces that a rank has for itself, that they are there."""
+    if isinstance(value, ShardedTensor):
+        yield Part(name, "a sharded tensor", 0)
+    elif isinstance(value, Tensor):
+        yield Part(name, f"a tensor of shape {tuple(value.shape)}, {value.dtype}", checksum(value))
+    elif isinstance(value, Readable):
+        yield Part(name, f"the source {PurePath(str(getattr(value, 'name', ''))).name} of {tuple(value.shape)}", 0)
+    elif isinstance(value, Mapping):
+        for key, each in cast("Mapping[Any, Any]", value).items():
+            yield from parts_of(f"{name}[{key!r}]", each)
+    elif isinstance(value, (tuple, list)):
+        for number, each in enumerate(cast("list[Any]", value)):
+            yield from parts_of(f"{name}[{number}]", each)
+
+
+def compare(call: str, given: Mapping[int, list[Part]]) -> None:
+    """Raise if the ranks did not give the same."""
+    by_rank = {rank: {part.name: part for part in parts} for rank, parts in given.items()}
+    first = min(given)
+    for name in dict.fromkeys(part.name for parts in given.values() for part in parts):
+        here = by_rank[first].get(name)
+        if others := [rank for rank, parts in by_rank.items() if parts.get(name) != here]:
+            raise LayoutError(
+                f"{call}: {difference(name, first, here, others, by_rank[others[0]].get(name))}. {SAMPLERS}"
+            )
+
+
+def difference(name: str, first: int, here: Part | None, others: list[int], there: Part | None) -> str:
+    """How what some ranks gave differs from what the first one did."""
+    ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+    if here is not None and there is not None and here.words == there.words:
+        return f"{name} has other values on {ranks} than on rank {first}, on all of which it is {here.words}"
+    what, other = (part.words if part is not None else "nothing" for part in (here, there))
+    return f"{name} is {what} on rank {first}, but {other} on {ranks}"
