@@ -60,11 +60,13 @@ def take_gpu(rank: int, world: int) -> None:
     """Give a rank its GPU; ranks that share one look like machines of their own to NCCL, which refuses them else."""
     import torch
 
+    from mural.comm.groups import survive_errors
     from mural.comm.meeting import stand_apart
 
     gpus = torch.cuda.device_count()
     torch.cuda.set_device(rank % gpus)
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    survive_errors()
     if gpus < world:
         stand_apart(os.environ, rank)
 

@@ -146,14 +146,22 @@ class Alarm:
             now = self.pending()
             if now is not before:
                 before, since = now, time.monotonic()
+            waited = time.monotonic() - since
             try:
-                if now is not None and (waited := time.monotonic() - since) > POLL_SECONDS / 2:
+                if now is not None and waited > POLL_SECONDS / 2:
                     self._read_notes()
                     self._look_around(now, waited)
+                elif self.on_gpu and now is None and self._suspicious():
+                    # This rank may hang behind messages that NCCL has given up, and counts as done.
+                    self._look_around(Awaited(self.begun, "NCCL"), waited)
                 if self.own or self.heard:
                     self._serve()
             except RuntimeError:
                 return  # the store went away with the process group
+
+    def _suspicious(self) -> bool:
+        """Whether NCCL reports an error, or the process of another rank is gone."""
+        return bool(groups.trouble()) or any(map(has_ended, self._identities().values()))
 
     def _look_around(self, waiting: Pending, seconds: float) -> None:
         """Find out whether a rank of the group is gone, so that nobody will send what this rank waits for."""

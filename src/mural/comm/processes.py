@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cache
 from pathlib import Path
 
 PROC = Path("/proc")
 
 
+@cache
 def host() -> str:
     """What tells this machine, or this network namespace of it, from others."""
     boot = PROC / "sys/kernel/random/boot_id"
@@ -33,6 +35,7 @@ def has_ended(other: str) -> bool:
     return _begun(int(pid)) != begun
 
 
+@cache
 def _namespace(kind: str) -> str:
     link = PROC / "self/ns" / kind
     return os.readlink(link) if link.exists() else ""

@@ -256,6 +256,8 @@ class Transport:
 
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
+        if isinstance(error, PeerError):
+            groups.give_up(str(error))  # the GPU may wait for what will not come, and this process behind it
         # Of what this rank heard from a peer, the others hear too; that a peer ended, only those who wait for it see.
         if self.alarm is not None and not (isinstance(error, PeerError) and self.alarm.heard):
             with contextlib.suppress(RuntimeError):  # the peers wait for what was posted before, and get it
