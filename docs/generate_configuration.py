@@ -12,8 +12,8 @@ HEAD = """# The configuration of a run
 
 Written by `python docs/generate_configuration.py` from the fields themselves. Each field is a key of `run.toml` and a
 flag of `mural train`: `lr` in the table `[optimizer]` is `--optimizer.lr`. A flag's value is read as TOML; a list may
-be typed as `2,2`, a table as `255=1`. An unknown key is an error that names the nearest one. `mural train run.toml --show` prints the
-configuration with every default filled in, and the run's folder holds it as `config.toml`.
+be typed as `2,2`, a table as `255=1`. An unknown key is an error that names the nearest one. `mural train run.toml
+--show` prints the configuration with every default filled in, and the run's folder holds it as `config.toml`.
 
 """
 
