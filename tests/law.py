@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import mural
+from mural.comm.verdict import given_up
 from mural.shard.fuse import fusing
 from ranks import DEVICE, run_on
 
@@ -50,7 +51,7 @@ class Grid:
     def mesh(self) -> mural.Mesh:
         """The mesh, on a rank."""
         key = (self.spatial, self.data)
-        if key not in _meshes:
+        if key not in _meshes or given_up(_meshes[key].transport):  # an earlier test let a step fail
             _meshes[key] = mural.init(spatial=self.spatial, data=self.data)
         return _meshes[key]
 

@@ -2,6 +2,7 @@
 
 from mural.data.loading.augment import Augment
 from mural.data.loading.loader import Batch, Loader
+from mural.data.loading.scaled import scaled
 from mural.data.open import open
 from mural.data.samples import Sample
 from mural.data.sets.dataset import Dataset
@@ -30,6 +31,7 @@ __all__ = [
     "create",
     "open",
     "real",
+    "scaled",
     "synthetic",
     "write_synthetic",
 ]

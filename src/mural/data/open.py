@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mural.data.formats.slide import open_slide
 from mural.data.formats.stored import FileSource, Options, Reader
 from mural.data.formats.tiff import open_tiff
 from mural.data.formats.zarr import open_zarr
+from mural.data.loading.scaled import Scaling, scaled
 from mural.data.source import Source
 from mural.errors import DataError
 
@@ -74,6 +75,9 @@ def open(
     series: int = 0,
     key: str | None = None,
     whole: bool = False,
+    scale: Scaling = None,
+    mean: Sequence[float] | float | None = None,
+    std: Sequence[float] | float | None = None,
 ) -> Source:
     """The image in a file or Zarr folder, of which boxes can be read: (C, H, W) or (C, D, H, W).
 
@@ -82,12 +86,23 @@ def open(
     tiff, zarr, nifti, npy, npz, picture, openslide, rasterio. `series` chooses an image of a TIFF or OME-Zarr that
     holds several, `key` an array inside a Zarr folder or .npz. `whole=True` allows files of any size that can only be
     decoded all at once.
+
+    `scale`, `mean` and `std` are those of a run's [data]: with any of them, boxes are read as training reads them, as
+    floating numbers. A model takes an image of integers only so: "range" maps them to [0, 1] by the range of their
+    type, a number divides them, "none" leaves them. Without, `read` gives what the file holds, as for masks.
     """
+    source = open_file(path, Options(axes, threads, reader, series, key, whole))
+    if scale is None and mean is None and std is None:
+        return source
+    return scaled(source, "range" if scale is None else scale, mean, std)
+
+
+def open_file(path: str | os.PathLike[str], options: Options) -> Source:
+    """The image in a file, as the file holds it."""
     where = Path(path).expanduser()
-    options = Options(axes, threads, reader, series, key, whole)
-    if threads < 1:
-        raise DataError(f"{where}: threads={threads}: at least one thread has to decode", str(where))
-    form = chosen(where, reader)
+    if options.threads < 1:
+        raise DataError(f"{where}: threads={options.threads}: at least one thread has to decode", str(where))
+    form = chosen(where, options.reader)
     try:
         return FileSource(where, options, form.reader)
     except DataError as error:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mural.comm import SPATIAL, Mesh
 from mural.engine.alignment import alignment, target_dims
-from mural.errors import LayoutError
+from mural.errors import DataError, LayoutError
 from mural.geometry import Cuts
 from mural.shard import ShardedTensor, shard
 from mural.shard.place import place_on
@@ -105,8 +105,11 @@ class Inputs:
     def read(self, sources: Sequence[Readable], align: int, mask: bool) -> ShardedTensor:
         """This rank's box of its images, read from the sources and nothing else.
 
-        Integer masks of one channel become classes (N, H, W); everything else takes the type of the model's weights.
+        Integer masks of one channel become classes (N, H, W); everything else takes the type of the model's weights. An
+        image of integers whose scaling is not said is refused: a model that was trained on [0, 1] would see 0 to 255.
         """
+        kind = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+        sources = [converted(source, kind) for source in sources]
         shapes = sorted({tuple(s.shape) for s in sources})
         if len(shapes) != 1:
             raise LayoutError(f"the sources of one batch have shapes {shapes}: they have to be equal")
@@ -119,10 +122,11 @@ class Inputs:
         pieces = [sources[i].read([(0, channels), *place]) for i in range(*taken)]
         # A rank that owns no image takes the type from a pixel, so that all ranks bring the same.
         like = pieces[0] if pieces else sources[0].read([(0, 1) for _ in shapes[0]])
+        if not mask:
+            check_scaled(sources[0], like.dtype)  # of a source that did not say its type before
         piece = torch.stack(pieces) if pieces else like.new_empty(0, channels, *(b - a for a, b in place))
         if mask and channels == 1 and not like.is_floating_point():
             return shard(piece[:, 0].long(), self.mesh, dims=range(1, 1 + len(cuts)), box=[rows, *place])
-        kind = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
         return shard(piece.to(kind), self.mesh, box=[rows, (0, channels), *place])
 
     def align(self, shape: tuple[int, ...]) -> int:
@@ -156,6 +160,35 @@ def on_seat(x: ShardedTensor, world: Mesh, inputs: Inputs) -> ShardedTensor:
         place[dim] = (own.start, own.stop)
     part = tuple(slice(a - i.start, b - i.start) for (a, b), i in zip(place, x.box, strict=True))
     return shard(x.local[part].contiguous(), mesh, dims=dims, box=place)
+
+
+def converted(source: Readable, dtype: torch.dtype) -> Readable:
+    """A source that is scaled as it is read, in the type of the model; any other as it is."""
+    convert = getattr(source, "converted", None)
+    return source if convert is None else convert(dtype)
+
+
+def check_image(image: Image) -> None:
+    """Raise for a batch that no rank can run, on all ranks: one without images, or of unscaled integers."""
+    check_filled(image)
+    several: Any = image if isinstance(image, (tuple, list)) else [image]
+    for source in several if all_readable(image) else ():
+        if isinstance(getattr(source, "dtype", None), torch.dtype):
+            check_scaled(source, source.dtype)
+
+
+def check_scaled(source: Readable, dtype: torch.dtype) -> None:
+    """Raise for an image of integers, of which nobody said what a model takes for them."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return
+    name = str(getattr(source, "name", "the source"))
+    raise DataError(
+        f"{name}: the image holds integers ({dtype}), and nothing says which numbers the model takes for them: open it "
+        f'by mural.open(…, scale="range") for [0, 1] by the range of the type, as training does by default; a number '
+        f'divides, "none" takes them as they are, mean= and std= follow. mural.data.scaled(source, …) does it to any '
+        f"source, and mural.train.Config.load(RUN/config.toml).data.scaled(source) as that run did",
+        name,
+    )
 
 
 def all_readable(part: Any) -> bool:

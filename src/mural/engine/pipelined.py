@@ -18,7 +18,7 @@ from mural.engine.concord import Concord
 from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
 from mural.engine.extra_state import extra_of_owners
-from mural.engine.inputs import Image, Inputs, check_filled, on_seat, shape_of
+from mural.engine.inputs import Image, Inputs, check_image, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
 from mural.engine.likeness import Likeness
 from mural.engine.microbatches import rows_of
@@ -65,7 +65,7 @@ class Pipelined(Parallel):
         with self.concord.step():
             self.likeness.check("step", image=image, target=target)
             image, target = self._adopted(image), self._adopted(target)
-            check_filled(image)
+            check_image(image)
             rows = rows_of(shape_of(image)[0], self.plan.microbatches)
             trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
             whole = self.plan.schedule == "gpipe" or len(rows) == 1
@@ -115,7 +115,7 @@ class Pipelined(Parallel):
     def _passed(self, image: Image) -> Passage:
         """All micro-batches forward; batch norms that look at the batch see it whole."""
         image = self._adopted(image)
-        check_filled(image)
+        check_image(image)
         rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
         trip = self.itineraries.trip(image, rows, training=False)
         passage = Passage(self.inputs, image, rows, self._stages(image, rows))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mural.data import Augment
+from mural.data import Augment, Source
+from mural.data import scaled as scaled_source
 from mural.errors import ConfigError
 from mural.plan import Plan
 from mural.typed import build, dump, read_toml
@@ -83,6 +84,10 @@ class DataConfig:
     """Threads that decode, on each rank."""
     skip_bad: bool = False
     """Leave out samples that cannot be read, and list them at the end."""
+
+    def scaled(self, source: Source) -> Source:
+        """An image as this run's training reads it: for `pm(…)` with the weights of the run."""
+        return scaled_source(source, self.scale, self.mean, self.std)
 
 
 @dataclass(frozen=True)
