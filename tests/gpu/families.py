@@ -105,13 +105,23 @@ def fused_chain(name: str, grid: Grid) -> list[Outcome]:
     return [laws.fused(test_fused.CHAINS[name], grid)]
 
 
-def of_plans(*plans: Plan, model: str = "unet", **more: Any) -> Family:
+MODELS: dict[str, dict[str, Any]] = {
+    "unet": {"sizes": ((35, 28),) * 3},
+    "unet-instance": {"sizes": ((16, 12), (20, 16), (16, 12))},
+    "resnet-v2": {"sizes": ((12, 12),) * 3, "labels": "class"},
+    "tied": {"sizes": ((9, 8),) * 3},
+    "fan": {"sizes": ((9, 8),) * 3, "images": 5},
+}
+
+
+def of_plans(*plans: Plan) -> Family:
     """Models under the plans with a world's number of ranks, over three steps of an optimizer."""
 
     def family(world: int) -> Iterator[Sequence[Outcome]]:
         for plan in plans:
             if plan.devices == world:
-                yield on_ranks(world, laws.stages, [Case(model, plan, **more)], stage_cases.law)
+                cases = [Case(model, plan, **more) for model, more in MODELS.items()]
+                yield on_ranks(world, laws.stages, cases, stage_cases.law)
 
     return family
 
@@ -226,12 +236,10 @@ FAMILIES: dict[str, Family] = {
     "pointwise, shapes, reductions, losses": expressions,
     "attention, products, merged dims": attention,
     "fused halos": fused_halos,
-    "data": of_plans(Plan(data=2), Plan(data=4), images=5),
-    "spatial": of_plans(
-        Plan(spatial=(2, 1)), Plan(spatial=(1, 2)), Plan(spatial=(2, 2)), Plan(spatial=(4, 1)), sizes=((35, 28),) * 3
-    ),
+    "data": of_plans(Plan(data=2), Plan(data=4)),
+    "spatial": of_plans(Plan(spatial=(2, 1)), Plan(spatial=(1, 2)), Plan(spatial=(2, 2)), Plan(spatial=(4, 1))),
     "data × spatial": of_plans(
-        Plan(data=2, spatial=(1, 1)), Plan(data=2, spatial=(2, 1)), Plan(data=2, spatial=(1, 2)), sizes=((35, 28),) * 3
+        Plan(data=2, spatial=(1, 1)), Plan(data=2, spatial=(2, 1)), Plan(data=2, spatial=(1, 2))
     ),
     "channel, hybrid": channels,
     "stages, sequential": of_plans(Plan(stage=2), Plan(stage=4), Plan(stage=2, recompute="stages")),
