@@ -15,3 +15,5 @@ settings.register_profile("fresh", max_examples=200, phases=FOUND, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 torch.set_num_threads(1)
+
+collect_ignore = ["gpu"]  # what make test-gpu runs; test_gpu_families.py tries it on the CPU
