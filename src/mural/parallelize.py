@@ -50,7 +50,8 @@ def parallelize(
     plan.check_runnable()
     mesh = mesh_of(plan) if mesh is None else mesh
     check_mesh(plan, mesh)
-    if roll_call(mesh.transport.group, "mural.parallelize", given_up(mesh.transport)):
+    lost = given_up(mesh.transport)
+    if roll_call(mesh.transport.group, "mural.parallelize", lost) or lost:
         raise PeerError(f"parallelize got a mesh whose ranks no longer agree, since a step failed: {ANEW}")
     materialize(model, device)
     share_from_first(model, mesh)

@@ -22,11 +22,11 @@ TAG, NEVER = 0x6D75, 0x6D76
 def roll_call(group: dist.ProcessGroup | None, what: str, flag: bool = False) -> bool:
     """Whether any rank of a group brings the flag; raises where a rank has ended, with its number. Collective.
 
-    Groups that are not connected from the beginning on, as NCCL's, are not asked: there the flag is this rank's.
+    Groups that are not connected from the beginning on, as NCCL's, are not asked, and bring no flag.
     """
     if group is None or not connected(group):
-        return flag
-    mine, own = torch.tensor([flag], dtype=torch.uint8), dist.get_rank()
+        return False
+    mine, own = torch.tensor([flag], dtype=torch.uint8, device="cpu"), dist.get_rank()
     others = [rank for rank in dist.get_process_group_ranks(group) if rank != own]
     heard = {rank: torch.zeros_like(mine) for rank in others}
     works: list[tuple[int, Any]] = []
@@ -58,7 +58,7 @@ def hang_up(group: dist.ProcessGroup | None) -> None:
     for rank in dist.get_process_group_ranks(group):
         if rank != dist.get_rank():
             with suppress(RuntimeError):
-                work: Any = dist.irecv(torch.zeros(1), rank, group=group, tag=NEVER)
+                work: Any = dist.irecv(torch.zeros(1, device="cpu"), rank, group=group, tag=NEVER)
                 work.wait(timedelta(milliseconds=1))
 
 
