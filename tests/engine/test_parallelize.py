@@ -28,9 +28,11 @@ PLANS = [
 TOLERANCE = 1e-10
 
 
-def segmenter() -> nn.Module:
+def segmenter(device: str = DEVICE) -> nn.Module:
     torch.manual_seed(3)
-    return UNet(in_channels=2, classes=3, width=4, depth=2, norm="batch").double().to(DEVICE)
+    with torch.device("meta" if device == "meta" else "cpu"):
+        model = UNet(in_channels=2, classes=3, width=4, depth=2, norm="batch").double()
+    return model.to(device)
 
 
 def classifier() -> nn.Module:
@@ -179,8 +181,7 @@ def test_dropout_is_the_same_under_every_plan_and_another_in_every_step() -> Non
 
 
 def from_meta(plan: mural.Plan) -> list[float]:
-    with torch.device("meta"):
-        model = segmenter()
+    model = segmenter("meta")
     pm = mural.parallelize(model, plan)
     assert not any(p.is_meta for p in pm.parameters())
     return [float(p.double().sum()) for p in pm.parameters()]
