@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import mural
 from law import Grid, image, raises
 from mural.engine.likeness import due
+from mural.shard import place
 from mural.shard.checksum import checksum
 from ranks import run_on
 
@@ -220,3 +221,15 @@ def sharded(what: str) -> None:
 @pytest.mark.parametrize("what", ["first", "later"])
 def test_shard_refuses_tensors_that_differ_between_ranks(what: str) -> None:
     raises("has other values on ranks [1] than on rank 0. A plain tensor", mural.LayoutError, sharded, what)
+
+
+def out_of_step() -> int:
+    """Rank 1 alone has looked at more tensors of a kind, as after a call that failed there."""
+    mesh, x = Grid((2, 1)).mesh(), image(1, 3, 12, 12).to(torch.float32)
+    for _ in range(5 * mesh.rank):
+        place.due(x, mesh)
+    return sum(mural.shard(x, mesh).shape[0] for _ in range(20))
+
+
+def test_ranks_that_look_at_different_tensors_raise_no_alarm() -> None:
+    assert run_on(2, out_of_step) == [20, 20]

@@ -234,11 +234,13 @@ def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = (), value: i
             f"shard needs the same tensor on every rank, and the same arguments, but ranks brought shapes {shapes}, or "
             f"cuts, types or requires_grad that differ (here {brought}): pass the whole tensor everywhere, or box="
         )
-    first = rows[0][-1]
-    if others := [rank for rank, row in zip(mesh.peers(mesh.coordinates), rows, strict=True) if row[-1] != first]:
+    # Ranks whose earlier calls failed apart from each other look at different tensors: then none is compared.
+    first, looked = rows[0][-1], all(row[-1] for row in rows)
+    peers = mesh.peers(mesh.coordinates)
+    if looked and (others := [rank for rank, row in zip(peers, rows, strict=True) if row[-1] != first]):
         raise LayoutError(
             f"shard: a tensor of shape {tuple(shape)} has other values on ranks {others} than on rank "
-            f"{mesh.peers(mesh.coordinates)[0]}. {SAMPLERS}"
+            f"{peers[0]}. {SAMPLERS}"
         )
     ends = [row[3 + ROOM :] for row in rows]
     return [box_of([(end[2 * d], end[2 * d + 1]) for d in range(len(place))]) for end in ends]
