@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[Build, tuple[int, ...], Plan]] = {
     ),
     "smp Unet": (smp("Unet", "mobilenet_v2"), (2, 3, 256, 256), SPATIAL),
     "smp FPN": (smp("FPN", "mobilenet_v2"), (2, 3, 256, 256), BOTH),
-    "smp DeepLabV3Plus": (smp("DeepLabV3Plus", "mobilenet_v2"), (2, 3, 256, 320), STAGES),
+    "smp DeepLabV3Plus": (smp("DeepLabV3Plus", "mobilenet_v2"), (2, 3, 256, 256), SPATIAL),
 }  # fmt: skip
 
 
