@@ -60,7 +60,13 @@ def readme(name: str, plan: Plan, dtype: str) -> Comparison:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
     ("name", "plan"),
-    [("UNet", SPATIAL), ("UNet", BOTH), ("UNet", STAGES), ("MONAI batch", SPATIAL), ("MONAI instance", STAGES)],
+    [
+        ("UNet", SPATIAL),
+        pytest.param("UNet", BOTH, marks=pytest.mark.slow),
+        ("UNet", STAGES),
+        ("MONAI batch", SPATIAL),
+        pytest.param("MONAI instance", STAGES, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_biases_before_norms_raise_no_alarm(name: str, plan: Plan, dtype: str) -> None:

@@ -58,12 +58,14 @@ def test_one_file_is_one_module_by_whatever_path(tmp_path: Path, monkeypatch: py
     assert named("link.py:make", "model.factory") is named(path, "model.factory")
 
 
+@pytest.mark.slow
 def test_local_ranks_get_the_models_of_their_files(tmp_path: Path) -> None:
     paths = [written(tmp_path / "a", 4), written(tmp_path / "b", 5)]
     config = run_config(tmp_path, model={"arguments": {"paths": paths}}, plan={"data": 2}, launch={"device": "cpu"})
     assert on_local_ranks(widths, config) == [4, 5]
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_is_read_anew_by_a_new_process(tmp_path: Path) -> None:
     """Its compiled form, kept by the second, was taken for it."""
     found: list[str] = []

@@ -173,6 +173,7 @@ def test_the_status_of_a_run_that_runs(images: Path) -> None:
     assert status(config)["state"] == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "state"), [("kill", "killed"), ("raise", "failed")])
 def test_the_status_of_local_ranks_one_of_which_ends(images: Path, how: str, state: str) -> None:
     loss = {"name": f"{HERE / 'dropping.py'}:failing", "arguments": {"how": how}}
