@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -52,6 +53,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     if roll_call(world_group, "mural.init", known is not None and given_up(known)) or known is None:
         # A group of our own: DDP's collectives on the default group never meet our messages.
         forget()
+        listen_for_others()
         group = new_group(None, timeout)
         connect(group)
         _transports.clear()
@@ -59,6 +61,15 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         settle(transport)
         _transports[key] = transport
     return dist.get_world_size(), dist.get_rank(), _transports[key]
+
+
+def listen_for_others() -> None:
+    """Let gloo listen where other machines reach this one: a group over NCCL that was found has no gloo yet."""
+    place = Placement()
+    with suppress(PlanError):  # variables that contradict each other: the group counts, and gloo finds its own way
+        place = resolve(os.environ)
+    if place.address is not None and not place.one_machine:
+        reach_out(os.environ, place.address)
 
 
 def placement() -> Placement:
