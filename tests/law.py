@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +59,12 @@ class Grid:
     def shard(self, x: Tensor, **more: Any) -> mural.ShardedTensor:
         """A tensor cut this way."""
         return mural.shard(x, self.mesh(), **({"cuts": self.cuts, "dims": self.dims, "align": self.align} | more))
+
+
+def some(grids: Sequence[Grid], *kept: int) -> list[Any]:
+    """The grids as parameters of a test: those at the places that are kept for `make test`, the others for test-all."""
+    slow = pytest.mark.slow
+    return [grid if place in kept else pytest.param(grid, marks=slow) for place, grid in enumerate(grids)]
 
 
 class Calls(nn.Module):

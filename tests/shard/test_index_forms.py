@@ -12,7 +12,7 @@ from monai.losses import BendingEnergyLoss, DiffusionLoss
 from torch import Tensor, nn
 
 import mural
-from law import Expr, Grid, holds, image, raises
+from law import Expr, Grid, holds, image, raises, some
 
 GRIDS = [Grid((2, 2)), Grid((1, 2), data=2), Grid((2, 1), cuts=((3, 10),)), Grid((3, 1), cuts=((0, 9, 4),))]
 
@@ -76,7 +76,7 @@ WRITES: list[tuple[Any, float | None]] = [
 ]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("grid", some(GRIDS, 1, 2), ids=str)
 @pytest.mark.parametrize("code", READS)
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
 def test_reading_by_any_index(code: str, grid: Grid) -> None:
@@ -96,13 +96,13 @@ class Writes(nn.Module):
         return z * y
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("grid", some(GRIDS, 1, 2), ids=str)
 @pytest.mark.parametrize(("index", "value"), WRITES, ids=str)
 def test_writing_by_any_index(index: Any, value: float | None, grid: Grid) -> None:
     holds(Writes(index, value), [image(2, 4, 13, 11), image(2, 4, 13, 11, seed=1)], grid)
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("grid", some(GRIDS, 1, 2), ids=str)
 @pytest.mark.parametrize("loss", [BendingEnergyLoss(), BendingEnergyLoss(normalize=True), DiffusionLoss()], ids=repr)
 def test_monai_losses_that_index_with_lists(loss: nn.Module, grid: Grid) -> None:
     holds(loss, image(2, 2, 13, 11), grid)
