@@ -56,7 +56,7 @@ def whole(dtype: str, dropout: float) -> Comparison:
     return mural.check(net(TYPES[dtype], None, dropout), SPATIAL, *batch(TYPES[dtype]), loss_of)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_plan_is_found(name: str, dtype: str) -> None:
     differs(run_on(2, checked, name, dtype, SPATIAL))
@@ -66,7 +66,7 @@ def told(change: Callable[[Any], Any], dtype: str) -> Comparison:
     return mural.check(net(TYPES[dtype], change), SPATIAL, *batch(TYPES[dtype]), loss_of)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", TOLD)
 def test_a_wrong_entry_of_a_result_is_found(change: Callable[[Any], Any], dtype: str) -> None:
     found = differs(run_on(2, told, change, dtype))

@@ -152,7 +152,7 @@ def troubled_call(options: dict[str, Any], call: str) -> list[str]:
 
 
 @pytest.mark.parametrize("call", ["forward", "evaluate", "accumulate"])
-@pytest.mark.parametrize("name", ["data", "spatial", "1f1b"])
+@pytest.mark.parametrize("name", [pytest.param("data", marks=pytest.mark.slow), "spatial", "1f1b"])
 def test_other_calls_that_raise_on_one_rank_end_on_all(name: str, call: str) -> None:
     """A rank that waits for nothing in the rest of the call has its result, and hears of it in the next call."""
     first, second = run_on(2, troubled_call, PLANS[name], call)

@@ -59,7 +59,15 @@ def images(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("plan", "every"), [({}, 0), ({}, 2), ({"spatial": [2, 1]}, 0), ({"stage": 2}, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("plan", "every"),
+    [
+        ({}, 0),
+        ({"spatial": [2, 1]}, 0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (({}, 2), ({"stage": 2}, 2))),
+    ],
+    ids=str,
+)
 def test_a_validation_that_fails_loses_nothing(images: Path, plan: dict[str, Any], every: int) -> None:
     """The checkpoint came after validation: the epoch was lost with it."""
     whole = described(images, "whole", plan=plan, validation__every=every)
