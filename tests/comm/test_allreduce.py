@@ -48,7 +48,9 @@ def compared(sizes: tuple[int, ...], segment: int) -> list[tuple[Any, ...]]:
     return different
 
 
-@pytest.mark.parametrize(("world", "sizes"), [(2, (0, 1, 5, 3001)), (3, (2, 1003)), (4, (3, 1001))])
+@pytest.mark.parametrize(
+    ("world", "sizes"), [(2, (0, 1, 5, 3001)), (3, (2, 1003)), pytest.param(4, (3, 1001), marks=pytest.mark.slow)]
+)
 def test_a_run_equals_the_simulation(world: int, sizes: tuple[int, ...]) -> None:
     assert run_on(world, compared, sizes, 1024) == [[]] * world
 
