@@ -21,6 +21,9 @@ from typing import Any
 TIMEOUT = float(os.environ.get("MURAL_TEST_TIMEOUT", "120"))
 BACKEND = os.environ.get("MURAL_TEST_BACKEND", "gloo")
 DEVICE = "cuda" if BACKEND == "nccl" else "cpu"
+FORKS = mp.get_context("forkserver")
+"""Starts processes as copies of one that has imported mural: a rank is there in a tenth of a second, not in three."""
+FORKS.set_forkserver_preload(["mural"])
 _pools: dict[tuple[int, str], Pool] = {}
 
 
@@ -75,13 +78,12 @@ class Pool:
     """Ranks that run one function after the other."""
 
     def __init__(self, world: int, backend: str = BACKEND):
-        context = mp.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory(prefix="mural-ranks-")
         store = str(Path(self.folder.name) / "store")
         self.pipes, self.processes = [], []
         for rank in range(world):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, backend, store, theirs), daemon=True)
+            ours, theirs = FORKS.Pipe()
+            process = FORKS.Process(target=_serve, args=(rank, world, backend, store, theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)

@@ -5,7 +5,6 @@ All others raise in words at once, though none of them ends before all have rais
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 import mural
 from mural.comm import free_port
+from ranks import FORKS
 
 SOON, TIMEOUT = 40.0, 120.0
 """Seconds: what an error may take, and the timeout of the process group."""
@@ -74,11 +74,9 @@ def serve(rank: int, port: int, options: dict[str, Any], end: tuple[str, str, in
 
 def survivors(options: dict[str, Any], when: str, how: str, who: int) -> dict[int, tuple[str, float]]:
     """What the other two raised, and after how many seconds."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "mural"])
-    told, over, port = context.Queue(), context.Event(), free_port()
+    told, over, port = FORKS.Queue(), FORKS.Event(), free_port()
     ranks = [
-        context.Process(target=serve, args=(r, port, options, (when, how, who), told, over), daemon=True)
+        FORKS.Process(target=serve, args=(r, port, options, (when, how, who), told, over), daemon=True)
         for r in range(3)
     ]
     try:
