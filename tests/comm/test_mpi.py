@@ -20,7 +20,7 @@ from mural.comm import mpi, mpi_buffers, mpi_library
 from mural.errors import PlanError
 
 HERE = Path(__file__).parent
-RANKS = 4
+RANKS = 2
 
 
 def mpirun() -> str | None:
@@ -79,6 +79,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 def test_on_ranks(name: str, found: list[dict[str, str]]) -> None:
     for rank, results in enumerate(found):
         assert not results.get(name, "not run"), f"rank {rank}: {results.get(name, 'not run')}"
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_on_four_ranks(tmp_path: Path) -> None:
+    for results in checked(tmp_path, 4, "fast"):
+        assert results == {check.__name__: "" for check in CHECKS}
 
 
 @needs_mpi

@@ -30,7 +30,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 POINTS = ("loss", "forward pre-hook", "forward hook", "tensor hook", "gradient hook")
 CASES = [
-    pytest.param(name, point, marks=[] if point in ("loss", "tensor hook") or name == "data" else pytest.mark.slow)
+    pytest.param(name, point, marks=[] if point == "loss" or name == "data" else pytest.mark.slow)
     for name in PLANS
     for point in POINTS
 ]
@@ -166,7 +166,7 @@ def test_other_calls_that_raise_on_one_rank_end_on_all(name: str, call: str) -> 
 @pytest.mark.parametrize(
     "options",
     [
-        {"spatial": (4, 1)},
+        pytest.param({"spatial": (4, 1)}, marks=pytest.mark.slow),
         {"data": 2, "spatial": (2, 1)},
         {"stage": 2, "data": 2, "schedule": "1f1b", "microbatches": 2},
     ],

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from monai.losses import BendingEnergyLoss, DiffusionLoss
 from torch import Tensor, nn
 
 import mural
@@ -100,17 +99,6 @@ class Writes(nn.Module):
 @pytest.mark.parametrize(("index", "value"), WRITES, ids=str)
 def test_writing_by_any_index(index: Any, value: float | None, grid: Grid) -> None:
     holds(Writes(index, value), [image(2, 4, 13, 11), image(2, 4, 13, 11, seed=1)], grid)
-
-
-@pytest.mark.parametrize("grid", some(GRIDS, 1, 2), ids=str)
-@pytest.mark.parametrize("loss", [BendingEnergyLoss(), BendingEnergyLoss(normalize=True), DiffusionLoss()], ids=repr)
-def test_monai_losses_that_index_with_lists(loss: nn.Module, grid: Grid) -> None:
-    holds(loss, image(2, 2, 13, 11), grid)
-
-
-@pytest.mark.parametrize("loss", [BendingEnergyLoss(), DiffusionLoss(normalize=True, reduction="sum")], ids=repr)
-def test_monai_losses_in_3d(loss: nn.Module) -> None:
-    holds(loss, image(1, 3, 7, 6, 9), Grid((2, 1, 2)))
 
 
 def at(index: Callable[[Tensor], Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import mural.models as models
-from law import Grid, holds, image
+from law import Grid, holds, image, some
 
 GRIDS = [Grid((2, 1)), Grid((2, 2)), Grid((1, 2), data=2)]
 
@@ -50,14 +50,14 @@ def seeded(build: Any) -> nn.Module:
     return build().double()
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("grid", some(GRIDS, 0), ids=str)
 @pytest.mark.parametrize("name", CONVOLUTIONAL)
 def test_convolutional(name: str, grid: Grid) -> None:
     build, shape = CONVOLUTIONAL[name]
     holds(seeded(build), image(*shape), grid)
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("grid", some(GRIDS, 0), ids=str)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers(name: str, grid: Grid) -> None:
     build, shape = TRANSFORMERS[name]
