@@ -1,6 +1,7 @@
 """Sharded tensors: a global tensor cut over a mesh, on which every operation is exact or refused."""
 
 from mural.shard import ops
+from mural.shard.functions import watch_functions
 from mural.shard.layout import Layout
 from mural.shard.ops.loss import dice_loss
 from mural.shard.ops.norm_rank import batchnorm_scope
@@ -11,6 +12,7 @@ from mural.shard.table import KINDS, TABLE
 from mural.shard.tensor import ShardedTensor
 
 watch_compiled()
+watch_functions()
 
 __all__ = [
     "KINDS",

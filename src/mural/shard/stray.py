@@ -1,7 +1,7 @@
 """Stray gradients: one that reaches a sharded tensor itself is refused.
 
 Gradients belong to the pieces. One that comes to the wrapper around a piece was made past the rules of sharded
-tensors, by a custom autograd.Function, and would be lost.
+tensors, as by a reentrant checkpoint, and would be lost.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mural.errors import UnsupportedOp
 def refuse_gradient(grad: Tensor) -> None:
     """Raise for a gradient that reached a wrapper."""
     raise UnsupportedOp(
-        "a gradient reached a sharded tensor past its pieces: a custom autograd.Function took the sharded tensor as "
-        "an input, and the gradient would be lost. Write the operation in plain torch, or give it .local or .full()"
+        "a gradient reached a sharded tensor past its pieces, and would be lost: a reentrant checkpoint or a full "
+        "backward hook took the sharded tensor. Use checkpoint(use_reentrant=False), or hooks on tensors"
     )
 
 

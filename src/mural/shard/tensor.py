@@ -194,8 +194,8 @@ class ShardedTensor(Tensor):
         if func is torch.ops.aten.detach.default:  # nested checkpoints unpack the inputs that they saved
             return ShardedTensor(args[0].local.detach(), args[0].placement, args[0].aliased, args[0].folds)
         raise UnsupportedOp(
-            f"{func} reached a sharded tensor below autograd: a custom autograd.Function, a reentrant checkpoint, "
-            f"a full backward hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
+            f"{func} reached a sharded tensor below autograd: a C++ operator, a reentrant checkpoint, a full backward "
+            f"hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
             f"use non-reentrant checkpoint and plain operations, or add a rule to src/mural/shard/ops/"
         )
 
@@ -246,11 +246,11 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
                     mirror_gradient(tensor)
             elif (node := tensor.grad_fn) is not None:
                 raise UnsupportedOp(
-                    f"{name_of(func)} got a sharded tensor that {node.name()} made: a custom autograd.Function (or a "
-                    f"reentrant checkpoint, a full backward hook, FSDP2) bypassed the sharded tensor, and gradients "
-                    f"through it would be lost. Use checkpoint(use_reentrant=False), write the operation in plain "
-                    f"torch, or (DDP with find_unused_parameters or static_graph) return the loss from the wrapped "
-                    f"module"
+                    f"{name_of(func)} got a sharded tensor that {node.name()} made: a reentrant checkpoint, a full "
+                    f"backward hook, FSDP2, or a custom autograd.Function that did not get it as an argument, bypassed "
+                    f"the sharded tensor, and gradients through it would be lost. Use checkpoint(use_reentrant=False), "
+                    f"give tensors to a Function as arguments, or (DDP with find_unused_parameters or static_graph) "
+                    f"return the loss from the wrapped module"
                 )
             elif not tensor.carrier.requires_grad and torch.is_grad_enabled():
                 # A nested checkpoint unpacked it: torch gave the wrapper its flag back, not the piece.
