@@ -269,10 +269,9 @@ def test_autograd_functions_backward_hooks_and_checkpoints_keep_the_flow() -> No
         return Same.apply(checkpoint(m.conv, x, use_reentrant=False)) * 2  # type: ignore[operator]
 
     net = Net(run, conv=nn.Conv2d(3, 3, 1))
-    # A Function that returns its input returns a view of it.
     assert [(node.site, node.inputs[0]) for node in mural.capture(net, IMAGE)] == [
         ("conv", "x"),
-        ("view_as:1", 0),
+        ("Same:1", 0),
         ("mul:1", 1),
     ]
     net.conv.register_full_backward_hook(lambda *_: None)

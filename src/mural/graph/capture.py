@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
 from mural.graph.nodes import Graph, Shape
-from mural.graph.recorder import META, Recorder, twin_of
+from mural.graph.recorder import Recorder
+from mural.graph.without_memory import META, twin_of
 from mural.shard.channel_share import share_of
 
 Shapes = Sequence[int] | Sequence[Sequence[int]]

@@ -70,6 +70,7 @@ from mural.graph.formulas import (
     window,
 )
 from mural.graph.nodes import Node
+from mural.shard.functions import KIND as FUNCTION
 
 
 def attention(node: Node, wants: Wants) -> Costs:
@@ -168,12 +169,17 @@ KIND_OF: Mapping[str | None, Formula] = {
     "creation": free,
     "attribute": free,
     "gradient": free,
+    FUNCTION: free,
     None: each(),
 }
-"""The formula of a kind of rule; an operation without a rule counts 1 per element of its result."""
+"""The formula of a kind of rule; an operation without a rule counts 1 per element of its result.
+
+What a custom Function computes is not seen, and counts nothing.
+"""
 
 
 def costs(node: Node, wants: Wants) -> Costs:
     """What one call costs; `wants` says for each of its inputs which gradient it has."""
-    formula = TABLE.get(node.op) or KIND_OF[node.kind]
+    named = TABLE.get(node.op) if node.kind != FUNCTION else None  # a Function may have any name
+    formula = named or KIND_OF[node.kind]
     return formula(node, wants)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,21 +25,29 @@ from mural.graph.modules import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
 from mural.graph.sites import At, sites
-from mural.shard import scripted
+from mural.graph.without_memory import META, MOVES, staying, staying_named, twin_of
+from mural.shard import functions, scripted
 from mural.shard.table import KINDS, TABLE, name_of
 
-META = torch.device("meta")
 VALUES = frozenset([
     "item", "tolist", "numpy", "equal", "allclose", "__contains__", "__array__",
     "__bool__", "__int__", "__float__", "__complex__", "__index__",
 ])  # fmt: skip
 """The calls that hand values of a tensor to Python."""
-MOVES = frozenset(["cpu", "cuda", "pin_memory"])
-"""The calls that do nothing but move a tensor to other memory."""
-OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), scripted.__file__)
+OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), scripted.__file__, functions.__file__)
 """The folders of code that is not the user's."""
 BELOW = tuple(f"{OUTSIDE[0]}/{name}" for name in ("_refs", "_decomp", "_prims", "_meta_registrations"))
 """Where torch writes an operation out in others, for meta tensors: what calls from there was not seen itself."""
+
+
+class Called(NamedTuple):
+    """A call on meta tensors, its name and the kind of its rule."""
+
+    func: Callable[..., Any]
+    name: str
+    kind: str | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class Recorder(TorchFunctionMode):
@@ -59,6 +67,7 @@ class Recorder(TorchFunctionMode):
         self._nodes: list[Node] = []
         self._saving: list[Tensor] = []  # what autograd saved in the call that runs
         self._held: dict[str, Tensor] = {}  # constants with memory, by name
+        self._inside = False  # whether a call runs that is noted as one: what it calls in turn is not
         self.modules = ModuleCalls(self._at, lambda: len(self._nodes))
         self.refused: UnsupportedOp | None = None
 
@@ -74,30 +83,46 @@ class Recorder(TorchFunctionMode):
         name = name_of(func)
         if name in VALUES:
             raise self._value_needed(name)
-        args, kwargs = pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs or {}))
-        states = [(tensor, state_of(tensor)) for tensor in tensors_in((args, kwargs))]
-        self._saving = []
+        kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
+        called = Called(func, name, kind, *pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs or {})))
+        run = (lambda *args, **_: args[0]) if name in MOVES else func
+        return self._run(called, lambda: run(*staying(name, called.args), **staying_named(called.kwargs)))
+
+    def _function(self, function: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a custom autograd.Function, which is one node; its gradients are those after `apply`."""
+        given = pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs))
+        called = Called(function.apply, function.__name__, functions.KIND, *given)
+        return self._run(called, lambda: apply(*called.args, **called.kwargs))
+
+    def _run(self, called: Called, run: Callable[[], Any]) -> Any:
+        """The result of a call, which is noted unless it happens inside of another."""
+        if self._inside:
+            return self._result(called, run)
+        self._saving, self._inside = [], True
         try:
-            result = args[0] if name in MOVES else func(*staying(name, args), **staying_named(kwargs))
-        except (NotImplementedError, RuntimeError) as error:
-            if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
-                raise self._value_needed(name) from error
-            raise
-        written = [tensor for tensor, state in states if state_of(tensor) != state]
-        written += statistics_written(func, args, kwargs)
-        self._note((func, args, kwargs), [tensor for tensor, _ in states], tensors_in(result), written)
+            states = [(tensor, state_of(tensor)) for tensor in tensors_in((called.args, called.kwargs))]
+            result = self._result(called, run)
+            written = [tensor for tensor, state in states if state_of(tensor) != state]
+            written += statistics_written(called.func, called.args, called.kwargs)
+            self._note(called, [tensor for tensor, _ in states], tensors_in(result), written)
+        finally:
+            self._inside = False
         return result
 
-    def _note(
-        self, called: tuple[Any, Any, Any], read: list[Tensor], made: list[Tensor], written: list[Tensor]
-    ) -> None:
+    def _result(self, called: Called, run: Callable[[], Any]) -> Any:
+        try:
+            return run()
+        except (NotImplementedError, RuntimeError) as error:
+            if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
+                raise self._value_needed(called.name) from error
+            raise
+
+    def _note(self, called: Called, read: list[Tensor], made: list[Tensor], written: list[Tensor]) -> None:
         """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
-        func, args, kwargs = called
         returns = () if made else tuple(next(i for i, t in enumerate(read) if t is tensor) for tensor in written)
         made = made or written
-        name = name_of(func)
-        kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
-        if not made or kind == "gradient":
+        name = called.name
+        if not made or called.kind == "gradient":
             return
         number, call = len(self._nodes), self.modules.innermost
         reads = [self._read(tensor, name) for tensor in read]
@@ -105,7 +130,7 @@ class Recorder(TorchFunctionMode):
             id=number,
             site="",
             op=name,
-            kind=kind,
+            kind=called.kind,
             module=self.modules.calls[call].module,
             inputs=tuple(r.source for r in reads),
             picks=tuple(r.pick for r in reads),
@@ -118,9 +143,9 @@ class Recorder(TorchFunctionMode):
             writes=tuple(dict.fromkeys(source for t in written for source in self._origins.owners(t))),
             call=call,
             returns=returns,
-            func=func,
-            args=with_refs(args, count := Counter(refs=0)),
-            kwargs=with_refs(kwargs, count),
+            func=called.func,
+            args=with_refs(called.args, count := Counter(refs=0)),
+            kwargs=with_refs(called.kwargs, count),
         )
         for tensor in written:
             self._origins.write(tensor, number)
@@ -143,7 +168,8 @@ class Recorder(TorchFunctionMode):
         """Record what the model does; raise what was refused, whoever caught it."""
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
-            with self.modules.following(model), META, saving, self, scripted.refusing_compiled(self._compiled):
+            watching = scripted.refusing_compiled(self._compiled), functions.seeing_functions(self._function)
+            with self.modules.following(model), META, saving, self, watching[0], watching[1]:
                 yield
         except Exception as error:
             if self.refused is None or error is self.refused:
@@ -281,24 +307,3 @@ def with_refs(tree: Any, count: Counter[str]) -> Any:
 def leaves_with_path(tree: Any) -> list[tuple[Any, Tensor]]:
     """The tensors that a model returns, each with its place in what it returns."""
     return [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0] if isinstance(leaf, Tensor)]
-
-
-def twin_of(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and kind, without memory."""
-    twin = torch.empty_like(tensor, device=META, requires_grad=False)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(twin, requires_grad=tensor.requires_grad)
-    return twin.requires_grad_(tensor.requires_grad)
-
-
-def staying(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call, without its wish for another device: `.to("cuda")` stays on meta."""
-    if name != "to":
-        return args
-    return tuple(META if isinstance(a, (torch.device, str)) or type(a) is int else a for a in args)
-
-
-def staying_named(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The same for keyword arguments; numbers without memory have no generator either."""
-    kept = {k: v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
-    return kept | {"device": META} if kept.get("device") is not None else kept

@@ -34,6 +34,9 @@ from mural.shard.tensor import ShardedTensor, check_operands, local_of, sharded_
 FOREIGN = ("torch.", "mural.")
 """Whose Functions are called as they are."""
 
+KIND = "function"
+"""The kind of a custom Function's node in a graph, next to the kinds of rules."""
+
 Seen = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called instead of a Function, with it and what it would do: `seen(function, apply, args, kwargs)`."""
 
@@ -71,11 +74,13 @@ class Context(FunctionCtx):
 
 @dataclass
 class Call:
-    """One call of a Function: what its arguments, results and saved tensors are; `args` until forward has run."""
+    """One call of a Function: what the plain tensors are that it takes, gives and saves.
+
+    `still` says which results are not differentiable, and `alone` that there is one, in no tuple.
+    """
 
     function: Any
     mesh: Mesh
-    args: tuple[Any, ...]
     inputs: tuple[Part | None, ...]
     context: Context = field(default_factory=lambda: Context(()))
     outputs: tuple[Part | None, ...] = ()
@@ -83,9 +88,11 @@ class Call:
     saved: tuple[Part | None, ...] = ()
     alone: bool = False
 
-    def run(self, context: Context) -> tuple[Any, ...]:
+    def run(self, context: Context, pieces: tuple[Any, ...]) -> tuple[Any, ...]:
         """The results of the Function's own forward."""
-        args, self.args, self.context = self.args, (), context
+        self.context = context
+        # New tensors around the pieces, without margins: what it writes has to reach the pieces.
+        args = tuple(p if part is None else part.seen(p) for p, part in zip(pieces, self.inputs, strict=True))
         if has_setup(self.function):
             result = self.function.forward(*args)
             self.function.setup_context(context, args, result)
@@ -134,7 +141,7 @@ class Bridge(Function):
     def forward(ctx: Any, call: Call, *pieces: Any) -> tuple[Any, ...]:
         """The pieces of the results."""
         context = Context(ctx.needs_input_grad[1:])
-        results = call.run(context)
+        results = call.run(context, pieces)
         ctx.call = call
         ctx.set_materialize_grads(context.materialize_grads)
         ctx.save_for_backward(*map(local_of, context.to_save))
@@ -181,7 +188,7 @@ def bridged(function: Any, sharded: list[ShardedTensor], args: tuple[Any, ...]) 
     mesh = sharded[0].mesh
     with named(function, "forward", mesh):
         check_operands(function, sharded)
-        call = Call(function, mesh, args, tuple(part_of(a, mesh) for a in args))
+        call = Call(function, mesh, tuple(part_of(a, mesh) for a in args))
         pieces: tuple[Any, ...] = bridge_of(function).apply(call, *map(local_of, args))
     mark()
     results = tuple(result_of(piece, part, args) for piece, part in zip(pieces, call.outputs, strict=True))
@@ -194,6 +201,7 @@ def result_of(piece: Any, part: Part | None, args: tuple[Any, ...]) -> Any:
         return piece
     for arg in args:  # autograd gives back the very piece that was written to, and a new tensor otherwise
         if isinstance(arg, ShardedTensor) and arg.holds(piece):
+            arg.drop_margin()
             mirror_gradient(arg, piece.requires_grad)
             return arg
     return part.seen(piece)
