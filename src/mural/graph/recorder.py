@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import sys
 from bisect import bisect_left
@@ -15,7 +14,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -25,7 +23,7 @@ from mural.graph.modules import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
 from mural.graph.sites import At, sites
-from mural.graph.without_memory import META, MOVES, staying, staying_named, twin_of
+from mural.graph.without_memory import META, MOVES, statistics_written, staying, staying_named, twin_of
 from mural.shard import functions, scripted
 from mural.shard.table import KINDS, TABLE, name_of
 
@@ -276,17 +274,6 @@ def frames_of_torch() -> Iterator[FrameType]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE):
         frame = frame.f_back
         yield frame
-
-
-def statistics_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The running statistics that a norm writes: with memory they would count the write, on meta they do not."""
-    if func not in (F.batch_norm, F.instance_norm):
-        return []
-    bound = inspect.signature(func).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
-    writes = given.get("training", False) or given.get("use_input_stats", False)
-    return [given[name] for name in ("running_mean", "running_var") if writes and given[name] is not None]
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -1,10 +1,12 @@
-"""Calls without memory: tensors that stand in for others on meta, and arguments that leave them there."""
+"""Calls without memory: tensors that stand in for others on meta, arguments that leave them there, hidden writes."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 META = torch.device("meta")
@@ -31,3 +33,14 @@ def staying_named(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The same for keyword arguments; numbers without memory have no generator either."""
     kept = {k: v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
     return kept | {"device": META} if kept.get("device") is not None else kept
+
+
+def statistics_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The running statistics that a norm writes: with memory they would count the write, on meta they do not."""
+    if func not in (F.batch_norm, F.instance_norm):
+        return []
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    writes = given.get("training", False) or given.get("use_input_stats", False)
+    return [given[name] for name in ("running_mean", "running_var") if writes and given[name] is not None]
