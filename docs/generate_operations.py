@@ -61,6 +61,9 @@ def page() -> str:
         "`nn.functional`. Anything else on a tensor that is cut raises `UnsupportedOp`. Some arguments of a listed",
         "operation are refused too; the error names them.",
         "",
+        "A custom `torch.autograd.Function` needs no rule. Its `forward` and `backward` run on sharded tensors, so the",
+        "table serves both: see [custom Functions](../concepts/sharded-tensors.md#custom-functions).",
+        "",
         "| kind | names | what its rules do | where |",
         "|---|---|---|---|",
     ]
