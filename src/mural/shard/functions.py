@@ -29,7 +29,7 @@ from mural.comm import Mesh, mark
 from mural.errors import UnsupportedOp
 from mural.shard.function_parts import Part, part_of
 from mural.shard.stray import mirror_gradient
-from mural.shard.tensor import ShardedTensor, check_operands, local_of, sharded_in
+from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in
 
 FOREIGN = ("torch.", "mural.")
 """Whose Functions are called as they are."""
@@ -221,6 +221,8 @@ def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
     if _watchers:
         return _watchers[-1](cls, plain, args, kwargs)
+    if not kwargs and LEAVES.issuperset(map(type, args)):
+        return plain(*args)
     sharded = sharded_in((args, kwargs))
     if not sharded:
         return plain(*args, **kwargs)
