@@ -1,7 +1,8 @@
 """Images on disk: read in boxes, loaded as batches, converted, and written piece by piece."""
 
 from mural.data.loading.augment import Augment
-from mural.data.loading.loader import Batch, Loader
+from mural.data.loading.batches import Batch
+from mural.data.loading.loader import Loader
 from mural.data.loading.scaled import scaled
 from mural.data.open import open
 from mural.data.samples import Sample

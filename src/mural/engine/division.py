@@ -25,7 +25,8 @@ class Division:
 
     The ranks of a parameter's stages hold it. A rank whose stages read no parameter that is trained holds a copy of
     the model's smallest such one too, as if its stages shared it: so an optimizer can be built on every rank, and the
-    copies get the same gradient and take the same steps. `homes` are the stages around the modules, by path.
+    copies get the same gradient and take the same steps. `homes` are the stages around the modules, by path, and
+    `takers` those that take an input of the model.
     """
 
     seating: Seating
@@ -33,6 +34,7 @@ class Division:
     stages: Mapping[str, frozenset[int]]
     holders: Mapping[str, tuple[int, ...]]
     homes: Mapping[str, int]
+    takers: frozenset[int]
 
     @classmethod
     def of(cls, model: nn.Module, route: Route, seating: Seating) -> Division:
@@ -41,7 +43,9 @@ class Division:
         sites = tuple(route.graph.nodes[start].site for start in route.starts)
         holders = {name: seating.holders(found) for name, found in stages.items()}
         homes = {path: route.stage_around(f"{path}." if path else "") for path, _ in model.named_modules()}
-        return cls(seating, sites, stages, with_trained(model, holders, seating), homes)
+        inputs = {(value.name, 0) for value in route.graph.inputs}
+        takers = frozenset(s for s, stretch in enumerate(route.stretches) if inputs.intersection(stretch.takes))
+        return cls(seating, sites, stages, with_trained(model, holders, seating), homes, takers)
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer."""

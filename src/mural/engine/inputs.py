@@ -14,6 +14,7 @@ from mural.errors import DataError, LayoutError
 from mural.geometry import Cuts
 from mural.shard import ShardedTensor, shard
 from mural.shard.place import place_on
+from mural.shard.unread import Unread
 
 
 @runtime_checkable
@@ -30,8 +31,9 @@ class Readable(Protocol):
         ...
 
 
-Image = Tensor | Readable | Sequence[Any]
-"""A batch: a whole tensor (the same on every rank), a sharded one, or one or several sources; or several inputs."""
+Image = Tensor | Unread | Readable | Sequence[Any]
+"""A batch: a whole tensor (the same on every rank), a sharded one, read or unread, one or several sources, or several
+inputs."""
 
 Span = tuple[int, int]
 
@@ -55,6 +57,8 @@ class Inputs:
 
     def target(self, target: Any, image: Image) -> Any:
         """The target cut like the image: a mask along its dims, a label along the batch alone."""
+        if isinstance(target, Unread):
+            target = target.tensor()
         if isinstance(target, Mapping):
             return {key: self.target(value, image) for key, value in cast("Mapping[str, Any]", target).items()}
         if isinstance(target, (tuple, list)) and not all_readable(target):
@@ -70,6 +74,8 @@ class Inputs:
 
     def taken(self, part: Any, align: int, mask: bool = False) -> Any:
         """One input as a sharded tensor on the model's device."""
+        if isinstance(part, Unread):
+            part = part.tensor()
         if isinstance(part, ShardedTensor):
             return self.adopted(part).to(self.device)
         if isinstance(part, Tensor):
@@ -142,7 +148,12 @@ class Inputs:
         return next(held, torch.device("cpu"))
 
 
-def on_seat(x: ShardedTensor, world: Mesh, inputs: Inputs) -> ShardedTensor:
+def on_seat(x: ShardedTensor | Unread, world: Mesh, inputs: Inputs) -> ShardedTensor | Unread:
+    """What lies on the run's mesh as it lies on the mesh of a stage; what was not read stays so."""
+    return x.then(lambda read: seated(read, world, inputs)) if isinstance(x, Unread) else seated(x, world, inputs)
+
+
+def seated(x: ShardedTensor, world: Mesh, inputs: Inputs) -> ShardedTensor:
     """A tensor on the run's mesh as one on the mesh of a stage: the same piece, or the part of it that is cut there."""
     if x.mesh == inputs.mesh:
         return x
@@ -211,7 +222,7 @@ def check_filled(image: Image) -> None:
 
 def shape_of(image: Image) -> tuple[int, ...]:
     """The shape of the batch's first input."""
-    if isinstance(image, Tensor):
+    if isinstance(image, (Tensor, Unread)):
         return tuple(image.shape)
     several: Any = image if isinstance(image, (tuple, list)) else [image]
     if not several:

@@ -29,6 +29,7 @@ from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
 from mural.shard.draws import Draws
 from mural.shard.rows import Rows
+from mural.shard.unread import Unread
 
 Signature = tuple[Any, ...]
 
@@ -148,7 +149,7 @@ def dtypes_of(image: Image, model: nn.Module) -> tuple[torch.dtype, ...]:
     parts: Sequence[Any] = image if isinstance(image, tuple) and isinstance(image[0], Tensor) else [image]
     weights = (p.dtype for p in model.parameters() if p.is_floating_point())
     default = next(weights, torch.get_default_dtype())
-    return tuple(part.dtype if isinstance(part, Tensor) else default for part in parts)
+    return tuple(part.dtype if isinstance(part, (Tensor, Unread)) else default for part in parts)
 
 
 def common_edges(routes: Sequence[Route], counts: Sequence[int]) -> tuple[Edge, ...]:

@@ -19,7 +19,10 @@ from mural.errors import LayoutError
 from mural.shard import ShardedTensor
 from mural.shard.checksum import checksum
 from mural.shard.place import SAMPLERS
+from mural.shard.unread import Unread
 
+UNREAD = "not read"
+"""What a part is on a rank that does not take it: whatever the others have, it agrees."""
 FIRST = 3
 """How many calls of each kind are compared without a gap."""
 
@@ -64,6 +67,8 @@ def parts_of(name: str, value: Any) -> Iterator[Part]:
         yield Part(name, "a sharded tensor", 0)
     elif isinstance(value, Tensor):
         yield Part(name, f"a tensor of shape {tuple(value.shape)}, {value.dtype}", checksum(value))
+    elif isinstance(value, Unread):
+        yield Part(name, UNREAD, 0)
     elif isinstance(value, Readable):
         yield Part(name, f"the source {PurePath(str(getattr(value, 'name', ''))).name} of {tuple(value.shape)}", 0)
     elif isinstance(value, Mapping):
@@ -75,15 +80,14 @@ def parts_of(name: str, value: Any) -> Iterator[Part]:
 
 
 def compare(call: str, given: Mapping[int, list[Part]]) -> None:
-    """Raise if the ranks did not give the same."""
+    """Raise if the ranks did not give the same; those that have not read a part are not asked for it."""
     by_rank = {rank: {part.name: part for part in parts} for rank, parts in given.items()}
-    first = min(given)
     for name in dict.fromkeys(part.name for parts in given.values() for part in parts):
-        here = by_rank[first].get(name)
-        if others := [rank for rank, parts in by_rank.items() if parts.get(name) != here]:
-            raise LayoutError(
-                f"{call}: {difference(name, first, here, others, by_rank[others[0]].get(name))}. {SAMPLERS}"
-            )
+        found = {rank: parts.get(name) for rank, parts in by_rank.items()}
+        have = {rank: part for rank, part in found.items() if part is None or part.words != UNREAD}
+        first = min(have, default=0)
+        if others := [rank for rank, part in have.items() if part != have[first]]:
+            raise LayoutError(f"{call}: {difference(name, first, have[first], others, have[others[0]])}. {SAMPLERS}")
 
 
 def difference(name: str, first: int, here: Part | None, others: list[int], there: Part | None) -> str:

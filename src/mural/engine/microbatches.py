@@ -12,6 +12,7 @@ from mural.geometry import Cuts
 from mural.shard import ShardedTensor
 from mural.shard.relayout import relayout
 from mural.shard.rows import Rows
+from mural.shard.unread import Unread
 
 
 def rows_of(images: int, parts: int) -> tuple[Rows, ...]:
@@ -30,6 +31,8 @@ def part_of(batch: Any, rows: Rows) -> Any:
         return batch
     if isinstance(batch, ShardedTensor):
         return sharded_part(batch, rows)
+    if isinstance(batch, Unread) and batch.shape[0] == rows.total:
+        return batch.then(lambda x: sharded_part(x, rows), (rows.count, *batch.shape[1:]))
     if isinstance(batch, Tensor):
         return batch[rows.start : rows.stop] if batch.ndim and len(batch) == rows.total else batch
     if isinstance(batch, Mapping):

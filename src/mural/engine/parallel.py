@@ -19,6 +19,7 @@ from mural.engine.channel_state import clip_shared, joined_state, load_joined
 from mural.engine.extra_state import load_from_first, on_cpu, set_extra
 from mural.engine.inputs import Image, Inputs, check_filled
 from mural.engine.likeness import Likeness
+from mural.engine.needs import Needs
 from mural.engine.sharing import share_from_first
 from mural.errors import LayoutError
 from mural.plan import Plan
@@ -114,6 +115,10 @@ class Parallel:
     def from_last(self, value: Any) -> Any:
         """What was computed where the model's results are, on every rank. Collective."""
         return value
+
+    def needs(self, training: bool) -> Needs:
+        """What this rank takes of every batch, in training or in evaluation: what a loader has to read here."""
+        return Needs(self.world_mesh)
 
     @contextmanager
     def scope(self) -> Generator[None]:

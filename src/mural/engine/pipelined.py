@@ -22,6 +22,7 @@ from mural.engine.inputs import Image, Inputs, check_image, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
 from mural.engine.likeness import Likeness
 from mural.engine.microbatches import rows_of
+from mural.engine.needs import Needs
 from mural.engine.parallel import Loss, Parallel, unwrapped
 from mural.engine.passage import Passage, Training
 from mural.engine.statistics import Statistics
@@ -31,6 +32,7 @@ from mural.pipeline.runner import Runner
 from mural.plan import Plan
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.rows import Rows
+from mural.shard.unread import Unread
 
 
 class Pipelined(Parallel):
@@ -126,16 +128,21 @@ class Pipelined(Parallel):
         """What was computed where the model's results are, on every rank. Collective."""
         if self.world_mesh.world > 1:
             told = [value]
-            owner = self.seating.ranks(len(self.seating.meshes) - 1)[0]
+            owner = self.seating.ranks(self.seating.schedule(1).seat_of[0, self.plan.stages - 1])[0]
             dist.broadcast_object_list(told, src=owner, group=self.world_mesh.transport.group)
             return told[0]
         return value
+
+    def needs(self, training: bool) -> Needs:
+        """What this rank's stages take of every batch: the image where one reads it, the target where the loss is."""
+        stages = {stage for _, stage in self.itineraries.schedule(1, training).holds(self.seating.own)}
+        return Needs(self.mesh, bool(stages & self.division.takers), self.plan.stages - 1 in stages)
 
     def _adopted(self, batch: Any) -> Any:
         """A batch whose tensors on the run's mesh became tensors on this seat's: the same pieces, or parts of them."""
         if self.mesh == self.world_mesh:
             return batch
-        return pytree.tree_map_only(ShardedTensor, lambda x: on_seat(x, self.world_mesh, self.inputs), batch)
+        return pytree.tree_map_only((ShardedTensor, Unread), lambda x: on_seat(x, self.world_mesh, self.inputs), batch)
 
     # -- running ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from mural.comm import Mesh
 from mural.shard import ShardedTensor
+from mural.shard.unread import Unread
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Meter:
         self.data = 0.0
         self.record.events.clear()
 
-    def add(self, image: ShardedTensor, loss: torch.Tensor, weight: float, data_wait: float) -> None:
+    def add(self, image: ShardedTensor | Unread, loss: torch.Tensor, weight: float, data_wait: float) -> None:
         """Count a batch; the loss is not read yet, so a GPU is not waited for."""
         self.losses.append(loss)
         self.weights.append(weight)

@@ -13,6 +13,7 @@ from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
 from mural.data.loading.label_range import LabelRange
 from mural.data.samples import opened, sample_at
+from mural.engine.needs import Needs
 from mural.errors import ConfigError, DataError
 from mural.train.config import Config, Files
 from mural.train.factory import called, named
@@ -80,12 +81,17 @@ def first_shape(samples: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Fitting:
-    """What batches are made for: the ranks, where they compute, the best cuts of images, and the labels of the loss."""
+    """What batches are made for: the ranks, where they compute, the best cuts of images, and the labels of the loss.
+
+    `training` and `held_out` say what this rank takes of the batches of each.
+    """
 
     mesh: Mesh
     device: torch.device
     align: int
     label_range: LabelRange | None
+    training: Needs
+    held_out: Needs
 
 
 def training_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
@@ -131,4 +137,5 @@ def loader(config: Config, samples: Any, fitting: Fitting, *, batch: int, traini
         label_range=fitting.label_range,
         level=data.level,
         crop=data.crop if training else None,
+        needs=fitting.training if training else fitting.held_out,
     )

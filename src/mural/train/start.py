@@ -50,7 +50,8 @@ def start(config: Config) -> Generator[Run]:
             model = cast(nn.Module, torch.compile(model))
         pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
         mesh = pm.world_mesh
-        fitting = Fitting(mesh, device, pm.inputs.align((config.data.batch, *image)), labels)
+        align, needs = pm.inputs.align((config.data.batch, *image)), (pm.needs(training=True), pm.needs(training=False))
+        fitting = Fitting(mesh, device, align, labels, *needs)
         batches = stack.enter_context(closing(training_loader(config, training, fitting)))
         held_out = held_out_loader(config, apart, fitting) if apart is not None else None
         if held_out is not None:

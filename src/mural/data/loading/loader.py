@@ -4,47 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from mural.comm import Mesh
 from mural.data.loading.augment import Augment
+from mural.data.loading.batches import Batch, assembled
 from mural.data.loading.consent import Outcome, check_same, consent
 from mural.data.loading.draws import permutation
 from mural.data.loading.label_range import LabelRange
-from mural.data.loading.pinned import Buffers, Sent
+from mural.data.loading.pinned import Buffers
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
 from mural.data.loading.prefetch import Ahead
 from mural.data.loading.preflight import Facts, inspect, raise_problems
-from mural.data.loading.reading import CLASS, MASK, NOTHING, Form, Reader, placed
+from mural.data.loading.reading import Reader
 from mural.data.loading.shelf import Shelf
-from mural.data.loading.steps import Batched, Step, target_shape
+from mural.data.loading.steps import Batched, Step
 from mural.data.loading.workers import Workers
 from mural.data.samples import BadSample, Samples
+from mural.engine.needs import Needs
 from mural.errors import DataError
 from mural.geometry import Cuts
-from mural.shard.layout import Layout
-from mural.shard.place import layout_of
-from mural.shard.tensor import ShardedTensor
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's images and targets, cut over the mesh.
-
-    `image` is (N, C, H, W) or (N, C, D, H, W); `target` a mask (N, H, W), (N, D, H, W) or with channels like the image,
-    labels (N,), or None. `names` are those of all N samples, on every rank, `indices` their places in the dataset;
-    `waited` the seconds that this rank waited for its files; `step` the number of the batch in its epoch.
-    """
-
-    image: ShardedTensor
-    target: ShardedTensor | None
-    names: tuple[str, ...]
-    waited: float
-    step: int
-    indices: tuple[int, ...] = ()
 
 
 class Loader:
@@ -58,7 +39,8 @@ class Loader:
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
     zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target`.
     For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `label_range` says which labels a loss
-    takes, and others are errors that name their file; `level` chooses a resolution.
+    takes, and others are errors that name their file; `level` chooses a resolution. `needs` (see `pm.needs`) says
+    what this rank takes of the batches: of the rest it reads the headers of files, and the pixels only if asked for.
     """
 
     def __init__(
@@ -86,6 +68,7 @@ class Loader:
         crop: Sequence[int] | None = None,
         pad_to: int = 1,
         pad_target: int = 0,
+        needs: Needs | None = None,
     ):
         least = {"batch": (batch, 1), "prefetch": (prefetch, 0), "workers": (workers, 1), "align": (align, 1)}
         for name, (value, low) in (least | {"level": (level, 0), "pad_to": (pad_to, 1)}).items():
@@ -96,6 +79,9 @@ class Loader:
         if not len(dataset):
             raise DataError("the dataset is empty: there is nothing to load")
         mesh = mesh.folded  # ranks of the channel axis read images of their own
+        needs = Needs(mesh) if needs is None else replace(needs, mesh=needs.mesh.folded)
+        if needs.mesh.size("data") != mesh.size("data"):
+            raise DataError(f"batches for {needs.mesh} cannot be divided over {mesh}: their data axes have to be equal")
         self.dataset, self.mesh, self.batch, self.shuffle, self.seed = dataset, mesh, batch, shuffle, seed
         self.prefetch, self.workers, self.skip_bad = prefetch, workers, skip_bad
         self.bad: list[BadSample] = []
@@ -103,7 +89,7 @@ class Loader:
         self.buffers = Buffers(settled(device))
         pixels = Pixels(scale, per_channel(mean), per_channel(std), dtype, mask, labels, label_range)
         self.reader = Reader(
-            dataset, mesh, self.shelf, pixels, augment, seed, align, level,
+            dataset, needs, self.shelf, pixels, augment, seed, align, level,
             tuple(crop) if crop is not None else None, shuffle, pad_to, pad_target,
         )  # fmt: skip
 
@@ -167,7 +153,7 @@ class Loader:
             step, waited = ahead.next()
             outcome = consent(step, self.dataset, self.mesh)
             self._note(outcome)
-            return [] if outcome.form is None else [self._batch(step, outcome, outcome.form, waited)]
+            return [] if outcome.form is None else [assembled(step, outcome, outcome.form, waited)]
         except DataError:
             raise  # on every rank
         except BaseException as error:
@@ -184,26 +170,6 @@ class Loader:
             hint = "" if outcome.fatal else ". To leave bad samples out, set skip_bad=True"
             raise DataError(f"{first.reason}{others}{hint}", first.name)
         self.bad += outcome.bad
-
-    def _batch(self, step: Step, outcome: Outcome, form: Form, waited: float) -> Batch:
-        """The sharded tensors of the samples that are good on all ranks."""
-        image, target = step.send()
-        parts = Cuts.even(len(step.batched.indices), self.mesh.size("data")).intervals()
-        counts = [sum(i.start <= place < i.stop for place in outcome.kept) for i in parts]
-        layout = placed(self.mesh, form, counts, self.reader.align)
-        slots = [slot for slot, place in enumerate(step.pieces) if place in outcome.kept]
-        pixels, device = self.reader.pixels, self.buffers.device
-        sharded: ShardedTensor | None = None
-        if form.target != NOTHING:
-            goal = target_layout(layout, form, pixels.mask == "channels")
-            dtype = (
-                pixels.target_dtype if form.target == MASK else torch.int64 if form.target == CLASS else pixels.dtype
-            )
-            sharded = ShardedTensor(chosen(target, slots, goal.local_shape, dtype, device), goal)
-        names = tuple(outcome.names[place] for place in outcome.kept)
-        indices = tuple(step.batched.indices[place] for place in outcome.kept)
-        piece = chosen(image, slots, layout.local_shape, pixels.dtype, device)
-        return Batch(ShardedTensor(piece, layout), sharded, names, waited, step.batched.number, indices)
 
     def summary(self) -> str:
         """The bad samples that were left out, one on each line, for the end of a run."""
@@ -228,24 +194,3 @@ def settled(device: torch.device | str) -> torch.device:
     if found.type == "cuda" and found.index is None:  # pyright: ignore[reportUnnecessaryComparison]
         return torch.device("cuda", torch.cuda.current_device())
     return found
-
-
-def chosen(
-    sent: Sent | None, slots: Sequence[int], shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Those samples of what this rank read, on the device; an empty tensor where none of them is this rank's."""
-    if sent is None or not slots:
-        return torch.empty(tuple(shape), dtype=dtype, device=device)
-    tensor = sent.arrived()
-    return tensor if len(slots) == len(tensor) else tensor[list(slots)]
-
-
-def target_layout(image: Layout, form: Form, with_channels: bool) -> Layout:
-    """Where the targets of images lie: masks cut as the images are, labels along the data axis alone."""
-    shape = (image.shape[0], *target_shape(form, with_channels, form.extents))
-    dims = (
-        [0] if form.target != MASK else [0, 1, *range(2, image.ndim)] if with_channels else [0, *range(2, image.ndim)]
-    )
-    axes = {at: axis for at, dim in enumerate(dims) if (axis := image.axes[dim]) is not None}
-    cuts = {at: cut for at, dim in enumerate(dims) if (cut := image.cuts[dim]) is not None}
-    return layout_of(image.mesh, shape, axes, cuts)

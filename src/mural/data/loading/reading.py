@@ -17,6 +17,7 @@ from mural.data.loading.shelf import Shelf
 from mural.data.loading.view import Turn, View, split
 from mural.data.samples import Sample, Samples, is_path, label_of, opened, sample_at
 from mural.data.source import Source, level_of
+from mural.engine.needs import Needs
 from mural.errors import DataError
 from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
 from mural.shard.layout import Layout
@@ -88,7 +89,7 @@ class Reader:
     """Everything that says what a sample's piece holds on this rank, whoever asks for it and whenever."""
 
     samples: Samples
-    mesh: Mesh
+    needs: Needs
     shelf: Shelf
     pixels: Pixels
     augment: Augment | None
@@ -128,7 +129,8 @@ class Reader:
         kind = MASK if mask else NOTHING if label is None else VALUE if label.is_floating_point() else CLASS
         width = mask.shape[0] if mask is not None else label.numel() if label is not None and label.ndim else 0
         form = Form(channels, view.shape, kind, width)
-        box = placed(self.mesh, form, (0,) * self.mesh.size("data"), self.align).box[2:]
+        mesh = self.needs.mesh
+        box = placed(mesh, form, (0,) * mesh.size("data"), self.align).box[2:]
         return Piece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box, tuple(paths))
 
     def window(self, extents: tuple[int, ...], index: int, epoch: int, name: str) -> Box:
@@ -145,13 +147,14 @@ class Reader:
             found.append(Interval(start, start + -(-side // self.pad_to) * self.pad_to))
         return tuple(found)
 
-    def tasks(self, piece: Piece, image: Tensor, target: Tensor | None, parts: int) -> list[Callable[[], None]]:
+    def tasks(self, piece: Piece, image: Tensor | None, target: Tensor | None, parts: int) -> list[Callable[[], None]]:
         """What to call to fill a sample's places in a batch: parts of its box, which several threads may read."""
         behind = piece.view.behind(piece.box)
         parts = min(parts, -(-volume(behind) // LEAST_AT_ONCE))
         tasks: list[Callable[[], None]] = []
-        for part in divided(behind, piece.image, parts):
-            tasks.append(partial(self.fill_image, piece, part, image))
+        if image is not None:
+            for part in divided(behind, piece.image, parts):
+                tasks.append(partial(self.fill_image, piece, part, image))
         if piece.mask is not None and target is not None:
             for part in divided(behind, piece.mask, parts):
                 tasks.append(partial(self.fill_mask, piece, part, target))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mural.data.loading.pinned import Buffers, Sent
+from mural.data.loading.pixels import Pixels
 from mural.data.loading.reading import CLASS, MASK, NOTHING, Form, Piece, Reader
-from mural.data.loading.workers import Workers
+from mural.data.loading.workers import AtOnce, Workers
 from mural.data.samples import name_at
 from mural.data.source import pairs
 from mural.errors import DataError
@@ -46,10 +47,11 @@ class Step:
     """This rank's part of one batch under way; `wait` until it is complete.
 
     One task opens the samples, then one for each part of each sample reads it; whatever they raise becomes that
-    sample's `failures` entry. The tensors hold a place for each of this rank's samples that could be opened.
+    sample's `failures` entry. The tensors hold a place for each of this rank's samples that could be opened; what the
+    reader does not need on this rank is neither read nor given memory.
     """
 
-    def __init__(self, reader: Reader, batched: Batched, workers: Workers, buffers: Buffers, parts: int):
+    def __init__(self, reader: Reader, batched: Batched, workers: Workers | AtOnce, buffers: Buffers, parts: int):
         self.reader, self.batched, self.workers, self.buffers, self.parts = reader, batched, workers, buffers, parts
         self.pieces: dict[int, Piece] = {}
         self.failures: dict[int, Failure] = {}
@@ -93,28 +95,25 @@ class Step:
             return []
         first = next(iter(self.pieces.values()))
         extents, count = tuple(i.size for i in first.box), len(self.pieces)
-        image = self.image = self.buffers.new((count, first.form.channels, *extents), self.reader.pixels.dtype)
-        target = self.target = self._target_memory(first.form, extents, count)
+        if self.reader.needs.image:
+            self.image = self.buffers.new((count, first.form.channels, *extents), self.reader.pixels.dtype)
+        image, target = self.image, self._target_memory(first.form, extents, count)
+        self.target = target
         per_sample = max(1, self.parts // count)
         tasks: list[Callable[[], None]] = []
         for slot, (place, piece) in enumerate(self.pieces.items()):
             if piece.label is not None and target is not None:
                 target[slot] = piece.label
             mask = target[slot] if piece.mask is not None and target is not None else None
-            for fill in self.reader.tasks(piece, image[slot], mask, per_sample):
+            for fill in self.reader.tasks(piece, None if image is None else image[slot], mask, per_sample):
                 tasks.append(partial(self._run, place, fill))
         return tasks
 
     def _target_memory(self, form: Form, extents: tuple[int, ...], count: int) -> Tensor | None:
-        shape, dtype = (
-            target_shape(form, self.reader.pixels.mask == "channels", extents),
-            self.reader.pixels.target_dtype,
-        )
-        if form.target == NOTHING:
+        if form.target == NOTHING or not self.reader.needs.target:
             return None
-        if form.target != MASK:
-            dtype = torch.int64 if form.target == CLASS else self.reader.pixels.dtype
-        return self.buffers.new((count, *shape), dtype)
+        shape = target_shape(form, self.reader.pixels.mask == "channels", extents)
+        return self.buffers.new((count, *shape), target_dtype(form, self.reader.pixels))
 
     def _run(self, place: int, fill: Callable[[], None]) -> None:
         try:
@@ -158,6 +157,11 @@ class Step:
             for path in piece.paths:
                 self.reader.shelf.put(path)
         self.done.set()
+
+
+def target_dtype(form: Form, pixels: Pixels) -> torch.dtype:
+    """The type of targets of a form."""
+    return pixels.target_dtype if form.target == MASK else torch.int64 if form.target == CLASS else pixels.dtype
 
 
 def target_shape(form: Form, with_channels: bool, extents: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,16 @@ import torch
 Task = Callable[[], None]
 
 
+class AtOnce:
+    """Runs each task where it is submitted, before `submit` returns; a task must not raise."""
+
+    closed = False
+
+    def submit(self, task: Task) -> None:
+        """Run a task."""
+        task()
+
+
 class Workers:
     """Threads that run tasks in the order in which they come; a task must not raise.
 

@@ -1,0 +1,104 @@
+"""Batches: what this rank read of a step as sharded tensors, and what it did not read as the way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mural.data.loading.consent import Outcome
+from mural.data.loading.pinned import Buffers, Sent
+from mural.data.loading.reading import MASK, NOTHING, Form, Reader, placed
+from mural.data.loading.steps import Batched, Step, target_dtype, target_shape
+from mural.data.loading.workers import AtOnce
+from mural.errors import DataError
+from mural.geometry import Cuts
+from mural.shard.layout import Layout
+from mural.shard.place import layout_of
+from mural.shard.tensor import ShardedTensor
+from mural.shard.unread import Unread
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's images and targets, cut over the mesh; `Unread` where the loader was told that this rank needs none.
+
+    `image` is (N, C, H, W) or (N, C, D, H, W); `target` a mask (N, H, W), (N, D, H, W) or with channels like the image,
+    labels (N,), or None. `names` are those of all N samples, on every rank, `indices` their places in the dataset;
+    `waited` the seconds that this rank waited for its files; `step` the number of the batch in its epoch.
+    """
+
+    image: ShardedTensor | Unread
+    target: ShardedTensor | Unread | None
+    names: tuple[str, ...]
+    waited: float
+    step: int
+    indices: tuple[int, ...] = ()
+
+
+def assembled(step: Step, outcome: Outcome, form: Form, waited: float) -> Batch:
+    """The batch of the samples that are good on all ranks."""
+    reader, batched, kept = step.reader, step.batched, outcome.kept
+    mesh, pixels = reader.needs.mesh, reader.pixels
+    parts = Cuts.even(len(batched.indices), mesh.size("data")).intervals()
+    counts = [sum(i.start <= place < i.stop for place in kept) for i in parts]
+    layout = placed(mesh, form, counts, reader.align)
+    places = replace(batched, places=tuple(place for place in batched.places if place in kept))
+    slots, sent = [slot for slot, place in enumerate(step.pieces) if place in kept], step.send()
+    late = Late(reader, places, step.buffers)
+    image: ShardedTensor | Unread = late.unread(layout, pixels.dtype, "image")
+    if reader.needs.image:
+        image = on_device(sent[0], slots, layout, pixels.dtype, step.buffers)
+    target: ShardedTensor | Unread | None = None
+    if form.target != NOTHING:
+        goal, dtype = target_layout(layout, form, pixels.mask == "channels"), target_dtype(form, pixels)
+        target = late.unread(goal, dtype, "target")
+        if reader.needs.target:
+            target = on_device(sent[1], slots, goal, dtype, step.buffers)
+    names = tuple(outcome.names[place] for place in kept)
+    return Batch(image, target, names, waited, batched.number, tuple(batched.indices[place] for place in kept))
+
+
+@dataclass(frozen=True)
+class Late:
+    """How this rank's places in a batch are read after the batch was made, should anybody ask for them."""
+
+    reader: Reader
+    batched: Batched
+    buffers: Buffers
+
+    def unread(self, layout: Layout, dtype: torch.dtype, part: str) -> Unread:
+        """The batch's image or target, unread."""
+        return Unread(layout.shape, dtype, lambda: self.read(layout, dtype, part))
+
+    def read(self, layout: Layout, dtype: torch.dtype, part: str) -> ShardedTensor:
+        """The batch's image or target, read in the calling thread."""
+        needs = replace(self.reader.needs, image=part == "image", target=part == "target")
+        step = Step(replace(self.reader, needs=needs), self.batched, AtOnce(), self.buffers, 1)
+        sent = step.send()[0 if needs.image else 1]
+        for failure in step.failures.values():
+            raise DataError(failure.reason)
+        return on_device(sent, range(len(step.pieces)), layout, dtype, self.buffers)
+
+
+def on_device(
+    sent: Sent | None, slots: Sequence[int], layout: Layout, dtype: torch.dtype, buffers: Buffers
+) -> ShardedTensor:
+    """Those samples of what this rank read, on the device; an empty piece where none of them is this rank's."""
+    if sent is None or not slots:
+        return ShardedTensor(torch.empty(layout.local_shape, dtype=dtype, device=buffers.device), layout)
+    tensor: Tensor = sent.arrived()
+    return ShardedTensor(tensor if len(slots) == len(tensor) else tensor[list(slots)], layout)
+
+
+def target_layout(image: Layout, form: Form, with_channels: bool) -> Layout:
+    """Where the targets of images lie: masks cut as the images are, labels along the data axis alone."""
+    shape = (image.shape[0], *target_shape(form, with_channels, form.extents))
+    dims = (
+        [0] if form.target != MASK else [0, 1, *range(2, image.ndim)] if with_channels else [0, *range(2, image.ndim)]
+    )
+    axes = {at: axis for at, dim in enumerate(dims) if (axis := image.axes[dim]) is not None}
+    cuts = {at: cut for at, dim in enumerate(dims) if (cut := image.cuts[dim]) is not None}
+    return layout_of(image.mesh, shape, axes, cuts)
