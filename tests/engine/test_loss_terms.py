@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import mural
-from law import difference, image
-from mural.engine.leaves import leaves_of
+from law import difference
 from mural.engine.loss_terms import LossTerms
-from mural.errors import MuralError, PlanError
+from mural.errors import MuralError
 from ranks import DEVICE, run_on
+from trained_losses import LOSSES, Made, Temperature, Uncertainty, batch, segmenter, uncertainty
 
 PLANS = [
     mural.Plan(data=2),
@@ -29,124 +27,10 @@ PLANS = [
 TOLERANCE = 1e-10
 
 
-def parameter(*values: float) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(values if len(values) > 1 else values[0], dtype=torch.float64, device=DEVICE))
-
-
-class Model(nn.Module):
-    """Two results with heads of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-        self.mask, self.label = nn.Conv2d(4, 3, 1), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.body(x)
-        return self.mask(found), self.label(found.mean((2, 3)))
-
-
-class Temperature(nn.Module):
-    """A learned temperature, class weights that do not train, and a count of calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_scale = parameter(0.3)
-        self.register_buffer("weight", torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64, device=DEVICE))
-        self.register_buffer("calls", torch.zeros((), device=DEVICE))
-
-    def forward(self, output: Any, target: Tensor) -> Tensor:
-        self.calls += 1
-        mask, label = output
-        return F.cross_entropy(mask / self.log_scale.exp(), target, self.weight) + 0.01 * label.square().mean()
-
-    def late(self, output: Any, target: Tensor) -> Tensor:
-        return self(output, target) + self.log_scale.square()
-
-
-class Uncertainty(nn.Module):
-    """Weights of two terms by their learned uncertainty, and a layer on top of the results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_variances = parameter(0.1, -0.2)
-        self.mix = nn.Conv2d(3, 3, 1).to(DEVICE, torch.float64)
-
-    def forward(self, output: Any, target: Tensor) -> Tensor:
-        mask, label = output
-        terms = F.cross_entropy(self.mix(mask), target), label.square().mean()
-        return sum(term * (-s).exp() + s for term, s in zip(terms, self.log_variances, strict=True))  # type: ignore
-
-
-def scaled(output: Any, target: Tensor, scale: Tensor, extra: list[Tensor] | tuple[()] = ()) -> Tensor:
-    return F.cross_entropy(output[0] * scale, target) + sum((e.square().sum() for e in extra), scale.sum() * 0)
-
-
-def temperature(_: nn.Module) -> tuple[Any, list[Tensor]]:
-    loss = Temperature()
-    return loss, [loss.log_scale]
-
-
-def uncertainty(_: nn.Module) -> tuple[Any, list[Tensor]]:
-    loss = Uncertainty()
-    return loss, list(loss.parameters())
-
-
-def closure(_: nn.Module) -> tuple[Any, list[Tensor]]:
-    net, leaf, listed = Uncertainty(), parameter(1.5).detach().requires_grad_(), [parameter(0.7)]
-
-    def loss(output: Any, target: Tensor) -> Tensor:
-        return net(output, target) * leaf + scaled(output, target, listed[0])
-
-    return loss, [*net.parameters(), leaf, *listed]
-
-
-def given(_: nn.Module) -> tuple[Any, list[Tensor]]:
-    scale, extra = parameter(1.2), [parameter(0.7), parameter(-0.1, 0.2)]
-    return partial(scaled, scale=scale, extra=extra), [scale, *extra]
-
-
-def method(_: nn.Module) -> tuple[Any, list[Tensor]]:
-    loss = Temperature()
-    return loss.late, [loss.log_scale]
-
-
-def penalty(model: nn.Module) -> tuple[Any, list[Tensor]]:
-    """On parameters of the model, which are not the loss's."""
-    scale = parameter(0.5)
-
-    def loss(output: Any, target: Tensor) -> Tensor:
-        found: Any = model
-        return scaled(output, target, scale) + 0.1 * found.body[0].weight.square().sum() + found.mask.bias.abs().sum()
-
-    return loss, [scale]
-
-
-LOSSES: list[Callable[[nn.Module], tuple[Any, list[Tensor]]]] = [
-    temperature,
-    uncertainty,
-    closure,
-    given,
-    method,
-    penalty,
-]
-
-
-def segmenter() -> nn.Module:
-    torch.manual_seed(3)
-    return Model().to(DEVICE, torch.float64)
-
-
-def batch(step: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    target = torch.randint(0, 3, (4, 12, 9), generator=generator)
-    return image(4, 2, 12, 9, seed=step).to(DEVICE), target.to(DEVICE)
-
-
 class Replica:
     """A model and its loss on one device."""
 
-    def __init__(self, make: Callable[[nn.Module], tuple[Any, list[Tensor]]]):
+    def __init__(self, make: Callable[[nn.Module], Made]):
         self.model = segmenter()
         self.loss, self.terms = make(self.model)
         self.trained = [*self.model.parameters(), *self.terms]
@@ -172,7 +56,7 @@ def meet(replicas: list[Replica]) -> None:
             tensor.copy_(mean)
 
 
-def trained(plan: mural.Plan, make: Callable[[nn.Module], tuple[Any, list[Tensor]]]) -> float:
+def trained(plan: mural.Plan, make: Callable[[nn.Module], Made]) -> float:
     """How far four steps under a plan are from those of one device, or of one for each data rank that trains alone."""
     replicas = [Replica(make) for _ in range(plan.data if plan.average else 1)]
     model = segmenter()
@@ -218,3 +102,69 @@ CASES = [(plan, make) for make in LOSSES for plan in (PLANS if make is uncertain
 @pytest.mark.parametrize(("plan", "make"), CASES, ids=lambda v: v.__name__ if callable(v) else str(v))
 def test_training_equals_one_device(plan: mural.Plan, make: Any) -> None:
     assert max(run_on(plan.devices, trained, plan, make)) < TOLERANCE
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def stepped(plan: mural.Plan) -> dict[str, Any]:
+    """The state after a step."""
+    pm = mural.parallelize(segmenter(), plan, Temperature())
+    optimizer = torch.optim.SGD(pm.parameters(), lr=0.1)
+    pm.step(*batch(0))
+    optimizer.step()
+    return pm.state_dict()
+
+
+def loaded(plan: mural.Plan, state: dict[str, Any], rank0: bool) -> list[str]:
+    """What is wrong about loading a state."""
+    pm = mural.parallelize(segmenter(), plan, Temperature())
+    own = pm.world_mesh.rank == 0 or not rank0
+    keys = pm.load_state_dict(state if own else {}, rank0=rank0)
+    wrong = [*keys.missing_keys, *keys.unexpected_keys]
+    wrong += [name for name, value in pm.state_dict().items() if not torch.equal(value, state[name].cpu())]
+    least = {name: value for name, value in state.items() if not name.startswith("loss.l")}
+    keys = pm.load_state_dict(least if own else {}, strict=False, rank0=rank0)
+    if keys.missing_keys != ["loss.log_scale"]:
+        wrong.append(f"missing {keys.missing_keys}")
+    keys = pm.load_state_dict({**state, "loss.other": torch.ones(1)} if own else {}, strict=False, rank0=rank0)
+    if keys.unexpected_keys != ["loss.other"]:
+        wrong.append(f"unexpected {keys.unexpected_keys}")
+    try:
+        pm.load_state_dict(least if own else {}, rank0=rank0)
+        wrong.append("a state without a parameter of the loss was taken")
+    except (RuntimeError, MuralError) as error:
+        wrong += [] if 'Missing key(s) in state_dict: "loss.log_scale"' in str(error) else [str(error)]
+    return wrong
+
+
+@pytest.mark.parametrize("rank0", [False, True])
+def test_a_state_goes_from_plan_to_plan(rank0: bool) -> None:
+    one = run_on(1, stepped, mural.Plan())[0]
+    assert list(one)[-3:] == ["loss.log_scale", "loss.weight", "loss.calls"]
+    for plan in (mural.Plan(data=2), mural.Plan(channel=2, channel_layers="all"), mural.Plan(spatial=(2, 1))):
+        for state in run_on(2, stepped, plan):
+            assert list(state) == list(one)
+            assert max(difference(state[name].double(), one[name].double()) for name in one) < TOLERANCE
+        assert run_on(2, loaded, plan, one, rank0) == [[], []]
+    assert run_on(1, loaded, mural.Plan(), state, rank0) == [[]]
+
+
+def accumulated(plan: mural.Plan) -> float:
+    model = segmenter().eval()
+    loss, plain, theirs = Uncertainty(), segmenter().eval(), Uncertainty()
+    pm = mural.parallelize(model, plan, loss)
+    for step in range(2):
+        x, target = batch(step)
+        (theirs(plain(x), target) * 0.5).backward()
+        pm.step(x, target, reduce=False, weight=0.5)
+    pm.reduce_gradients()
+    found, wanted = dict(pm.named_parameters()), {f"loss.{n}": p for n, p in theirs.named_parameters()}
+    worst = max(difference(found[name].grad, p.grad) for name, p in wanted.items())
+    loss.log_variances.grad[0] = float("inf")  # type: ignore[index]
+    return worst if pm.found_inf() else 1.0
+
+
+@pytest.mark.parametrize("plan", PLANS[:3], ids=str)
+def test_accumulated_gradients_of_a_loss(plan: mural.Plan) -> None:
+    assert max(run_on(2, accumulated, plan)) < TOLERANCE

@@ -98,7 +98,7 @@ class LossTerms:
         """The buffers, each once."""
         return [b for _, b in self.named_buffers()]
 
-    def keys(self) -> list[str]:
+    def state_keys(self) -> list[str]:
         """The names of tensors in a state dict."""
         with self.alone() as root:
             return [f"{LOSS}.{key}" for key, value in root.state_dict().items() if isinstance(value, Tensor)]
