@@ -23,7 +23,7 @@ def leaves_of(loss: Tensor, stop: Iterable[Any] = ()) -> list[Tensor]:
 
     Beyond the nodes in `stop` none is looked for, and what a reentrant checkpoint hides in its backward is not found.
 
-    >>> weight = nn.Parameter(torch.ones(2))
+    >>> weight = nn.Linear(2, 1).weight
     >>> [leaf is weight for leaf in leaves_of((weight * weight).sum())]
     [True]
     """
