@@ -29,7 +29,7 @@ def held_by(value: Any) -> list[tuple[Path, nn.Module | Tensor]]:
     The path is empty for the loss itself, and for the module whose method it is.
 
     >>> scale = nn.Linear(1, 1).weight
-    >>> [path for path, _ in held_by(lambda output, target: output.mean() * scale)]
+    >>> [path for path, _ in held_by(partial(dict, scale=scale))]
     [('scale',)]
     """
     return list(_held(value, (), set()))
