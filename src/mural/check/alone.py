@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mural.check.copies import copied
 from mural.check.leaves import leaves
 from mural.engine import Loss
 from mural.engine.inputs import shape_of
+from mural.engine.loss_terms import LossTerms
 from mural.engine.microbatches import part_of, rows_of
-from mural.engine.parallel import unwrapped
+from mural.engine.unwrapped import unwrapped
 from mural.pipeline.lossparts import joined_results
 from mural.plan import Plan
 
@@ -34,6 +36,7 @@ class Plain:
 
     def __init__(self, model: nn.Module, plan: Plan, loss: Loss):
         self.model, self.plan, self.loss = model, plan, loss
+        self.terms = LossTerms.of(loss, unwrapped(model))
         self.observe: Callable[[Any], None] | None = None
 
     def step(self, image: Any, target: Any) -> Tensor:
@@ -55,16 +58,17 @@ class Plain:
         return torch.autocast(device_of(self.model).type, torch.bfloat16)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters."""
-        return unwrapped(self.model).named_parameters()
+        """The parameters, the loss's too."""
+        return chain(unwrapped(self.model).named_parameters(), self.terms.named_parameters())
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers."""
-        return unwrapped(self.model).named_buffers()
+        """The buffers, the loss's too."""
+        return chain(unwrapped(self.model).named_buffers(), self.terms.named_buffers())
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self.model.zero_grad()
+        self.terms.zero_grad()
 
     def updated(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Called after each update, as for a plan."""
@@ -84,7 +88,8 @@ class Trial:
 
 def trial(model: nn.Module, plan: Plan, loss: Loss, image: Any, target: Any) -> Trial:
     """What the first step of a copy of the model shows."""
-    plain, outputs = Plain(deepcopy(model), plan, loss), list[Any]()
+    model, loss = copied(model, loss)
+    plain, outputs = Plain(model, plan, loss), list[Any]()
     plain.observe = outputs.append
     with watching_draws(plain.model) as drawing:
         value = float(plain.step(image, target).abs())
@@ -139,13 +144,13 @@ def watching_draws(model: nn.Module) -> Generator[list[str]]:
         note()
 
 
-def quiet(model: nn.Module, drawing: Sequence[str]) -> nn.Module:
-    """A copy of the model in which the modules that draw are in evaluation mode, and those inside of them are not."""
-    silent = deepcopy(model)
+def quiet(model: nn.Module, loss: Loss, drawing: Sequence[str]) -> tuple[nn.Module, Loss]:
+    """A copy of model and loss; modules that draw are in evaluation mode, and those inside of them are not."""
+    silent, copy = copied(model, loss)
     for name in drawing:
         if name != LOSS:
             silent.get_submodule("" if name == MODEL else name).training = False
-    return silent
+    return silent, copy
 
 
 def random_state(device: torch.device) -> list[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
@@ -12,13 +11,13 @@ from torch import nn
 
 from mural.check.alone import Plain
 from mural.check.comparison import Row
+from mural.check.copies import copied
 from mural.check.rounding import PROBES, At, Reference, gaps, left_behind, move
 from mural.check.steps import Stepping, steps
 from mural.comm import Mesh
 from mural.comm.agree import gather, together
 from mural.engine import Loss
 from mural.engine.inputs import shape_of
-from mural.engine.parallel import unwrapped
 from mural.parallelize import parallelize
 from mural.plan import DEFAULT, Plan
 
@@ -41,7 +40,8 @@ class Case:
     def rows(self) -> list[Row]:
         """Every value in its worst step, as the rank on which it is worst has it; the same on all ranks. Collective."""
         reference = self.reference()
-        divided = parallelize(deepcopy(self.model), self.plan, self.loss, mesh=self.mesh, image=self.extents)
+        model, loss = copied(self.model, self.loss)
+        divided = parallelize(model, self.plan, loss, mesh=self.mesh, image=self.extents)
         walked = steps(divided, self.image, self.target, self.steps, self.rate, {name for _, name in reference.values})
         mine = (reference.row(at, found) for at, found in gaps(walked, reference.values).items())
         told = gather(self.mesh, list(worst(mine)), "check").values()
@@ -53,31 +53,32 @@ class Case:
 
     def reference(self) -> Reference:
         """What one device does, and how far rounding moves that: each rank tries other movements. Collective."""
-        plain = unwrapped(self.model)
+        plain = Plain(self.model, self.plan, self.loss)
         before = {("parameter", name): p.detach() for name, p in plain.named_parameters()}
         before |= {("buffer", name): buffer for name, buffer in plain.named_buffers()}
         noise: dict[At, float] = {}
         with together(self.mesh, "the run on one device"):
-            values = left_behind(self.alone(deepcopy(self.model), self.image))
+            values = left_behind(self.alone(*copied(self.model, self.loss), self.image))
             for probe in range(self.mesh.rank, max(PROBES, self.mesh.world), self.mesh.world):
-                model = deepcopy(self.model)
-                walked = self.alone(model, move(model, self.image, self.eps, probe))
+                model, loss = copied(self.model, self.loss)
+                trained = [p for _, p in Plain(model, self.plan, loss).named_parameters()]
+                walked = self.alone(model, loss, move(trained, self.image, self.eps, probe))
                 for at, found in gaps(walked, values).items():
                     noise[at] = max(noise.get(at, 0.0), found.size if isfinite(found.size) else 0.0)
         for told in gather(self.mesh, noise, "rounding").values():
             noise |= {at: max(size, noise.get(at, 0.0)) for at, size in told.items()}
         return Reference(values, before, self.eps, noise)
 
-    def alone(self, model: nn.Module, image: Any) -> Iterable[Any]:
+    def alone(self, model: nn.Module, loss: Loss, image: Any) -> Iterable[Any]:
         """The steps of a model on one device."""
-        one: Stepping = self.one_rank(model) if self.random else Plain(model, self.plan, self.loss)
+        one: Stepping = self.one_rank(model, loss) if self.random else Plain(model, self.plan, loss)
         return steps(one, image, self.target, self.steps, self.rate)
 
-    def one_rank(self, model: nn.Module) -> Stepping:
+    def one_rank(self, model: nn.Module, loss: Loss) -> Stepping:
         """The model on a mesh of this rank alone."""
         apart = {"microbatches": self.plan.microbatches, "batchnorm": "micro"} if self.plan.norms_apart else {}
         plan = replace(DEFAULT, precision=self.plan.precision, **apart)
-        return parallelize(model, plan, self.loss, mesh=self.mesh.alone(data_only=False), image=self.extents)
+        return parallelize(model, plan, loss, mesh=self.mesh.alone(data_only=False), image=self.extents)
 
     @property
     def extents(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.check.comparison import Row
@@ -126,8 +126,8 @@ def gaps(walked: Iterable[Sequence[Entry]], values: Mapping[At, Any]) -> dict[At
 
 
 @torch.no_grad()
-def move(model: nn.Module, image: Any, eps: float, seed: int) -> Any:
-    """The image with every entry moved up or down by a few ulps; so are the model's parameters."""
+def move(parameters: Iterable[Tensor], image: Any, eps: float, seed: int) -> Any:
+    """The image with every entry moved up or down by a few ulps; so are the parameters."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(x: Tensor) -> Tensor:
@@ -137,6 +137,6 @@ def move(model: nn.Module, image: Any, eps: float, seed: int) -> Any:
         step = max(eps, torch.finfo(x.dtype).eps)
         return x + x * signs.to(x.device) * (step * Reach.of(step).ulps)
 
-    for p in model.parameters():
+    for p in parameters:
         p.copy_(moved(p))
     return pytree.tree_map_only(Tensor, moved, image)

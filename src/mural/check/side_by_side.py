@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from mural.check.alone import device_of, quiet, trial
+from mural.check.alone import Plain, device_of, quiet, trial
 from mural.check.case import Case
 from mural.check.comparison import Comparison
+from mural.check.copies import copied
 from mural.comm import Mesh
 from mural.comm.agree import gather, together
 from mural.engine import Loss, materialize, share_from_first
+from mural.engine.loss_terms import LossTerms
+from mural.engine.unwrapped import unwrapped
 from mural.errors import PlanError
 from mural.parallelize import mesh_of
 from mural.plan import Plan
@@ -53,11 +55,12 @@ def check(
     if steps < 1:
         raise PlanError(f"steps = {steps}: a check takes at least one")
     mesh = mesh_of(plan) if mesh is None else mesh
-    model = deepcopy(model)
+    model, loss = copied(model, loss)
     materialize(model, None)
-    model.zero_grad()
     share_from_first(model, mesh)
     device = device_of(model)
+    LossTerms.of(loss, unwrapped(model)).settle(device, mesh)
+    Plain(model, plan, loss).zero_grad()
     image, target = (pytree.tree_map_only(Tensor, lambda x: whole_on(x, device), given) for given in (image, target))
     with torch.random.fork_rng([device] if device.type == "cuda" else []), full_float32(device):
         return compared(Case(model, plan, image, target, loss, mesh, steps))
@@ -74,7 +77,8 @@ def compared(case: Case) -> Comparison:
     own = replace(case.plan, precision="float32")
     if not drawing and own == case.plan:
         return Comparison(rows, case.steps)
-    strict, still = tried(replace(case, model=quiet(case.model, drawing), plan=own))
+    model, loss = quiet(case.model, case.loss, drawing)
+    strict, still = tried(replace(case, model=model, loss=loss, plan=own))
     notes = [f"{', '.join(drawing)} drew random numbers: those of a mesh of one rank on one device"] if drawing else []
     if still and own == case.plan:
         return Comparison(rows, case.steps, [*notes, f"{', '.join(still)} did so in evaluation mode, too"])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from mural.checkpoint.files import header, write_tensor
 from mural.checkpoint.folder import steps_in, sync_folder
@@ -19,14 +20,15 @@ PREFIX = "model."
 def export(source: Path | str, out: Path | str, step: int | None = None) -> Snapshot:
     """Write the model's state dict from a folder of checkpoints, or from one of them; the snapshot that it came from.
 
-    The names are the plain model's: `model.load_state_dict(safetensors.torch.load_file(out))`. One tensor at a time is
-    in memory. The file appears whole, or not at all.
+    The names are the plain model's: `model.load_state_dict(safetensors.torch.load_file(out))`; what the loss has of its
+    own stays behind. One tensor at a time is in memory. The file appears whole, or not at all.
     """
     source, out = Path(source), Path(out)
     snapshot = _opened(source, step)
-    ties: dict[str, str] = snapshot.values.get("model", {}).get("ties", {})
+    about_model: dict[str, Any] = snapshot.values.get("model", {})
     names = {name.removeprefix(PREFIX): name for name in snapshot.tensors if name.startswith(PREFIX)}
-    names |= {name: PREFIX + first for name, first in ties.items()}
+    names |= {name: PREFIX + first for name, first in about_model.get("ties", {}).items()}
+    names = {name: place for name, place in names.items() if name not in about_model.get("loss", ())}
     if not names:
         raise CheckpointError(f"{snapshot.place} holds no model, whose tensors would be named {PREFIX}…")
     order = sorted(names, key=lambda name: (-snapshot.tensors[names[name]].dtype.itemsize, name))
@@ -37,7 +39,7 @@ def export(source: Path | str, out: Path | str, step: int | None = None) -> Snap
                 f"{name} has the type {dtype}, which safetensors does not know: it cannot be exported"
             )
     about = {"step": str(snapshot.step), "mural": mural_version()}
-    extra = snapshot.values.get("model", {}).get("extra")
+    extra = about_model.get("extra")
     head, _ = header(kinds, **about, **({"extra_state": json.dumps(extra)} if extra else {}))
     beside = out.with_name(f".{out.name}.saving")
     try:

@@ -1,6 +1,7 @@
 """The state of a training as named tensors and JSON values, under the names of the unsplit model; and back, in place.
 
 model.conv.weight                     parameters and persistent buffers, tied ones once
+model.loss.temperature                those of the loss, in a training's checkpoint
 optimizer.state.conv.weight.exp_avg   the optimizer's state, by the name of the parameter
 optimizer.groups.0.lr                 options of a group that are tensors; the others are values
 scheduler.…, scaler.…                 theirs
@@ -61,7 +62,7 @@ def state_of(
     if optimizer is not None:
         own = encode_optimizer(optimizer, _names(model), tensors)
         parts = [own] if mesh is None else list(gather(mesh, own, "the state of optimizers").values())
-        values["optimizer"] = united(parts, [_clean(name) for name, _ in model.named_parameters()])
+        values["optimizer"] = united(parts, [clean(name) for name, _ in model.named_parameters()])
     for name, part in _parts(scheduler, scaler).items():
         found: dict[str, Tensor] = {}
         values[name] = encode(part.state_dict(), name, found)
@@ -84,7 +85,7 @@ def restore(
     parts = _parts(scheduler, scaler)
     plan = snapshot.ranks.agree(lambda: _plan(snapshot, model, optimizer, parts))
     snapshot.load(plan.targets)
-    modules = {_clean(name): module for name, module in model.named_modules()}
+    modules = {clean(name): module for name, module in model.named_modules()}
     for name, value in plan.extra.items():
         modules[name].set_extra_state(value)
     if optimizer is not None and plan.optimizer is not None:
@@ -121,7 +122,7 @@ def _plan(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None, par
         loaded = None
         if optimizer is not None:
             packed = snapshot.values["optimizer"]
-            elsewhere = {_clean(name) for name, parameter in model.named_parameters() if parameter.is_meta}
+            elsewhere = {clean(name) for name, parameter in model.named_parameters() if parameter.is_meta}
             here = without(packed, elsewhere)
             loaded = decode_optimizer(here, optimizer, _names(model), snapshot.tensors, targets)
 
@@ -137,10 +138,10 @@ def _parts(scheduler: Stateful | None, scaler: Stateful | None) -> dict[str, Sta
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): _clean(name) for name, parameter in model.named_parameters()}
+    return {id(parameter): clean(name) for name, parameter in model.named_parameters()}
 
 
-def _clean(name: str) -> str:
+def clean(name: str) -> str:
     """The name without what `torch.compile` of a submodule puts into it."""
     return name.replace("._orig_mod", "")
 
@@ -161,7 +162,7 @@ def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor
     ties: dict[str, str] = {}
     extra: dict[str, Any] = {}
     for key, value in model.state_dict(keep_vars=True).items():
-        name = _clean(key)
+        name = clean(key)
         if key.endswith("_extra_state"):
             extra[name.removesuffix("_extra_state").removesuffix(".")] = encode(value, f"model.{name}", inside)
         elif not isinstance(value, Tensor) or id(value) not in own:
@@ -187,6 +188,9 @@ def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tens
         raise CheckpointError("it holds no model")
     targets = {name: tensor for name, tensor in found.items() if not _is_extra(name)}
     saved = {name for name in snapshot.tensors if name.startswith("model.") and not _is_extra(name)}
+    terms = {f"model.{name}" for name in there.get("loss", ())}
+    if not terms & targets.keys():  # the model alone, as for inference: what the loss has of its own stays behind
+        saved -= terms
     faults = [lacking(name, saved) for name in targets if name not in saved]
     faults += [lacking(name, targets, "here") for name in sorted(saved) if name not in targets]
     for name, tensor in targets.items():

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mural.comm import Mesh
 from mural.comm.agree import gather, together
+from mural.engine.sharing import share_from_first
 from mural.errors import LayoutError
 
 
@@ -81,6 +82,21 @@ def method(module: nn.Module, name: str, function: Callable[..., Any]) -> Genera
             vars(module)[name] = before
 
 
+def load_replicated(
+    model: nn.Module, state: Mapping[str, Any], mesh: Mesh, strict: bool, rank0: bool
+) -> _IncompatibleKeys:
+    """Take over the state of a model that every rank holds whole; all get rank 0's tensors. Collective."""
+    extra: dict[str, Any] = {}
+    if rank0:
+        keys, extra = load_from_first(model, state, mesh, strict)
+    else:
+        with together(mesh, "load_state_dict"):
+            keys = model.load_state_dict(state, strict=strict)
+    share_from_first(model, mesh)
+    set_extra(model, extra, mesh)
+    return keys
+
+
 def load_from_first(
     model: nn.Module, state: Mapping[str, Any], mesh: Mesh, strict: bool
 ) -> tuple[_IncompatibleKeys, dict[str, Any]]:
@@ -101,6 +117,7 @@ def load_from_first(
 
 def set_extra(model: nn.Module, values: Mapping[str, Any], mesh: Mesh) -> None:
     """Give modules their extra states. Collective."""
+    modules = dict(model.named_modules())
     with together(mesh, "load_state_dict"):
         for path, value in values.items():
-            model.get_submodule(path).set_extra_state(value)
+            modules[path].set_extra_state(value)

@@ -10,15 +10,13 @@ from torch import nn
 from mural.errors import PlanError
 
 
-def materialize(model: nn.Module, device: torch.device | str | None) -> None:
+def materialize(model: nn.Module, device: torch.device | str | None, what: str = "the model") -> None:
     """Move the model to a device (None: where it is); what is on meta gets memory and the values of its own reset.
 
     A module that keeps tensors on meta and has no `reset_parameters` cannot be given values, and raises.
     """
     if lazy := next((name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)), None):
-        raise PlanError(
-            f"{lazy} has no shape yet: run the model once on an image before, so that its lazy layers get one"
-        )
+        raise PlanError(f"{lazy} has no shape yet: run {what} once on an image before, so that its lazy layers get one")
     bare = [(name, m) for name, m in model.named_modules() if any(t.is_meta for t in own_tensors(m))]
     if not bare:
         if device is not None:
@@ -27,8 +25,8 @@ def materialize(model: nn.Module, device: torch.device | str | None) -> None:
     unable = [name or type(m).__name__ for name, m in bare if not callable(getattr(m, "reset_parameters", None))]
     if unable:
         raise PlanError(
-            f"the model is on the meta device, and {', '.join(unable[:5])} hold tensors but have no reset_parameters() "
-            "that would give them values: give them one, or build the model on the CPU"
+            f"{what} is on the meta device, and {', '.join(unable[:5])} hold tensors but have no reset_parameters() "
+            f"that would give them values: give them one, or build {what} on the CPU"
         )
     target = torch.device(device) if device is not None else default_device()
     give_memory(model, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,14 +14,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.comm import SPATIAL, Mesh
-from mural.comm.agree import any_rank, together
+from mural.comm.agree import any_rank
 from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
-from mural.engine.extra_state import load_from_first, on_cpu, set_extra
+from mural.engine.extra_state import load_replicated, on_cpu
 from mural.engine.inputs import Image, Inputs, check_filled
+from mural.engine.leaves import check_leaves
 from mural.engine.likeness import Likeness
+from mural.engine.loss_terms import LossTerms
 from mural.engine.needs import Needs
-from mural.engine.sharing import share_from_first
+from mural.engine.parameter_hooks import check_hooks
+from mural.engine.unwrapped import unwrapped
 from mural.errors import LayoutError
 from mural.plan import Plan
 from mural.replicate import Reducer, reduce_gradients
@@ -39,16 +43,25 @@ class Parallel:
     `calls` counts the steps begun; with the seed it decides what random layers draw, so a resumed run sets it.
     """
 
+    loss_terms = LossTerms()
+    """The loss's own parameters and buffers, `loss.*` among the model's names."""
+    hooks: set[int]
+    """The hooks on parameters that were looked at."""
+    looks = 0
+    """How many steps have asked whether to look at the leaves of the loss's graph."""
+
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int):
         self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
         self.plain = unwrapped(model)
         # Where each data rank trains alone, nothing of a step travels along the data axis.
         self.mesh = mesh.alone() if plan.average else mesh
         self.inputs, self.likeness = Inputs(self.plain, self.mesh, mesh), Likeness(mesh)
+        self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), set[int]()
+        self.loss_terms.settle(self.device, mesh)
         axes = SPATIAL if plan.average else None
         self.shares = shares_among(model.parameters())
         """What this rank holds of parameters that are split by channels."""
-        whole, parts = [p for p in model.parameters() if share_of(p) is None], [p for p, _ in self.shares]
+        whole, parts = [p for p in self.parameters() if share_of(p) is None], [p for p, _ in self.shares]
         self.reducer = Reducer(whole, mesh, axes, algorithm=plan.all_reduce)
         self.share_reducer = Reducer(parts, mesh, algorithm=plan.all_reduce) if parts else None
         self.calls = 0
@@ -70,6 +83,8 @@ class Parallel:
         self.likeness.check("step", image=image, target=target)
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
         check_filled(image)  # now that all ranks brought the same
+        if self.world_mesh.world > 1:
+            check_hooks(self.plain, self.hooks)
         self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:
             # Checkpoints recompute batch norms in backward.
@@ -80,6 +95,8 @@ class Parallel:
                     self.observe(output)
                 loss = self.loss(output, goal)
                 self.check_loss(loss)
+            if self.looks_at_leaves():
+                check_leaves(loss, (images, goal), self.parameters(), self.plain, self.loss)
             if reduce:
                 stack.enter_context(self.reducer.watching())
                 if self.share_reducer is not None:
@@ -88,7 +105,7 @@ class Parallel:
         self.unreduced = not reduce
         if self.plan.norm_scope == "rank" and self.module.training:
             with torch.no_grad():
-                average(list(self.module.buffers()), self.world_mesh, self.reducer.axes)
+                average(self._buffers(), self.world_mesh, self.reducer.axes)
         self.world_mesh.transport.await_gpu("the step")
         return self.over_data(loss.detach())
 
@@ -146,6 +163,11 @@ class Parallel:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise LayoutError(f"the loss has to be one number, but {self.loss} gave {shape}: reduce it, as by .mean()")
 
+    def looks_at_leaves(self) -> bool:
+        """Whether this step looks at the loss's graph: with several ranks the 1st, 2nd, 4th, …, as it takes time."""
+        self.looks += 1
+        return self.world_mesh.world > 1 and self.looks.bit_count() == 1
+
     def over_data(self, loss: Tensor) -> Tensor:
         """The mean of the data ranks' own losses, where each trains alone."""
         if self.plan.average and self.plan.data > 1:
@@ -166,20 +188,20 @@ class Parallel:
                 with self.reducer.watching():
                     pass
             else:
-                reduce_gradients(self.module, self.mesh)
+                reduce_gradients(self.parameters(), self.mesh)
             self.unreduced = False
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """The norm of the whole gradient, which is scaled down where it is larger than `max_norm`. Collective."""
         self.reduce_gradients()
         if self.shares:
-            return clip_shared(list(self.module.parameters()), max_norm, norm_type)
-        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+            return clip_shared(list(self.parameters()), max_norm, norm_type)
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     def found_inf(self) -> bool:
         """Whether any gradient on any rank is infinite or no number. Collective."""
         settle(self.world_mesh.transport)
-        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
         return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))[0]
 
     def updated(self, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -194,30 +216,34 @@ class Parallel:
             state = [v for s in (optimizer.state.values() if optimizer else ()) for v in s.values()]
             tensors = [v for v in state if isinstance(v, Tensor)]
             with torch.no_grad():
-                average([*self.module.parameters(), *self.module.buffers(), *tensors], self.world_mesh, ("data",))
+                average([*self.parameters(), *self._buffers(), *tensors], self.world_mesh, ("data",))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
         self.module.zero_grad(set_to_none)
+        self.loss_terms.zero_grad(set_to_none)
 
     # -- the model's own names ----------------------------------------------------------------------------------------
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that this rank holds."""
-        return self.module.parameters()
+        """The parameters that this rank holds, the loss's too."""
+        return chain(self.module.parameters(), self.loss_terms.parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that this rank holds, under the names of the unsplit model."""
-        return self.plain.named_parameters()
+        """The parameters that this rank holds, under the names of the unsplit model; the loss's are `loss.*`."""
+        return chain(self.plain.named_parameters(), self.loss_terms.named_parameters())
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers that this rank holds, under the names of the unsplit model."""
-        return self.plain.named_buffers()
+        """The buffers that this rank holds, under the names of the unsplit model; the loss's are `loss.*`."""
+        return chain(self.plain.named_buffers(), self.loss_terms.named_buffers())
+
+    def _buffers(self) -> list[Tensor]:
+        return [*self.module.buffers(), *self.loss_terms.buffers()]
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
+        return next((t.device for t in chain(self.module.parameters(), self.module.buffers())), torch.device("cpu"))
 
     @property
     def first_stage(self) -> int:
@@ -243,29 +269,25 @@ class Parallel:
         return self.train(False)
 
     def state_dict(self, rank0: bool = False) -> dict[str, Any]:
-        """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
-        if self.shares:
-            return joined_state(self.plain, wanted=not rank0 or self.world_mesh.rank == 0)
-        if rank0 and self.world_mesh.rank != 0:
-            return {}
-        return {key: on_cpu(value) for key, value in self.plain.state_dict().items()}
+        """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective.
+
+        Parameters and buffers of the loss are in it as `loss.*`.
+        """
+        with self.loss_terms.attached():
+            if self.shares:
+                return joined_state(self.plain, wanted=not rank0 or self.world_mesh.rank == 0)
+            if rank0 and self.world_mesh.rank != 0:
+                return {}
+            return {key: on_cpu(value) for key, value in self.plain.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> _IncompatibleKeys:
         """Take over the unsplit model's state, as torch does; with `rank0`, the one that rank 0 gives. Collective.
 
         Missing and unexpected keys are returned as torch returns them, on every rank.
         """
-        if self.shares:
-            return load_joined(self.plain, state, self.world_mesh, strict, rank0)
-        if not rank0:
-            with together(self.world_mesh, "load_state_dict"):
-                keys = self.plain.load_state_dict(state, strict=strict)
-            share_from_first(self.module, self.world_mesh)
-            return keys
-        keys, extra = load_from_first(self.plain, state, self.world_mesh, strict)
-        share_from_first(self.module, self.world_mesh)
-        set_extra(self.plain, extra, self.world_mesh)
-        return keys
+        load = load_joined if self.shares else load_replicated
+        with self.loss_terms.attached():
+            return load(self.plain, state, self.world_mesh, strict, rank0)
 
     @contextmanager
     def whole_extra_states(self) -> Generator[None]:
@@ -274,9 +296,3 @@ class Parallel:
 
     def __repr__(self) -> str:
         return f"Parallel({type(self.module).__name__}; {', '.join(str(self.plan).splitlines())}; {self.world_mesh})"
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model whose names count: the one inside of `torch.compile`."""
-    inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model

@@ -32,6 +32,7 @@ def compare_first_batch(run: Run) -> Comparison:
     batches.close()
     # The run's own model is divided already, so that no rank may have all of it.
     model = make_model(run.config.model, run.config.seed).to(run.pm.device)
-    model.load_state_dict(run.pm.state_dict())
+    state, terms = run.pm.state_dict(), run.pm.loss_terms.state_keys()
+    model.load_state_dict({name: value for name, value in state.items() if name not in terms})
     with run.watchdog.pause():
         return check(model, run.config.plan, image, target, run.pm.loss)

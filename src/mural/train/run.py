@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from mural.checkpoint import Checkpoints, State, restore, state_of
+from mural.checkpoint.state import clean
 from mural.comm import Mesh
 from mural.comm.agree import together
 from mural.comm.watchdog import Watchdog
@@ -130,8 +131,12 @@ class Run:
     def state(self) -> State:
         """Model, optimizer and schedule as they are now. Collective."""
         parted = self.mesh if self.pm.plan.stages > 1 else None
-        with self.pm.whole_extra_states():
-            return state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
+        terms = self.pm.loss_terms
+        with terms.attached(), self.pm.whole_extra_states():
+            found = state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
+        if terms:
+            found.values["model"]["loss"] = [clean(name) for name in terms.state_keys()]
+        return found
 
     def begin(self) -> Beginning:
         """Where the run begins, or goes on from the newest intact checkpoint, which is loaded. Collective.
@@ -162,7 +167,8 @@ class Run:
         snapshot = self.checkpoints.read()
         for text in snapshot.passed_over:
             self.journal.say(f"warning: {text}")
-        restore(snapshot, self.pm.module, self.optimizer, self.schedule)
+        with self.pm.loss_terms.attached():
+            restore(snapshot, self.pm.module, self.optimizer, self.schedule)
         torch.set_rng_state(snapshot.tensor("random.cpu"))
         counts = snapshot.values["counts"]
         self.pm.calls, self.pm.updates = counts["calls"], counts["updates"]
