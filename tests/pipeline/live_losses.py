@@ -1,4 +1,4 @@
-"""Losses: means, sums and ratios, penalties that no output tells, and modules with parameters and state of their own."""
+"""Losses: means, sums and ratios, penalties that no output tells, modules with parameters and state of their own."""
 
 from __future__ import annotations
 
