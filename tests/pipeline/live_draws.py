@@ -82,7 +82,8 @@ def drawn_case(draw: Random) -> Case:
     family = draw.choices(list(FAMILIES), [WEIGHTS.get(name, 1) for name in FAMILIES])[0]
     options = draw.choice(FAMILIES[family])
     parts = options.get("microbatches", 1)
-    options |= {} if options.get("stage", 1) == 1 else {"cuts": drawn_cuts(draw, blocks, mural.Plan(**options).stages)}
+    if options.get("stage", 1) > 1:
+        options = options | {"cuts": drawn_cuts(draw, blocks, mural.Plan(**options).stages)}
     images = draw.choice((5, 6)) if parts == 3 else draw.choice((4, 4, 3))
     named = "+".join(blocks)
     return Case(

@@ -178,4 +178,5 @@ def fits(loss: str, output: str) -> bool:
     labels = OUTPUTS[output].labels
     if labels == "batch":
         return loss == "ce" or loss.startswith("penalty")
-    return labels == "mask" or loss not in ("judge", "dice")
+    # Where all labels of a batch are ignored, the mean is no number.
+    return labels == "mask" or loss not in ("judge", "dice", "ignore")

@@ -11,8 +11,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from live_cases import Case, outcome
-from live_draws import drawn_case
+from live_cases import Case, Report, judged, outcome
+from live_draws import FAMILIES, drawn_case
+from live_losses import LOSSES
+from live_models import BLOCKS, OUTPUTS
 
 DRAWN = 300
 EXACT = 0.6
@@ -100,6 +102,38 @@ def test_drawn_live_models_are_exact_or_refused_and_mostly_exact() -> None:
     print(f"seed {seed}: {len(outcomes)} cases, {share:.0%} exact, {len(refused)} refused, {len(wrong)} wrong")
     assert not wrong, f"seed {seed}, {len(wrong)} of {len(outcomes)} are wrong:\n{listed(wrong)}"
     assert share >= EXACT, f"seed {seed}: {share:.0%} are exact, of the others:\n{listed(refused)}"
+
+
+def test_draws_reach_every_block_result_loss_and_family() -> None:
+    draw = random.Random(0)
+    cases = [drawn_case(draw) for _ in range(5 * DRAWN)]
+    assert len(set(cases)) == len(cases)
+    assert {name for case in cases for name in case.blocks.split("+")} == set(BLOCKS)
+    assert {case.output for case in cases} == set(OUTPUTS)
+    assert {case.loss for case in cases} == set(LOSSES)
+    plans = [{name: value for name, value in case.plan if name != "cuts"} for case in cases]
+    missing = [name for name, family in FAMILIES.items() if not any(plan in plans for plan in family)]
+    assert not missing
+
+
+REFUSED, PEER = Report("refused", 1, "PlanError: …"), Report("peer", 1, "PeerError: …")
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdict"),
+    [
+        ([Report("exact", 4), Report("exact", 4)], "exact"),
+        ([REFUSED, PEER], "refused: step 1"),
+        ([REFUSED, REFUSED], "refused: step 1"),
+        ([PEER, PEER], "wrong: not refused by every rank alike"),
+        ([REFUSED, Report("exact", 4)], "wrong: not refused by every rank alike"),
+        ([REFUSED, Report("peer", 2, "PeerError: …")], "wrong: not refused by every rank alike"),
+        ([REFUSED, Report("wrong", 1, "TypeError: …")], "wrong: rank 1: TypeError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_refusal_is_one_of_every_rank_in_the_same_step(reports: list[Report], verdict: str) -> None:
+    assert judged(reports).startswith(verdict)
 
 
 def again(case: Case) -> str:
