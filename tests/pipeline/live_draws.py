@@ -66,7 +66,7 @@ WEIGHTS = {
 """How often a family is drawn, where that is not 1: plans of four ranks take longer."""
 KINDS = ((OWN, 0.5), (GRADIENTS, 0.12), (STATE, 0.28), (MIXING, 0.05), (RANDOM, 0.05))
 """From where blocks are drawn: where images mix, micro-batches have to be refused, so these are few."""
-ODD = {"scalar", "no_batch", "number", "record"}
+ODD = ("scalar", "no_batch", "number", "record")
 """Results that mix images, or that nobody can look into, for the same reason."""
 
 
@@ -77,7 +77,7 @@ def drawn_case(draw: Random) -> Case:
     )
     blocks = tuple(draw.choice(list(table)) for table in tables)
     outputs = [name for name in OUTPUTS if name not in ODD]
-    output = draw.choice(("tensor", draw.choice(outputs), draw.choice(outputs if draw.random() < 0.8 else list(ODD))))
+    output = draw.choice(("tensor", draw.choice(outputs), draw.choice(outputs if draw.random() < 0.8 else ODD)))
     loss = draw.choice(("ce", "ce", draw.choice(list(CRITERIA)), draw.choice(list(MODULES)), draw.choice(LOSSES)))
     family = draw.choices(list(FAMILIES), [WEIGHTS.get(name, 1) for name in FAMILIES])[0]
     options = draw.choice(FAMILIES[family])
