@@ -17,6 +17,10 @@ class UnsupportedOp(MuralError, NotImplementedError):
     """An operation on a sharded tensor for which no exact rule exists."""
 
 
+class OutOfTime(UnsupportedOp):
+    """An operation that needs other images of a batch, which come in another micro-batch."""
+
+
 class PeerError(MuralError, RuntimeError):
     """Another rank raised, or died, while this one waited for its message."""
 

@@ -25,6 +25,9 @@ class Mesh:
 
     Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` are the run's
     ranks that a mesh over some of them consists of, in that order; empty for all.
+
+    Where a batch comes in micro-batches, `now` is the mesh of ranks, and this one that mesh as a micro-batch sees it:
+    its data axis has the ranks of all micro-batches one after the other; those of other times have negative numbers.
     """
 
     sizes: tuple[int, ...]
@@ -32,6 +35,14 @@ class Mesh:
     spatial_dims: int
     transport: Transport = field(repr=False)
     ranks: tuple[int, ...] = ()
+    now: Mesh | None = field(default=None, repr=False)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.sizes, self.rank, self.spatial_dims, self.transport, self.ranks, self.now))
 
     def size(self, axis: str) -> int:
         """The number of ranks along an axis."""
@@ -40,7 +51,7 @@ class Mesh:
     @property
     def world(self) -> int:
         """The number of its ranks."""
-        return prod(self.sizes)
+        return prod((self.now or self).sizes)
 
     @cached_property
     def coordinates(self) -> dict[str, int]:
@@ -95,14 +106,27 @@ class Mesh:
     @property
     def replicas(self) -> int:
         """How many ranks compute the same loss: data × channel × spatial, over which gradients are averaged."""
-        return self.size("data") * self.size("channel") * prod(self.spatial)
+        now = self.now or self
+        return now.size("data") * now.size("channel") * prod(now.spatial)
+
+    def at_time(self, part: int, parts: int) -> Mesh:
+        """This mesh as one of several micro-batches sees it."""
+        return self if parts == 1 else _at_time(self, part, parts)
 
     def __str__(self) -> str:
         used = ", ".join(f"{a}={s}" for a, s in zip(AXES, self.sizes, strict=True) if s > 1) or "one rank"
         return f"Mesh({used}; rank {self.rank} of {self.world}; {self.transport.describe()})"
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
+def _at_time(mesh: Mesh, part: int, parts: int) -> Mesh:
+    here, world = mesh.ranks or tuple(range(mesh.world)), mesh.world
+    ranks = [here if time == part else range(-1 - time * world, -1 - (time + 1) * world, -1) for time in range(parts)]
+    sizes = (mesh.size("data") * parts, *mesh.sizes[1:])
+    return replace(mesh, sizes=sizes, ranks=tuple(rank for row in ranks for rank in row), now=mesh)
+
+
+@lru_cache(maxsize=4096)
 def _peers(mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
     names = [axis for axis in AXES if axis in axes]
     ranges = (range(mesh.size(axis)) for axis in names)

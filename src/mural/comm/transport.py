@@ -16,7 +16,7 @@ from mural.comm.alarm import Alarm, Awaited
 from mural.comm.presence import reason
 from mural.comm.trace import Flight, Post, Trace, Wait
 from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
-from mural.errors import PeerError
+from mural.errors import OutOfTime, PeerError
 
 
 @dataclass
@@ -52,6 +52,8 @@ class Transfer:
                 f"{name}: the ranks no longer agree, since {heard}. Make mesh and model anew (mural.init, "
                 f"mural.parallelize) on all ranks, or start the run again"
             )
+        if any(peer < 0 for peer in (*sends, *sizes)):
+            raise OutOfTime(f"{name} needs images of another micro-batch")
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
         self.device = like.device
         self.bytes = sum(b.numel() * b.element_size() for b in sends.values())

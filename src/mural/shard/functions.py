@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -216,11 +217,16 @@ def bridge_of(function: Any) -> Any:
 
 def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """What torch's `apply` returns, over a bridge where arguments are sharded."""
-    plain = super(_base, cls).apply
     if cls.__module__.startswith(FOREIGN):
-        return plain(*args, **kwargs)
+        return super(_base, cls).apply(*args, **kwargs)
     if _watchers:
-        return _watchers[-1](cls, plain, args, kwargs)
+        return _watchers[-1](cls, partial(carried_out, cls), args, kwargs)
+    return carried_out(cls, *args, **kwargs)
+
+
+def carried_out(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of a custom Function, over a bridge where arguments are sharded."""
+    plain = super(_base, cls).apply
     if not kwargs and LEAVES.issuperset(map(type, args)):
         return plain(*args)
     sharded = sharded_in((args, kwargs))

@@ -17,13 +17,13 @@ from mural.shard.tensor import ShardedTensor
 
 def replicated_axes(layout: Layout) -> tuple[str, ...]:
     """The data and spatial axes along which every rank holds the same piece."""
-    used = layout.axes_of(range(layout.ndim))
-    return tuple(axis for axis in ("data", *SPATIAL) if layout.mesh.size(axis) > 1 and axis not in used)
+    used, mesh = layout.axes_of(range(layout.ndim)), layout.mesh.now or layout.mesh
+    return tuple(axis for axis in ("data", *SPATIAL) if mesh.size(axis) > 1 and axis not in used)
 
 
 def true_gradient(grad: Tensor, layout: Layout) -> Tensor:
     """The single-device gradient of a piece."""
-    found = merged(grad, layout.mesh, replicated_axes(layout), "gradient")
+    found = merged(grad, layout.mesh.now or layout.mesh, replicated_axes(layout), "gradient")
     return found / layout.mesh.replicas if layout.mesh.replicas > 1 else found
 
 
@@ -31,7 +31,7 @@ def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
     """The inverse of `true_gradient`: what a piece's gradient is inside backward."""
     copies = 1
     for axis in replicated_axes(layout):
-        copies *= layout.mesh.size(axis)
+        copies *= (layout.mesh.now or layout.mesh).size(axis)
     return grad * (layout.mesh.replicas / copies) if layout.mesh.replicas > copies else grad
 
 

@@ -30,7 +30,7 @@ CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d
 
 def measured(x: ShardedTensor) -> Constants:
     """The constants of the mesh, device and type of a tensor; collective over all ranks of the mesh."""
-    mesh, device = x.mesh, x.device
+    mesh, device = x.mesh.now or x.mesh, x.device
     dtype = x.dtype if x.dtype.is_floating_point else torch.float32
     records, mesh.transport.records = mesh.transport.records, []
     try:

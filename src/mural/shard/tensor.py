@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import _StopRecomputationError
 
 from mural.comm import Mesh, fetch
-from mural.errors import LayoutError, UnsupportedOp
+from mural.errors import LayoutError, OutOfTime, UnsupportedOp
 from mural.geometry import Box
 from mural.shard.compiler import hide_from_compiler
 from mural.shard.layout import Layout, route
@@ -182,6 +182,11 @@ class ShardedTensor(Tensor):
             )
         except _StopRecomputationError:  # how a checkpoint ends its recompute, on every rank
             raise
+        except OutOfTime as error:
+            raise OutOfTime(
+                f"{name_of(func)} of shapes {[tuple(t.shape) for t in sharded]} looks at other images of the batch, "
+                f"which come in another micro-batch ({error}): use microbatches = 1"
+            ) from error
         except BaseException as error:
             if sharded:
                 sharded[0].mesh.transport.raised(error)

@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm import stack
+from mural.errors import PlanError
 from mural.shard.fuse import mapped
+from mural.shard.in_time import lowered, raised_again
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm_cuda import batch_norm_cuda
-from mural.shard.ops.norm_rank import batch_norm_by_rank, by_rank
+from mural.shard.ops.norm_rank import batch_norm_by_rank, by_microbatch, by_rank
 from mural.shard.ops.norm_rows import Rows, normalize
 from mural.shard.relayout import gather
 from mural.shard.table import register
@@ -47,6 +49,10 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
     if not training:
         return frozen(x, mean, var, weight, bias, eps)
+    if x.mesh.now is not None:
+        check_apart()
+        apart = batch_norm(func, (lowered(x), mean, var, weight, bias, training, momentum, eps), {})
+        return raised_again(apart, x)
     count = prod(x.shape) // max(1, x.shape[1])
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
@@ -65,6 +71,16 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         update(mean, moments[1], momentum)
         update(var, moments[2] / (count - 1), momentum)
     return ShardedTensor(local, x.placement)
+
+
+def check_apart() -> None:
+    """Raise where a micro-batch would be normalised alone without having been asked to."""
+    if not by_microbatch():
+        raise PlanError(
+            "batch_norm normalises in training, and micro-batches would each be normalised alone, which is another "
+            'result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": on each rank '
+            "alone), or microbatches = 1"
+        )
 
 
 def frozen(

@@ -21,7 +21,7 @@ from mural.errors import PlanError
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
-SCOPES = ("global", "rank")
+SCOPES = ("global", "rank", "micro", "micro-rank")
 _scopes = ["global"]
 """One for all threads: a checkpoint may recompute its region in a thread of the autograd engine."""
 
@@ -30,6 +30,7 @@ _scopes = ["global"]
 def batchnorm_scope(scope: str) -> Generator[None]:
     """Batch norm in training takes the statistics of the whole batch ("global"), or of each rank's piece ("rank").
 
+    With "micro" and "micro-rank" a micro-batch is a batch of its own; else one of several is refused.
     Where checkpoints recompute batch norms, the block must hold the backward too.
     """
     if scope not in SCOPES:
@@ -43,7 +44,12 @@ def batchnorm_scope(scope: str) -> Generator[None]:
 
 def by_rank() -> bool:
     """Whether each rank normalizes its own piece."""
-    return _scopes[-1] == "rank"
+    return _scopes[-1] in ("rank", "micro-rank")
+
+
+def by_microbatch() -> bool:
+    """Whether micro-batches are normalized alone."""
+    return _scopes[-1] in ("micro", "micro-rank")
 
 
 def batch_norm_by_rank(

@@ -22,7 +22,6 @@ from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.pointwise import check_writable, written
 from mural.shard.regroup import spans
-from mural.shard.rows import in_batch
 from mural.shard.table import name_of, register, register_folded
 from mural.shard.tensor import ShardedTensor, unfolded
 
@@ -67,8 +66,7 @@ def blocks(box: Box, shape: Sequence[int], edges: Sequence[int]) -> Iterator[tup
 def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
     """Fill a piece with the values that belong to its global place."""
     key = new_key()
-    shape, first = in_batch(layout.shape)
-    box = (layout.box[0].shift(first), *layout.box[1:]) if first else layout.box
+    shape, box = layout.shape, layout.box
     edges = lattice(shape, BLOCK.get(out.device.type, 2**20))
     generator = torch.Generator(out.device)
     for at, place in blocks(box, shape, edges):
@@ -90,11 +88,10 @@ def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
 def fill_folded(out: Tensor, x: ShardedTensor, draw: Draw) -> Tensor:
     """Fill the piece of a tensor with merged dims: its positions of a merged dim are not one interval."""
     key = new_key()
-    shape, first = in_batch(tuple(x.shape))
+    shape = tuple(x.shape)
     edges = lattice(shape, BLOCK.get(out.device.type, 2**20))
     generator = torch.Generator(out.device)
     positions = [merged_positions(x.box[a:b], x.placement.shape[a:b]) for a, b in spans(x.folds)]
-    positions[0] = positions[0] + first
     flat = out.view([len(p) for p in positions])
     for at in product(*(sorted(set((p // e).tolist())) for p, e in zip(positions, edges, strict=True))):
         digest = hashlib.blake2b(f"{key}:{at}".encode(), digest_size=8).digest()

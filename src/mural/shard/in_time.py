@@ -1,0 +1,104 @@
+"""Micro-batches as pieces in time: a tensor of the whole batch, of which the ranks hold one micro-batch now.
+
+    batch of 6, data = 2, two micro-batches        dim 0 of the tensor, and who holds it when
+    ┌───────┬───────┬───────┬───────┐
+    │ 0   1 │   2   │ 3   4 │   5   │
+    └───────┴───────┴───────┴───────┘
+     rank 0   rank 1  rank 0   rank 1
+     ─ first micro ─  ─ second micro ─
+
+So `x.shape[0]` is the whole batch, random layers draw a micro-batch's part of what they draw for the batch, and the
+rules of operations know which of them look across such a cut: the pieces of another time are out of reach, and what
+needs one raises `OutOfTime`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from mural.errors import OutOfTime
+from mural.geometry import Cuts
+from mural.shard.layout import Layout
+from mural.shard.regroup import spans
+from mural.shard.rows import Rows
+from mural.shard.tensor import ShardedTensor
+
+
+def lifted(x: Tensor, part: int, every: Sequence[Rows]) -> Tensor:
+    """A micro-batch as the piece of its batch; a tensor without images as one that every time holds whole."""
+    if len(every) == 1 or not isinstance(x, ShardedTensor):
+        return x
+    layout, rows = x.placement, every[part]
+    mesh = layout.mesh.at_time(part, len(every))
+    if not layout.ndim or layout.axes[0] != "data" or layout.shape[0] != rows.count:
+        axes = tuple(None if axis == "data" else axis for axis in layout.axes)
+        whole = replace(layout.gathered(d for d, a in enumerate(layout.axes) if a == "data"), mesh=mesh, axes=axes)
+        return ShardedTensor(x.local, whole, x.aliased, x.folds)
+    ranks = layout.mesh.size("data")
+    sizes = [i.size for other in every for i in Cuts.even(other.count, ranks).intervals()]
+    cuts = Cuts.sized(sizes)
+    images = tuple((axis, cuts if axis == "data" else c) for axis, c in layout.images)
+    found = Layout(mesh, (rows.total, *layout.shape[1:]), layout.axes, (cuts, *layout.cuts[1:]), images)
+    return ShardedTensor(x.local, found, x.aliased, x.folds)
+
+
+def lowered(x: Tensor) -> Tensor:
+    """A piece of a batch as a batch of its own; other tensors as they are."""
+    if not isinstance(x, ShardedTensor) or x.mesh.now is None:
+        return x
+    layout, now = x.placement, x.mesh.now
+    cuts, shape = list(layout.cuts), list(layout.shape)
+    for dim in data_dims(layout):
+        here = present(layout, dim)
+        cuts[dim], shape[dim] = here, here.extent
+    images = tuple((a, images_now(c, layout) if a == "data" else c) for a, c in layout.images)
+    return ShardedTensor(x.local, Layout(now, tuple(shape), layout.axes, tuple(cuts), images), x.aliased, x.folds)
+
+
+def raised_again(y: ShardedTensor, like: ShardedTensor) -> ShardedTensor:
+    """A result of the same shape as the micro-batch that `lowered` made, as the piece of the batch again."""
+    return y if like.mesh.now is None else ShardedTensor(y.local, like.placement, y.aliased, like.folds)
+
+
+def data_dims(layout: Layout) -> tuple[int, ...]:
+    """The dims that are cut along the images of a batch, into one piece or several."""
+    return tuple(d for d, axis in enumerate(layout.axes) if axis == "data" and layout.cuts[d] is not None)
+
+
+def batch_dim(x: Any) -> int | None:
+    """The dim of a tensor along which its micro-batches follow each other; None for one without images."""
+    found = data_dims(x.placement) if isinstance(x, ShardedTensor) else ()
+    if not isinstance(x, ShardedTensor) or not found:
+        return None
+    if not x.folds:
+        return found[0]
+    # Merged dims are one dim of the tensor: where the images come first in it, micro-batches follow each other.
+    dim, (start, _) = next((i, s) for i, s in enumerate(spans(x.folds)) if s[0] <= found[0] < s[1])
+    if start != found[0]:
+        raise OutOfTime("a result in which images are merged behind other dims: use microbatches = 1")
+    return dim
+
+
+def present(layout: Layout, dim: int) -> Cuts:
+    """The cuts of the images that are here now, numbered from 0."""
+    cuts, now = layout.cuts[dim], layout.mesh.now
+    if cuts is None or now is None:
+        raise OutOfTime("a dim that no time cuts")
+    ranks = now.size("data")
+    if cuts.owners != tuple(range(cuts.parts)):
+        raise OutOfTime("a result whose images are in another order than those of the batch: use microbatches = 1")
+    first = layout.mesh.coordinates["data"] // ranks * ranks
+    bounds = cuts.bounds[first : first + ranks + 1]
+    return Cuts.of([b - bounds[0] for b in bounds])
+
+
+def images_now(cuts: Cuts, layout: Layout) -> Cuts:
+    """The image's own cuts of the data axis, of the images that are here now."""
+    ranks = layout.mesh.now.size("data") if layout.mesh.now else 1
+    first = layout.mesh.coordinates["data"] // ranks * ranks
+    bounds = cuts.bounds[first : first + ranks + 1]
+    return Cuts.of([b - bounds[0] for b in bounds])
