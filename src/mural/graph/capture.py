@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Container, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
+from mural.graph.held import as_it_was
 from mural.graph.nodes import Graph, Shape
 from mural.graph.recorder import Recorder
+from mural.graph.touched import Touches
 from mural.graph.without_memory import META, twin_of
 from mural.shard.channel_share import share_of
 
@@ -53,9 +56,11 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
         for name, tensor in zip(names, images, strict=True):
             recorder.enter_value(name, tensor, "input")
         recorder.modules.begin_model(model, tuple(images))
-        with unchanged(model), torch.random.fork_rng(devices=[]), recorder.watching(model):
+        touches = Touches(model, lambda: recorder.modules.innermost)
+        kept = as_it_was(model), unchanged(model), torch.random.fork_rng(devices=[])
+        with kept[0], kept[1], kept[2], recorder.watching(model), touches.watching():
             result = functional_call(model, named, tuple(images), tie_weights=False)
-        return recorder.graph(names, result)
+        return replace(recorder.graph(names, result), touched=touches.changed)
 
 
 def check_python(model: nn.Module) -> None:

@@ -51,7 +51,7 @@ class ModuleCalls:
                 result = plain(module, *args, **kwargs)
             finally:
                 self.running.pop()
-            self.end(index, result)
+            self.end(index, result, (args, kwargs))
             return result
 
         nn.Module.__call__ = call
@@ -73,11 +73,13 @@ class ModuleCalls:
         given, sealed = self._noted((args, kwargs))
         return replace(call, start=self._count(), args=given[0], kwargs=given[1], sealed=sealed)
 
-    def end(self, index: int, result: Any) -> None:
-        """Note what a call gave back."""
+    def end(self, index: int, result: Any, given: Any = ()) -> None:
+        """Note what a call gave back, and what became of what it was given."""
         call = self.calls[index]
         outputs, sealed = self._noted(result)
-        self.calls[index] = replace(call, stop=self._count(), outputs=outputs, sealed=call.sealed and sealed)
+        left = tuple(self._find(leaf) for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))
+        sealed = sealed and call.sealed
+        self.calls[index] = replace(call, stop=self._count(), outputs=outputs, left=left, sealed=sealed)
 
     def _noted(self, tree: Any) -> tuple[Any, bool]:
         """The tree with an `At` for each tensor, and whether the origin of each was seen."""
@@ -98,11 +100,13 @@ class ModuleCalls:
         return tuple(
             replace(
                 call,
+                time=call.start,
                 start=bisect_left(kept, call.start),
                 stop=bisect_left(kept, call.stop),
                 args=pytree.tree_map(moved, call.args),
                 kwargs=pytree.tree_map(moved, dict(call.kwargs)),
                 outputs=pytree.tree_map(moved, call.outputs),
+                left=tuple(map(moved, call.left)),
             )
             for call in self.calls
         )

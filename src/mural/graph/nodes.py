@@ -65,6 +65,8 @@ class Node:
     call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps,
     `call` is the index of the innermost call of a module that it happened in, `gradients` says for each output whether
     it requires a gradient, and `returns` which inputs are the outputs of a call that writes and returns nothing.
+    `result` is what it returned, with a `Ref` for each output, and `same` says for each output which input it is
+    itself. `time` counts all calls, those beside the dataflow too.
     """
 
     id: int
@@ -87,6 +89,9 @@ class Node:
     func: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     args: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    result: Any = field(default=None, compare=False, repr=False)
+    same: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
+    time: int = field(default=0, compare=False, repr=False)
 
     @property
     def needs(self) -> tuple[Source, ...]:
@@ -100,7 +105,7 @@ class Graph:
 
     `calls` are the calls of modules, that of the model first. `effects` are calls that change the model but are no part
     of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the constants
-    themselves.
+    themselves. `touched` are the attributes that changed, by module and name, with the calls that read or set them.
     """
 
     nodes: tuple[Node, ...]
@@ -110,6 +115,9 @@ class Graph:
     calls: tuple[Call, ...] = ()
     effects: tuple[tuple[int, Node], ...] = field(default=(), repr=False)
     held: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
+    touched: Mapping[tuple[str, str], frozenset[int]] = field(
+        default_factory=dict[tuple[str, str], frozenset[int]], compare=False, repr=False
+    )
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -102,7 +102,7 @@ class Recorder(TorchFunctionMode):
             result = self._result(called, run)
             written = [tensor for tensor, state in states if state_of(tensor) != state]
             written += statistics_written(called.func, called.args, called.kwargs)
-            self._note(called, [tensor for tensor, _ in states], tensors_in(result), written)
+            self._note(called, [tensor for tensor, _ in states], result, written)
         finally:
             self._inside = False
         return result
@@ -115,8 +115,9 @@ class Recorder(TorchFunctionMode):
                 raise self._value_needed(called.name) from error
             raise
 
-    def _note(self, called: Called, read: list[Tensor], made: list[Tensor], written: list[Tensor]) -> None:
+    def _note(self, called: Called, read: list[Tensor], result: Any, written: list[Tensor]) -> None:
         """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
+        made = tensors_in(result)
         returns = () if made else tuple(next(i for i, t in enumerate(read) if t is tensor) for tensor in written)
         made = made or written
         name = called.name
@@ -144,6 +145,8 @@ class Recorder(TorchFunctionMode):
             func=called.func,
             args=with_refs(called.args, count := Counter(refs=0)),
             kwargs=with_refs(called.kwargs, count),
+            result=with_refs(result, Counter(refs=0)),
+            same=tuple(next((i for i, t in enumerate(read) if t is tensor), None) for tensor in made),
         )
         for tensor in written:
             self._origins.write(tensor, number)
@@ -248,7 +251,7 @@ class Recorder(TorchFunctionMode):
             node = self._nodes[old]
             saved = tuple(replace(s, owner=renumbered([s.owner])[0]) for s in node.saved)
             moved = {name: renumbered(getattr(node, name)) for name in ("inputs", "after", "writes")}
-            return replace(node, id=new[old], site=site, saved=saved, **moved)
+            return replace(node, id=new[old], site=site, saved=saved, time=old, **moved)
 
         nodes = tuple(map(final, kept, names))
         used = {source for node in nodes for source in node.inputs} | {output.source for output in outputs}

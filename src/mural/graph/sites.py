@@ -33,7 +33,8 @@ class Call:
     """One call of a module: its path, the number of this call, and the call that it happened in (None: the model's).
 
     The nodes from `start` to `stop` - 1 happened in it. `kind` is the module's class. `args`, `kwargs` and `outputs`
-    are what it was given and gave back, with an `At` for each tensor; `sealed` is false where one was not seen.
+    are what it was given and gave back, with an `At` for each tensor; `sealed` is false where one was not seen. `left`
+    says for each tensor that it was given what that is afterwards, and `time` when it began.
     """
 
     module: str
@@ -46,6 +47,8 @@ class Call:
     args: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     outputs: Any = field(default=None, compare=False, repr=False)
+    left: tuple[At | None, ...] = field(default=(), compare=False, repr=False)
+    time: int = field(default=0, compare=False, repr=False)
 
     @property
     def label(self) -> str:

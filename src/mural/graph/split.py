@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph.cuts import resolve_cuts
+from mural.graph.follow import Follower
 from mural.graph.nodes import Graph
-from mural.graph.replay import Compiler, Key, Replay
+from mural.graph.script import Key, Script, script_of
 
 
 class StageModule(nn.Module):
@@ -31,10 +31,11 @@ class StageModule(nn.Module):
     True
     """
 
-    def __init__(self, replay: Replay):
+    def __init__(self, model: nn.Module, script: Script, stage: int):
         super().__init__()
-        self.replay = replay
-        stretch = replay.stretch
+        self.__dict__["model"] = model  # not a module of this one: it has parts of it alone
+        self.script, self.stage, self.stretch = script, stage, script.stretches[stage]
+        stretch = self.stretch
         self.takes = tuple(self._name(key) for key in stretch.takes)
         self.gives = tuple(self._name(key) for key in stretch.gives)
 
@@ -43,35 +44,36 @@ class StageModule(nn.Module):
         source, pick = key
         if isinstance(source, str):
             return source
-        node = self.replay.graph.nodes[source]
+        node = self.script.graph.nodes[source]
         return node.site if len(node.output_shapes) == 1 else f"{node.site}[{pick}]"
 
     def forward(self, *given: Tensor) -> Any:
         """The tensors in `gives`: one alone, several as a tuple; the last stage's are the model's result."""
-        stretch = self.replay.stretch
+        stretch = self.stretch
         if len(given) != len(self.takes):
             raise PlanError(f"this stage takes {len(self.takes)} tensors {self.takes}, but {len(given)} were given")
         device = next((t.device for t in given), torch.device("cpu"))
-        values = self.replay(dict(zip(stretch.takes, given, strict=True)), device)
-        if stretch.stop == len(self.replay.graph):
-            return self.replay.result(values)
-        found = tuple(values[key] for key in stretch.gives)
+        follower = Follower(self.script, self.stage, dict(zip(stretch.takes, given, strict=True)), device)
+        result = follower.run(self.__dict__["model"])
+        if stretch.stop == len(self.script.graph):
+            return result
+        found = tuple(follower.made[key] for key in stretch.gives)
         return found[0] if len(found) == 1 else found
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this stage reads, under the names that they have in the model."""
-        return self._held(self.replay.model.named_parameters(prefix, recurse, remove_duplicate), prefix)
+        return self._held(self.__dict__["model"].named_parameters(prefix, recurse, remove_duplicate), prefix)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """The buffers that this stage reads or writes, under the names that they have in the model."""
-        return self._held(self.replay.model.named_buffers(prefix, recurse, remove_duplicate), prefix)
+        return self._held(self.__dict__["model"].named_buffers(prefix, recurse, remove_duplicate), prefix)
 
     def _held(self, named: Iterator[tuple[str, Any]], prefix: str) -> Iterator[tuple[str, Any]]:
-        graph, stretch = self.replay.graph, self.replay.stretch
+        graph, stretch = self.script.graph, self.stretch
         last = stretch.stop == len(graph)
         nodes = list(graph.nodes[stretch.start : stretch.stop])
         nodes += [n for at, n in graph.effects if stretch.start <= at < stretch.stop or (last and at == stretch.stop)]
@@ -81,7 +83,7 @@ class StageModule(nn.Module):
 
     def train(self, mode: bool = True) -> StageModule:
         """Refused: a stage is that of one training mode."""
-        if mode != self.replay.model.training:
+        if mode != self.__dict__["model"].training:
             raise PlanError("a stage runs in the mode that was captured: set the model's, and capture it again")
         return self
 
@@ -90,5 +92,5 @@ def split(graph: Graph, model: nn.Module, cuts: Sequence[str | int]) -> tuple[St
     """The stages of a model, which begin at these blocks, call-sites or nodes."""
     names = [graph.nodes[cut].site if isinstance(cut, int) else cut for cut in cuts]
     starts = [0, *resolve_cuts(graph, names), len(graph)]
-    compiler = Compiler(graph)
-    return tuple(StageModule(Replay(graph, model, compiler.stretch(a, b))) for a, b in pairwise(starts))
+    script = script_of(graph, starts)
+    return tuple(StageModule(model, script, stage) for stage in range(len(starts) - 1))

@@ -1,0 +1,61 @@
+"""Whether a call has the arguments that it had when it was captured, as far as shapes depend on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mural.graph.absent import Absent
+from mural.graph.script import Key
+
+
+def alike(recorded: Any, given: Any, key_of: Callable[[Any], Key | None], loose: bool = False) -> bool:
+    """Whether what is given has the form that was recorded, with the same tensors of the graph at the same places.
+
+    Floating-point numbers may be others, and so may whole numbers if the call is `loose`: they change values alone.
+    """
+    key = key_of(recorded)
+    if key is not None:
+        if isinstance(given, Absent):
+            return given.key == key
+        # The model's own tensors have names; a tensor that was rebound since may be another one.
+        return isinstance(given, Tensor) and isinstance(key[0], str)
+    if isinstance(given, Tensor):
+        return False
+    if isinstance(recorded, (tuple, list)):
+        return (
+            isinstance(given, (tuple, list))
+            and len(given) == len(recorded)
+            and all(alike(a, b, key_of, loose) for a, b in zip(recorded, given, strict=True))
+        )
+    if isinstance(recorded, dict):
+        return (
+            isinstance(given, dict)
+            and recorded.keys() == given.keys()
+            and all(alike(recorded[k], given[k], key_of, loose) for k in recorded)
+        )
+    if type(recorded) is type(given) and not pytree.tree_is_leaf(recorded):
+        return alike(pytree.tree_leaves(recorded), pytree.tree_leaves(given), key_of, loose)
+    return same_leaf(recorded, given, loose)
+
+
+def same_leaf(recorded: Any, given: Any, loose: bool) -> bool:
+    """Whether two arguments that are no tensors mean the same, as far as shapes go."""
+    if recorded is given or isinstance(recorded, (torch.device, torch.Generator)):
+        return True
+    if isinstance(recorded, bool) or isinstance(given, bool):
+        return isinstance(given, bool) and recorded == given
+    if isinstance(recorded, (int, float)) and isinstance(given, (int, float)):
+        if loose or (isinstance(recorded, float) and isinstance(given, float)):
+            return True
+        return type(recorded) is type(given) and recorded == given
+    if type(recorded) is not type(given):
+        return False
+    try:
+        return bool(recorded == given) or (isinstance(recorded, object) and type(recorded).__eq__ is object.__eq__)
+    except Exception:  # arrays and the like: they are compared by nobody
+        return True
