@@ -60,11 +60,13 @@ def parallelize(
     recompute(model, plan.recompute)
     if not plan.piped:
         return Parallel(model, plan, mesh.folded, loss, seed)
-    graph = likely_graph(unwrapped(model)) if image is None else graph_for(unwrapped(model), image)
+    plain, seating = unwrapped(model), Seating.of(plan, mesh)
+    if plan.stages == 1:
+        return Pipelined(model, plan, mesh, loss, seed, Division.whole(plain, seating))
+    graph = likely_graph(plain) if image is None else graph_for(plain, image)
     kind = next((p.device.type for p in model.parameters()), "cpu")
-    hardware = "h200" if kind == "cuda" else "cpu"
-    route = Route.of(graph, stage_starts(graph, plan, hardware))
-    return Pipelined(model, plan, mesh, loss, seed, Division.of(unwrapped(model), route, Seating.of(plan, mesh)))
+    route = Route.of(graph, stage_starts(graph, plan, "h200" if kind == "cuda" else "cpu"))
+    return Pipelined(model, plan, mesh, loss, seed, Division.of(plain, route, seating))
 
 
 def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mural.check.copies import copied
 from mural.check.leaves import leaves
@@ -44,7 +45,9 @@ class Plain:
         parts = rows_of(shape_of(image)[0], self.plan.microbatches if self.plan.norms_apart else 1)
         with self.scope():
             given = (part_of(image, rows) for rows in parts)
-            output = joined_results([self.model(*(x if isinstance(x, tuple) else (x,))) for x in given])
+            outputs = [self.model(*(x if isinstance(x, tuple) else (x,))) for x in given]
+            dims = tuple(0 if isinstance(leaf, Tensor) else None for leaf in pytree.tree_leaves(outputs[0]))
+            output = joined_results(outputs, dims)
             if self.observe is not None:
                 self.observe(output)
             value = self.loss(output, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mural.comm import Mesh
 from mural.comm.rooms import group_of
+from mural.engine.loss_terms import LOSS, LossTerms
 from mural.engine.seating import Seating
 from mural.errors import PlanError
 from mural.graph import Graph
@@ -46,6 +47,27 @@ class Division:
         inputs = {(value.name, 0) for value in route.graph.inputs}
         takers = frozenset(s for s, stretch in enumerate(route.stretches) if inputs.intersection(stretch.takes))
         return cls(seating, sites, stages, with_trained(model, holders, seating), homes, takers)
+
+    @classmethod
+    def whole(cls, model: nn.Module, seating: Seating) -> Division:
+        """The division of a model in one stage."""
+        stages = {name: frozenset([0]) for name in dict.fromkeys(first_names(model).values())}
+        holders = dict.fromkeys(stages, seating.holders([0]))
+        homes = {path: 0 for path, _ in model.named_modules()}
+        return cls(seating, ("",), stages, holders, homes, frozenset([0]))
+
+    def with_loss(self, terms: LossTerms) -> Division:
+        """The same with what the loss brings along, on the ranks of the last stage."""
+        names = [name for name, _ in (*terms.named_parameters(), *terms.named_buffers())]
+        last = self.seating.plan.stages - 1
+        with terms.alone() as root:
+            homes = {f"{LOSS}.{path}" if path else LOSS: last for path, _ in root.named_modules()} if terms else {}
+        return replace(
+            self,
+            stages={**self.stages, **dict.fromkeys(names, frozenset([last]))},
+            holders={**self.holders, **dict.fromkeys(names, self.seating.last_ranks())},
+            homes={**self.homes, **homes},
+        )
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer."""
@@ -89,6 +111,11 @@ class Division:
         )
 
 
+def first_names(model: nn.Module) -> dict[int, str]:
+    """The first name of each parameter and buffer, by `id`."""
+    return {id(t): name for name, t in reversed(named_tensors(model))}
+
+
 def with_trained(
     model: nn.Module, holders: Mapping[str, tuple[int, ...]], seating: Seating
 ) -> dict[str, tuple[int, ...]]:
@@ -104,7 +131,7 @@ def with_trained(
 
 def release(model: nn.Module, division: Division) -> None:
     """Let go of the parameters and buffers that other ranks hold; names and shapes stay."""
-    first = {id(t): name for name, t in reversed(named_tensors(model))}
+    first = first_names(model)
     swapped: dict[int, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):

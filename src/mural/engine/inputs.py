@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -144,7 +145,7 @@ class Inputs:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        held = (t.device for t in (*self.model.parameters(), *self.model.buffers()) if not t.is_meta)
+        held = (t.device for t in chain(self.model.parameters(), self.model.buffers()) if not t.is_meta)
         return next(held, torch.device("cpu"))
 
 

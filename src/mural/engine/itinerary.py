@@ -1,37 +1,39 @@
 """Itineraries: for the shapes and modes that a model meets, its route through the stages and the lists that ranks run.
 
-A model is captured once for each shape of a micro-batch, training mode and set of trained parameters.
+A model is captured for each shape of a batch, training mode and set of trained parameters, and anew where its own
+Python takes another way. One stage alone needs none of this: the model itself runs.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mural.engine.alignment import alignment, without_hooks
 from mural.engine.division import Division
 from mural.engine.inputs import Image, shape_of
 from mural.errors import PlanError
-from mural.graph import Graph, capture
-from mural.graph.replay import Replay, check_hooks, check_result
+from mural.graph import capture
+from mural.graph.follow import Changed, Follower
+from mural.graph.held import Held
 from mural.pipeline.checker import check
-from mural.pipeline.draws import draws_in_parts
 from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Edge, Program, with_messages
-from mural.pipeline.route import Route, draws
+from mural.pipeline.part import Piece, Whole
+from mural.pipeline.route import Route
 from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
-from mural.shard.draws import Draws
-from mural.shard.rows import Rows
 from mural.shard.unread import Unread
 
+ROUTES = 16
+"""How many ways through a model are remembered for each kind of batch."""
 Signature = tuple[Any, ...]
+Number = tuple[int, int]
+"""A stage of a replica on this rank: the replica and the stage."""
 
 
 @dataclass(frozen=True)
@@ -49,72 +51,69 @@ class Itineraries:
 
     def __init__(self, model: nn.Module, division: Division):
         self.model, self.division, self.seating = model, division, division.seating
-        self.routes: dict[Signature, Route] = {}
+        self.routes: dict[Signature, list[Route]] = {}
         self.programs: dict[Any, Program] = {}
-        self.stage_sets: dict[Any, dict[tuple[int, int, int], Stage]] = {}
         self.trips: dict[Any, tuple[Seats, Known]] = {}
 
-    def signature(self, image: Image, count: int) -> Signature:
-        """What a capture depends on."""
+    def signature(self, image: Image) -> Signature:
+        """What a capture depends on, besides the model's own Python."""
         modes = tuple(module.training for module in self.model.modules())
         trained = tuple(parameter.requires_grad for parameter in self.model.parameters())
-        return (shapes_of(image, count), dtypes_of(image, self.model), modes, trained, torch.is_grad_enabled())
+        return (shapes_of(image), dtypes_of(image, self.model), modes, trained, torch.is_grad_enabled())
 
-    def route(self, image: Image, count: int) -> Route:
-        """The route of a micro-batch of that many images."""
-        signature = self.signature(image, count)
-        if signature not in self.routes:
-            with without_hooks(self.model), torch.enable_grad():
-                graph = capture(self.model, signature[0], signature[1])
-            check_result(graph)
-            self.routes[signature] = self.division.route(graph)
-        return self.routes[signature]
+    def route(self, image: Image, device: torch.device) -> Route | None:
+        """The route of a batch, whose calls a rehearsal has just made again; None for a model in one stage.
+
+        The model's own Python decides what it calls. Where that has changed, the model is captured anew; all ranks run
+        the same Python, and come to the same end.
+        """
+        if self.seating.plan.stages == 1:
+            return None
+        signature = self.signature(image)
+        known = self.routes.setdefault(signature, [])
+        for route in known:
+            if rehearsed(route, self.model, device):
+                known.remove(route)
+                known.insert(0, route)  # the likeliest one next time
+                return route
+        known.insert(0, self.route_of(image))
+        del known[ROUTES:]
+        check_hooks(self.model, known[0].script.opened)
+        rehearse(known[0], self.model, device)
+        return known[0]
+
+    def route_of(self, image: Image, count: int | None = None) -> Route:
+        """The route of a batch, or of that many images of it, as the model is now."""
+        shapes, total = shapes_of(image), shape_of(image)[0]
+        if count is not None:
+            shapes = tuple((count, *shape[1:]) if shape and shape[0] == total else shape for shape in shapes)
+        with without_hooks(self.model), torch.enable_grad():
+            graph = capture(self.model, shapes, dtypes_of(image, self.model))
+        return self.division.route(graph)
 
     def stages(
-        self, image: Image, rows: Sequence[Rows], scope: Callable[[], Any], device: torch.device
-    ) -> Mapping[tuple[int, int, int], Stage]:
-        """This rank's stages, by replica, stage and images in a micro-batch."""
-        counts = sorted({part.count for part in rows})
-        key = tuple(self.signature(image, count) for count in counts)
-        if key not in self.stage_sets:
-            found: dict[tuple[int, int, int], Stage] = {}
-            again = self.division.seating.plan.recompute == "stages"
-            for count in counts:
-                route = self.route(image, count)
-                for replica, stage in self.seating.schedule(1).holds(self.seating.own):
-                    replay = Replay(route.graph, self.model, route.stretches[stage])
-                    found[replica, stage, count] = Stage(replay, self.seating.mesh, scope, device, again)
-            self.stage_sets[key] = found
-        found_draws = {count: self.draws(image, count) for count in counts}
-        for (_, _, count), stage in self.stage_sets[key].items():
-            stage.draws = found_draws[count]
-        return self.stage_sets[key]
+        self, route: Route | None, image: Image, scope: Callable[[], Any], device: torch.device
+    ) -> dict[Number, Stage]:
+        """This rank's stages, by replica and stage."""
+        again = self.seating.plan.recompute == "stages"
+        found: dict[Number, Stage] = {}
+        for replica, stage in self.seating.schedule(1).holds(self.seating.own):
+            part = Whole(self.model, len(shapes_of(image))) if route is None else Piece(self.model, route.script, stage)
+            found[replica, stage] = Stage(part, self.seating.mesh, scope, device, again)
+        return found
 
-    def draws(self, image: Image, count: int) -> Draws:
-        """What micro-batches of that many images draw as plain tensors; raises where they cannot draw as the batch."""
-        graph, total = self.route(image, count).graph, shape_of(image)[0]
-        if count == total or not any(draws(node) for node in graph):
-            return {}
-        return draws_in_parts(graph, self.route(image, total).graph, count, total)
-
-    def trip(self, image: Image, rows: Sequence[Rows], training: bool) -> Trip:
-        """The lists of all seats for a batch in these micro-batches, and what is known of the tensors that cross."""
-        counts = sorted({part.count for part in rows}, reverse=True)
-        routes = [self.route(image, count) for count in counts]
-        check_hooks(self.model, (stretch for route in routes for stretch in route.stretches))
-        if training and len(rows) > 1:
-            check_batchnorm(routes[0].graph, self.seating.plan.norms_apart)
-        edges = common_edges(routes, counts)
-        key = (tuple(self.signature(image, count) for count in counts), len(rows), training)
+    def trip(self, route: Route | None, image: Image, microbatches: int, training: bool) -> Trip:
+        """The lists of all seats for a batch in micro-batches, and what is known of the tensors that cross."""
+        key = (self.signature(image), id(route), microbatches, training)
         if key not in self.trips:
-            shape = (rows[0].total, *shape_of(image)[1:])
             meshes = self.seating.meshes
-            aligns = {mesh.spatial: alignment(self.model, shape, mesh.spatial) for mesh in meshes}
+            aligns = {mesh.spatial: alignment(self.model, shape_of(image), mesh.spatial) for mesh in meshes}
             seats = Seats(meshes, self.seating.own, tuple(aligns[mesh.spatial] for mesh in meshes))
             self.trips[key] = (seats, Known())
         seats, known = self.trips[key]
         learning = not known.complete
-        return Trip(self.program(edges, len(rows), training, 0 if learning else 1), seats, known, learning)
+        edges = () if route is None else route.edges
+        return Trip(self.program(edges, microbatches, training, 0 if learning else 1), seats, known, learning)
 
     def program(self, edges: tuple[Edge, ...], microbatches: int, training: bool, prefetch: int) -> Program:
         """The full lists, proven to run to their end."""
@@ -136,12 +135,30 @@ class Itineraries:
         return forward_only(self.seating.schedule(microbatches) if own else gpipe(plan.stage, microbatches))
 
 
-def shapes_of(image: Image, count: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a micro-batch's inputs."""
+def rehearsed(route: Route, model: nn.Module, device: torch.device) -> bool:
+    """Whether the model makes the calls of a route, as it is now."""
+    try:
+        rehearse(route, model, device)
+    except Changed:
+        return False
+    return True
+
+
+def rehearse(route: Route, model: nn.Module, device: torch.device) -> None:
+    """Run the open modules of a route without computing anything; raises `Changed` where they make other calls."""
+    opened = {path: module for path, module in model.named_modules() if path in route.script.opened}
+    held = Held.by(opened, values=False)
+    try:
+        Follower(route.script, None, {}, device).run(model)
+    finally:
+        held.put_back()
+
+
+def shapes_of(image: Image) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a batch's inputs."""
     if isinstance(image, tuple) and any(isinstance(part, Tensor) for part in image):
-        total = shape_of(image)[0]
-        return tuple((count, *p.shape[1:]) if p.ndim and len(p) == total else tuple(p.shape) for p in image)
-    return ((count, *shape_of(image)[1:]),)
+        return tuple(tuple(part.shape) for part in image)
+    return (shape_of(image),)
 
 
 def dtypes_of(image: Image, model: nn.Module) -> tuple[torch.dtype, ...]:
@@ -152,31 +169,11 @@ def dtypes_of(image: Image, model: nn.Module) -> tuple[torch.dtype, ...]:
     return tuple(part.dtype if isinstance(part, (Tensor, Unread)) else default for part in parts)
 
 
-def common_edges(routes: Sequence[Route], counts: Sequence[int]) -> tuple[Edge, ...]:
-    """The edges that the micro-batches of a batch have in common: those of the first, which the others have too."""
-    plain = [tuple(replace(edge, bytes=0) for edge in route.edges) for route in routes]
-    for edges, count in zip(plain, counts, strict=True):
-        if edges != plain[0]:
+def check_hooks(model: nn.Module, opened: Container[str]) -> None:
+    """Raise for a forward hook on a module that a cut goes through: it would see tensors that other stages have."""
+    for path, module in model.named_modules():
+        if path in opened and (module._forward_hooks or module._forward_pre_hooks):
             raise PlanError(
-                f"micro-batches of {counts[0]} and of {count} images take other ways through the model: choose a batch "
-                f"that microbatches divides"
+                f"module {path!r} has a forward hook, but is not called as a whole: its parts lie in several stages, "
+                f"or exchange tensors past it. Hang the hook on a module inside of a stage, or move the cut"
             )
-    return routes[0].edges
-
-
-def check_batchnorm(graph: Graph, apart: bool) -> None:
-    """Raise where micro-batches would be normalised alone without having been asked to."""
-    for node in graph:
-        if node.op == "batch_norm" and not apart and in_training(node.args, dict(node.kwargs)):
-            raise PlanError(
-                f"{node.site} normalises in training, and micro-batches would each be normalised alone, which is "
-                f'another result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": '
-                f"on each rank alone), or microbatches = 1"
-            )
-
-
-def in_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of batch norm takes the statistics of its input."""
-    bound = inspect.signature(F.batch_norm).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bool(bound.arguments["training"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,13 @@ from torch.utils import _pytree as pytree
 
 from mural.engine.inputs import Image, Inputs
 from mural.engine.microbatches import part_of
-from mural.graph.replay import Key
+from mural.errors import PlanError
+from mural.graph.script import Key
 from mural.pipeline.instance import Stage
-from mural.pipeline.lossparts import carriers, gradients, joined_results, loss_weights, undivided
+from mural.pipeline.lossparts import Dims, carriers, gradients, joined_results, loss_weights, undivided
 from mural.pipeline.runner import Ends
 from mural.shard import ShardedTensor
+from mural.shard.in_time import batch_dim, lifted, lowered
 from mural.shard.rows import Rows, rows_of_batch
 
 Loss = Callable[[Any, Any], Tensor]
@@ -24,34 +26,43 @@ Loss = Callable[[Any, Any], Tensor]
 class Passage:
     """The micro-batches of one batch, without gradients: collects the results of the last stage."""
 
-    def __init__(
-        self, inputs: Inputs, image: Image, rows: Sequence[Rows], stages: Mapping[tuple[int, int, int], Stage]
-    ):
+    def __init__(self, inputs: Inputs, image: Image, rows: Sequence[Rows], stages: Mapping[tuple[int, int], Stage]):
         self.data, self.image, self.every, self.stages = inputs, image, rows, stages
         self.results: dict[int, Any] = {}
+        self.dims: Dims = ()
 
-    def rows(self, microbatch: int) -> Rows:
-        """The images of a micro-batch."""
-        return self.every[microbatch]
+    @property
+    def microbatches(self) -> int:
+        """How many micro-batches follow each other."""
+        return len(self.every)
 
-    def stage(self, replica: int, stage: int, microbatch: int) -> Stage:
-        """The stage that works on a micro-batch."""
-        return self.stages[replica, stage, self.rows(microbatch).count]
+    def stage(self, replica: int, stage: int) -> Stage:
+        """A stage of a replica on this rank."""
+        return self.stages[replica, stage]
 
     def inputs(self, stage: int, microbatch: int) -> Mapping[Key, Tensor]:
-        """What a stage takes of the model's inputs."""
-        replay = next(
-            s for (_, at, n), s in self.stages.items() if (at, n) == (stage, self.rows(microbatch).count)
-        ).replay
-        names = [value.name for value in replay.graph.inputs]
-        if not any((name, 0) in replay.stretch.takes for name in names):
+        """What a stage takes of the model's inputs: pieces of the whole batch, of which this is one."""
+        takes = next(found for (_, at), found in self.stages.items() if at == stage).part.takes
+        wanted = [key for key in takes if isinstance(key[0], str)]
+        if not wanted:
             return {}
-        given = self.data.images(part_of(self.image, self.rows(microbatch)))
-        return {(n, 0): x for n, x in zip(names, given, strict=True) if (n, 0) in replay.stretch.takes}
+        given = self.data.images(part_of(self.image, self.every[microbatch]))
+        names = self.names or tuple(name for name, _ in wanted)
+        pieces = {(n, 0): lifted(x, microbatch, self.every) for n, x in zip(names, given, strict=True)}
+        return {key: pieces[key] for key in wanted}
+
+    names: tuple[str, ...] = ()
+    """The names of the model's inputs, where its stages know them."""
 
     def arrived(self, microbatch: int, result: Any) -> None:
         """Take the model's result for a micro-batch."""
-        self.results[microbatch] = result
+        self.results[microbatch] = self._own(result)
+
+    def _own(self, result: Any) -> Any:
+        """The result of a micro-batch as that of a batch of its own."""
+        check_result(result)
+        self.dims = tuple(batch_dim(leaf) for leaf in pytree.tree_leaves(result))
+        return pytree.tree_map_only(Tensor, lowered, result)
 
     def ends(self, microbatch: int, result: Any) -> Ends:
         """Nothing to begin a backward with."""
@@ -59,7 +70,18 @@ class Passage:
 
     def joined(self) -> Any:
         """The results of all micro-batches, as of one batch."""
-        return joined_results([self.results[m] for m in sorted(self.results)])
+        return joined_results([self.results[m] for m in sorted(self.results)], self.dims)
+
+
+def check_result(result: Any) -> None:
+    """Raise for a result in which tensors may be that cannot be seen."""
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, Tensor) or not any(isinstance(v, Tensor) for v in getattr(leaf, "__dict__", {}).values()):
+            continue
+        raise PlanError(
+            f"the model returns a {type(leaf).__name__}, whose tensors cannot be seen: return tensors, or tuples, "
+            f"lists and dicts of them, or register the class by torch.utils._pytree.register_pytree_node"
+        )
 
 
 class Training(Passage):
@@ -78,6 +100,7 @@ class Training(Passage):
         observe: Callable[[Any], None] | None = None,
     ):
         super().__init__(passage.data, passage.image, passage.every, passage.stages)
+        self.names = passage.names
         self.observe = observe
         self.target, self.loss, self.weight, self.whole = target, loss, weight, whole  # `loss` runs in the plan's scope
         self.losses: list[Tensor] = []
@@ -86,26 +109,30 @@ class Training(Passage):
 
     def arrived(self, microbatch: int, result: Any) -> None:
         """Keep what the loss of the whole batch needs, or what the parts of the loss are weighed with."""
+        own = self._own(result)
         if self.observe is not None:
-            with rows_of_batch(self.rows(microbatch)):
-                self.observe(result)
+            with rows_of_batch(self.every[microbatch]):
+                self.observe(own)
         if self.whole:
-            self.results[microbatch] = pytree.tree_map_only(Tensor, cut_off, result)
+            self.results[microbatch] = pytree.tree_map_only(Tensor, cut_off, own)
         elif self.weights is None:
-            self.weights = self._weigh(result, self.rows(microbatch).count)
+            self.weights = self._weigh(own, self.every[microbatch].count)
 
     def _weigh(self, result: Any, count: int) -> list[float]:
         """The weights of the micro-batches, found with random results like this one of some images."""
         if len(self.every) == 1:
             return [1.0]
+        leaves, form = pytree.tree_flatten(result)
         likes = [
-            pytree.tree_map_only(Tensor, lambda x, n=rows.count: for_images(x, count, n), result) for rows in self.every
+            form.unflatten([for_images(x, d, count, rows.count) for x, d in zip(leaves, self.dims, strict=True)])
+            for rows in self.every
         ]
         targets = [self._target(part) for part in self.every]
         cuda = [self.data.device] if self.data.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), torch.enable_grad():
             torch.manual_seed(0)  # the same trial results on all ranks of the stage
-            return loss_weights(self.loss, likes, targets, self.data.target(self.target, self.image), self.data.mesh)
+            whole = self.data.target(self.target, self.image)
+            return loss_weights(self.loss, likes, targets, whole, self.data.mesh, self.dims)
 
     def _target(self, rows: Rows) -> Any:
         return self.data.target(part_of(self.target, rows), part_of(self.image, rows))
@@ -117,11 +144,11 @@ class Training(Passage):
                 self._all_at_once()
             pairs = zip(carriers(result), self.seeds.pop(microbatch), strict=True)
             return [(carrier, seed) for carrier, seed in pairs if carrier.requires_grad and seed is not None]
-        share = (self.weights or [1.0])[microbatch]
+        share, own = (self.weights or [1.0])[microbatch], self._own(result)
         if share == 0.0:
-            self._check_empty(result, microbatch)
+            self._check_empty(own, microbatch)
             return [(c, torch.zeros_like(c)) for c in carriers(result) if c.requires_grad]
-        loss = self.loss(result, self._target(self.every[microbatch])) * share
+        loss = self.loss(own, self._target(self.every[microbatch])) * share
         self.losses.append(loss.detach())
         return [(loss * self.weight if self.weight != 1.0 else loss, None)]
 
@@ -134,15 +161,14 @@ class Training(Passage):
             raise undivided(f"micro-batch {microbatch} has no part in it for trial results, but one for its own")
 
     def _all_at_once(self) -> None:
-        """The loss of all results, and the gradients that it has for each."""
+        """The loss of all results, and the gradients that it has for each; parameters that it reads get theirs too."""
         order = sorted(self.results)
         loss = self.loss(self.joined(), self.data.target(self.target, self.image))
         self.losses.append(loss.detach())
-        lists = [carriers(self.results[m]) for m in order]
-        every = [c for part in lists for c in part]
-        grads: Iterator[Any] = iter(torch.autograd.grad(loss * self.weight, every, allow_unused=True))
-        for m, part in zip(order, lists, strict=True):
-            self.seeds[m] = [next(grads) for _ in part]
+        if loss.requires_grad:
+            (loss * self.weight if self.weight != 1.0 else loss).backward()
+        for m in order:
+            self.seeds[m] = [carrier.grad for carrier in carriers(self.results[m])]
         self.results.clear()
 
     def total(self) -> Tensor | None:
@@ -159,9 +185,12 @@ def cut_off(value: Tensor) -> Tensor:
     return value.detach().requires_grad_()
 
 
-def for_images(value: Tensor, have: int, want: int) -> Tensor:
-    """A tensor like a result for some images, for another number of them."""
-    value = value.detach()
-    if not value.ndim or value.shape[0] % have or have == want:
+def for_images(value: Any, dim: int | None, have: int, want: int) -> Any:
+    """A tensor like a result for some images, for another number of them; `dim` is where it has them."""
+    if not isinstance(value, Tensor):
         return value
-    return torch.cat([value] * -(-want // have))[: value.shape[0] // have * want]
+    value = value.detach()
+    if dim is None or have == want or value.shape[dim] % have:
+        return value
+    each = value.shape[dim] // have
+    return torch.cat([value] * -(-want // have), dim).narrow(dim, 0, each * want)

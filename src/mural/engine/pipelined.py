@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,15 +22,21 @@ from mural.engine.elsewhere import staged
 from mural.engine.extra_state import extra_of_owners
 from mural.engine.inputs import Image, Inputs, check_image, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
+from mural.engine.leaves import check_leaves
 from mural.engine.likeness import Likeness
+from mural.engine.loss_terms import LossTerms
 from mural.engine.microbatches import rows_of
 from mural.engine.needs import Needs
-from mural.engine.parallel import Loss, Parallel, unwrapped
+from mural.engine.other_stages import check_present, naming_absent
+from mural.engine.parallel import Loss, Parallel
+from mural.engine.parameter_hooks import check_hooks
 from mural.engine.passage import Passage, Training
 from mural.engine.statistics import Statistics
+from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
-from mural.pipeline.instance import Stage
+from mural.graph import Graph
 from mural.pipeline.runner import Runner
+from mural.pipeline.runs import Runs, drawn_apart, moving
 from mural.plan import Plan
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.rows import Rows
@@ -45,14 +53,16 @@ class Pipelined(Parallel):
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
         self.plain = unwrapped(model)
-        self.division, self.seating = division, division.seating
+        self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), set[int]()
+        self.loss_terms.settle(self.device, mesh)
+        self.division, self.seating = division.with_loss(self.loss_terms), division.seating
         self.mesh = self.seating.mesh
         self.inputs, self.likeness = Inputs(self.plain, self.mesh, self.mesh), Likeness(mesh)
-        self.holders = Holders(division, mesh)
+        self.holders = Holders(self.division, mesh)
         release(self.plain, division)
         channels = Channels.of(mesh.transport) if len(self.seating.meshes) > 1 else None
         self.runner = Runner(channels, self.device)
-        self.itineraries = Itineraries(self.plain, division)
+        self.itineraries, self.modules = Itineraries(self.plain, self.division), dict(self.plain.named_modules())
         self.calls = self.updates = 0
         self.observe = None
         self.unreduced = self.reduced = False
@@ -69,13 +79,13 @@ class Pipelined(Parallel):
             image, target = self._adopted(image), self._adopted(target)
             check_image(image)
             rows = rows_of(shape_of(image)[0], self.plan.microbatches)
-            trip, stages = self.itineraries.trip(image, rows, training=True), self._stages(image, rows)
+            if self.world_mesh.world > 1 or len(rows) > 1:
+                check_hooks(self.plain, self.hooks)
+            passage, trip, graph = self._prepared(image, rows, training=True)
             whole = self.plan.schedule == "gpipe" or len(rows) == 1
-            passage = Passage(self.inputs, image, rows, stages)
             job = Training(passage, target, self._scoped_loss, weight, whole, self.observe)
-            graph = self.itineraries.route(image, rows[0].count).graph
             statistics = Statistics(self.plain, self.division, graph, trip.program.schedule)
-            for (replica, stage, _), found in stages.items():
+            for (replica, stage), found in passage.stages.items():
                 found.aside = statistics.aside(replica, stage)
             self.calls += 1
             self._reopen()
@@ -88,7 +98,7 @@ class Pipelined(Parallel):
         self.unreduced = True
         if reduce:
             self.reduce_gradients()
-        return self._shared(job.total())
+        return self._shared(job.total(), self.runs.end())
 
     def __call__(self, image: Image) -> Any:
         """The model's result without gradients: a sharded tensor on the last stage's ranks. Collective.
@@ -119,8 +129,7 @@ class Pipelined(Parallel):
         image = self._adopted(image)
         check_image(image)
         rows = rows_of(shape_of(image)[0], 1 if self.plain.training else self.plan.microbatches)
-        trip = self.itineraries.trip(image, rows, training=False)
-        passage = Passage(self.inputs, image, rows, self._stages(image, rows))
+        passage, trip, _ = self._prepared(image, rows, training=False)
         self._run(passage, trip)
         return passage
 
@@ -146,8 +155,19 @@ class Pipelined(Parallel):
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def _stages(self, image: Image, rows: Sequence[Rows]) -> Mapping[tuple[int, int, int], Stage]:
-        return self.itineraries.stages(image, rows, self._scope, self.device)
+    def _prepared(self, image: Image, rows: Sequence[Rows], training: bool) -> tuple[Passage, Trip, Graph | None]:
+        """The passage of a batch in these micro-batches, the lists that ranks run for it, and its stages' calls."""
+        route = self.itineraries.route(image, self.device)
+        stages = self.itineraries.stages(route, image, self._scope, self.device)
+        passage = Passage(self.inputs, image, rows, stages)
+        passage.names = () if route is None else tuple(value.name for value in route.graph.inputs)
+        several = len(rows) > 1 or len(stages) > 1 or self.plan.recompute == "stages"
+        passed = moving(self.modules) if self.plan.norms_apart and len(rows) > 1 else frozenset[int]()
+        self.runs = Runs(self.modules, None if route is None else route.script, several, passed)
+        for (_, stage), found in stages.items():
+            found.first, found.second = partial(self.runs.run, stage), partial(self.runs.again, stage)
+        trip = self.itineraries.trip(route, image, len(rows), training)
+        return passage, trip, None if route is None else route.graph
 
     def _run(self, job: Passage, trip: Trip) -> None:
         """Carry out this rank's actions."""
@@ -165,23 +185,34 @@ class Pipelined(Parallel):
         with ExitStack() as stack:
             if self.plan.precision == "bfloat16":
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
-            stack.enter_context(batchnorm_scope(self.plan.norm_scope))
+            stack.enter_context(batchnorm_scope(self.plan.batchnorm))
             yield
 
     def _scoped_loss(self, output: Any, target: Any) -> Tensor:
-        with self._scope():
+        with self._scope(), naming_absent(self.loss, self.plain, (output, target)):
             loss = self.loss(output, target)
+        if getattr(loss, "is_meta", False):
+            check_present(self.loss, self.plain, (output, target), None)
         self.check_loss(loss)
+        if torch.is_grad_enabled() and self.looks_at_leaves():
+            check_leaves(loss, (output, target), self.parameters(), self.plain, self.loss)
         return loss
 
-    def _shared(self, loss: Tensor | None) -> Tensor:
-        """The sum of the losses that the last stages computed, on every rank."""
+    def _shared(self, loss: Tensor | None, drawn: int = 0) -> Tensor:
+        """The sum of the losses that the last stages computed, on every rank.
+
+        `drawn` has to be the same on all ranks: equal numbers have a mean of squares that is the square of their mean.
+        """
         first = loss is not None and self.mesh.rank == self.seating.ranks(self.seating.own)[0]
-        value = loss.double().cpu().view(1) if loss is not None and first else torch.zeros(1, dtype=torch.float64)
+        value = torch.tensor([0.0, drawn, drawn**2], dtype=torch.float64)
+        if loss is not None and first:
+            value[0] = loss.double()
         if self.world_mesh.world > 1:
             value = self.world_mesh.transport.outbound(value)
             with self.world_mesh.transport.meeting("loss"):
                 dist.all_reduce(value, group=self.world_mesh.transport.group)
+        if float(value[1]) ** 2 != float(value[2]) * self.world_mesh.world:
+            raise drawn_apart()
         kinds = (p.dtype for p in self.plain.parameters() if p.is_floating_point())
         return value[0].to(self.device, next(kinds, torch.float32))
 
@@ -237,16 +268,18 @@ class Pipelined(Parallel):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, under the names of the unsplit model."""
-        return ((name, p) for name, p in self.plain.named_parameters() if self.division.holds(name))
+        named = chain(self.plain.named_parameters(), self.loss_terms.named_parameters())
+        return ((name, p) for name, p in named if self.division.holds(name))
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that this rank holds, under the names of the unsplit model."""
-        return ((name, b) for name, b in self.plain.named_buffers() if self.division.holds(name))
+        named = chain(self.plain.named_buffers(), self.loss_terms.named_buffers())
+        return ((name, b) for name, b in named if self.division.holds(name))
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        held = (t.device for t in (*self.plain.parameters(), *self.plain.buffers()) if not t.is_meta)
+        held = (t.device for t in chain(self.plain.parameters(), self.plain.buffers()) if not t.is_meta)
         return next(held, torch.device("cpu"))
 
     @property
@@ -260,17 +293,19 @@ class Pipelined(Parallel):
 
     def state_dict(self, rank0: bool = False) -> dict[str, Any]:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
-        return WholeState(self.plain, self.division, self.world_mesh).gathered(rank0)
+        with self.loss_terms.attached():
+            return WholeState(self.plain, self.division, self.world_mesh).gathered(rank0)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> _IncompatibleKeys:
         """Take over the unsplit model's state, as torch does; with `rank0`, the one that rank 0 gives. Collective.
 
         Missing and unexpected keys are returned as torch returns them, on every rank.
         """
-        return WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
+        with self.loss_terms.attached():
+            return WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
 
     @contextmanager
     def whole_extra_states(self) -> Generator[None]:
         """A block in which every module's `get_extra_state` gives that of the unsplit model. Collective."""
-        with extra_of_owners(self.plain, self.world_mesh, self.division.keeper):
+        with self.loss_terms.attached(), extra_of_owners(self.plain, self.world_mesh, self.division.keeper):
             yield

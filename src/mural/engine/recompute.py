@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mural.errors import PlanError
 from mural.pipeline.instance import held_buffers, held_by
-from mural.shard.draws import Draws, active_draws, whole_draws
 
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
@@ -48,7 +47,7 @@ def forget_activations(module: nn.Module) -> None:
     plain = module.forward
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), again(module, active_draws())
+        return nullcontext(), held_buffers(held_by(module.modules()))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -59,10 +58,3 @@ def forget_activations(module: nn.Module) -> None:
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
-
-
-@contextmanager
-def again(module: nn.Module, draws: Draws) -> Generator[None]:
-    """What holds while a module is computed again: its buffers do not move, and it draws what it drew."""
-    with held_buffers(held_by(module.modules())), whole_draws(draws):
-        yield

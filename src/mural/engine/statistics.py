@@ -38,9 +38,9 @@ class Moved:
 class Statistics:
     """The running statistics of the stages that two replicas hold on different ranks."""
 
-    def __init__(self, model: nn.Module, division: Division, graph: Graph, schedule: Schedule):
+    def __init__(self, model: nn.Module, division: Division, graph: Graph | None, schedule: Schedule):
         self.division, self.schedule = division, schedule
-        self.moved = list(self._find(model, graph)) if schedule.replicas == 2 else []
+        self.moved = list(self._find(model, graph)) if schedule.replicas == 2 and graph is not None else []
         self.beside: dict[int, list[tuple[Moved, list[Tensor]]]] = {}
         for moved in self.moved:
             if schedule.seat_of[0, moved.stage] == schedule.seat_of[1, moved.stage]:

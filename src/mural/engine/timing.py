@@ -32,7 +32,7 @@ def predicted_timeline(pm: Pipelined, image: Image, hardware: str | cost.Hardwar
     """The timeline of a step on such a batch: seconds and bytes of the stages as predicted for some hardware."""
     machine = hardware if isinstance(hardware, cost.Hardware) else cost.Hardware.named(hardware)
     rows = rows_of(shape_of(image)[0], pm.plan.microbatches)
-    route = pm.itineraries.route(image, rows[0].count)
+    route = pm.itineraries.route_of(image, rows[0].count)
     ranks = [mesh.world // mesh.size("data") for mesh in pm.seating.meshes]
     schedule = pm.seating.schedule(len(rows))
     share = [ranks[schedule.seat_of[0, stage]] for stage in range(schedule.stages)]

@@ -144,8 +144,8 @@ def delivery(rank: int, have: Layout, need: Layout) -> Delivery:
 
 
 def ranks_of(mesh: Mesh) -> dict[int, dict[str, int]]:
-    """The ranks of a mesh and their places on it."""
-    return {rank: mesh.coordinates_of(rank) for rank in mesh.ranks or range(mesh.world)}
+    """The ranks of a mesh and their places on it; those of other times are none."""
+    return {rank: mesh.coordinates_of(rank) for rank in mesh.ranks or range(mesh.world) if rank >= 0}
 
 
 def nearest(owners: Mapping[int, Mapping[str, int]], have: Layout, place: Mapping[str, int], taker: int) -> list[int]:

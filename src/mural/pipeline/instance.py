@@ -1,4 +1,4 @@
-"""A stage at work: forward and backward of its stretch of the model, micro-batch by micro-batch.
+"""A stage at work: forward and backward of its part of the model, micro-batch by micro-batch.
 
 What a stage takes from others are leaves of its own autograd graph, so its backward ends there, and their gradients
 are what goes back. What it gives is kept as the place in the graph alone: the tensor itself is free once it was sent.
@@ -7,7 +7,7 @@ are what goes back. What it gives is kept as the place in the graph alone: the t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,21 +16,20 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from mural.comm import Mesh
-from mural.graph.replay import Key, Replay
+from mural.graph.script import Key
+from mural.pipeline.part import Part
 from mural.shard import ShardedTensor
-from mural.shard.draws import Draws, whole_draws
 from mural.shard.gradients import raw_gradient, require_gradient, true_gradient
 from mural.shard.layout import Layout
-from mural.shard.rows import Rows, rows_of_batch
 
 Scope = Callable[[], Any]
+Run = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass
 class Kept:
     """What a stage keeps of a micro-batch between forward and backward."""
 
-    rows: Rows | None
     leaves: dict[Key, Tensor]
     roots: dict[Key, tuple[Any, Layout | None]] = field(default_factory=dict[Key, tuple[Any, Layout | None]])
     state: Tensor | None = None
@@ -45,27 +44,29 @@ class Stage:
     keeps what the stage takes, and backward runs forward again.
     """
 
-    def __init__(self, replay: Replay, mesh: Mesh, scope: Scope, device: torch.device, recompute: bool = False):
-        self.replay, self.mesh, self.scope, self.device, self.recompute = replay, mesh, scope, device, recompute
+    def __init__(self, part: Part, mesh: Mesh, scope: Scope, device: torch.device, recompute: bool = False):
+        self.part, self.mesh, self.scope, self.device, self.recompute = part, mesh, scope, device, recompute
         self.kept: dict[int, Kept] = {}
         self.aside: list[tuple[Tensor, Tensor]] = []
         """Buffers, and those that this replica uses in their place."""
-        self.draws: Draws = {}
-        """What the model draws as plain tensors, where the batch comes in parts."""
+        self.first: Run = nullcontext
+        self.second: Run = nullcontext
+        """What holds around a run, and around one that is computed again."""
 
-    def forward(self, microbatch: int, given: Mapping[Key, Tensor], rows: Rows | None, wanted: set[Key]) -> Any:
+    def forward(self, microbatch: int, given: Mapping[Key, Tensor], wanted: set[Key]) -> Any:
         """What the stage gives to others by key, and its result if it is the last; `wanted` are leaves with gradients.
 
         The random state of the caller is the one that the stage's numbers are drawn from.
         """
         leaves = {key: leaf(value) if key in wanted else value for key, value in given.items()}
-        kept = Kept(rows, leaves)
+        kept = Kept(leaves)
         keeps = torch.is_grad_enabled()
         with ExitStack() as stack:
             if keeps and self.recompute:
                 kept.state = random_state(self.device)
                 stack.enter_context(torch.no_grad())
-            values, result = self._run(leaves, rows)
+            stack.enter_context(self.first())
+            values, result = self._run(leaves)
         if keeps:
             self.kept[microbatch] = kept
             if self.recompute:
@@ -74,13 +75,9 @@ class Stage:
                 self._root(kept, values, result)
         return values, result
 
-    def _run(self, leaves: Mapping[Key, Tensor], rows: Rows | None) -> tuple[dict[Key, Tensor], Any]:
-        with self.scope(), rows_of_batch(rows), whole_draws(self.draws), swapped(self.aside):
-            values = self.replay(leaves, self.device)
-        stretch = self.replay.stretch
-        last = stretch.stop == len(self.replay.graph)
-        result = self.replay.result(values) if last else None
-        return {key: values[key] for key in stretch.gives}, result
+    def _run(self, leaves: Mapping[Key, Tensor]) -> tuple[dict[Key, Tensor], Any]:
+        with self.scope(), swapped(self.aside):
+            return self.part(leaves, self.device)
 
     def _root(self, kept: Kept, values: Mapping[Key, Tensor], result: Any) -> None:
         kept.result = result
@@ -95,10 +92,9 @@ class Stage:
         kept = self.kept[microbatch]
         if kept.state is not None:
             cuda = [self.device] if self.device.type == "cuda" else []
-            moving = (*held_by(self.replay.modules.values()), *(beside for _, beside in self.aside))
-            with torch.random.fork_rng(cuda), held_buffers(moving):
+            with torch.random.fork_rng(cuda), self.second(), held_buffers(beside for _, beside in self.aside):
                 set_random_state(kept.state, self.device)
-                values, result = self._run(kept.leaves, kept.rows)
+                values, result = self._run(kept.leaves)
             kept.state = None
             self._root(kept, values, result)
         return kept.result
@@ -125,7 +121,7 @@ class Stage:
             roots.append(tensor)
             seeds.append(seed)
         if roots:
-            with self.scope(), rows_of_batch(kept.rows):
+            with self.scope():
                 torch.autograd.backward(roots, seeds)
         wanted = {key: value for key, value in kept.leaves.items() if needs(value)}
         reached = {key for key, value in wanted.items() if arrived_at(value)}

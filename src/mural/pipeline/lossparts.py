@@ -14,6 +14,7 @@ Where no weights fit (Dice over the batch, contrastive losses) that is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -27,25 +28,48 @@ from mural.shard.gradients import true_gradient
 from mural.shard.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]
+Dims = tuple[int | None, ...]
+"""For each leaf of a result the dim along which micro-batches follow each other; None for what has no images."""
 
 
-def loss_weights(loss: Loss, results: Sequence[Any], targets: Sequence[Any], whole: Any, mesh: Mesh) -> list[float]:
+def loss_weights(
+    loss: Loss, results: Sequence[Any], targets: Sequence[Any], whole: Any, mesh: Mesh, dims: Dims
+) -> list[float]:
     """The weight of each micro-batch's loss in that of the batch, for random results like these. Collective."""
-    trials = [pytree.tree_map_only(Tensor, random_leaf, result) for result in results]
-    joined = loss(joined_results(trials), whole)
+    trials = trial_results(results, dims)
+    joined = loss(joined_results(trials, dims), whole)
     every = gradients(joined, trials, mesh)
+    pairs = zip(pytree.tree_leaves(trials[0]), dims, strict=True)
+    of_images = [dim is not None for leaf, dim in pairs if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     weights: list[float] = []
+    common: list[list[Tensor]] = []
     total = 0.0
     for trial, target, share in zip(trials, targets, every, strict=True):
         alone = loss(trial, target)
         (own,) = gradients(alone, [trial], mesh)
-        weight = fitted(share, own, mesh)
+        weight = fitted(list(compress(share, of_images)), list(compress(own, of_images)), mesh)
         weights.append(weight)
+        common.append([weight * g for g, images in zip(own, of_images, strict=True) if not images])
         total += weight * float(alone.detach()) if weight else 0.0
     value = float(joined.detach())
     if abs(total - value) > tolerance(trials) * max(abs(value), 1e-6):
         raise undivided(f"it is {value:.6g}, its parts add up to {total:.6g}")
+    for shares, *parts in zip(
+        (g for g, images in zip(every[0], of_images, strict=True) if not images), *common, strict=True
+    ):
+        if float((shares - sum(parts)).abs().max()) > tolerance(trials) * max(float(shares.abs().max()), 1e-6):
+            raise undivided("its gradients for results without images do not add up")
     return weights
+
+
+def trial_results(results: Sequence[Any], dims: Dims) -> list[Any]:
+    """Random values in the place of results; what has no images is the same for all micro-batches."""
+    found = [pytree.tree_map_only(Tensor, random_leaf, result) for result in results]
+    first, form = pytree.tree_flatten(found[0])
+    return [
+        form.unflatten([a if d is None else b for a, b, d in zip(first, pytree.tree_leaves(t), dims, strict=True)])
+        for t in found
+    ]
 
 
 def fitted(share: Sequence[Tensor], own: Sequence[Tensor], mesh: Mesh) -> float:
@@ -122,22 +146,14 @@ def layout_of(leaf: Tensor, mesh: Mesh) -> Layout:
     return Layout(mesh, tuple(leaf.shape), none, none, ())
 
 
-def joined_results(results: Sequence[Any]) -> Any:
-    """The results of micro-batches as one: tensors with images are put one after the other, others are the first's."""
+def joined_results(results: Sequence[Any], dims: Dims) -> Any:
+    """The results of micro-batches as one: what has images is put one after the other, else it is the first's."""
     if len(results) == 1:
         return results[0]
     leaves = [pytree.tree_leaves(result) for result in results]
     shape = pytree.tree_structure(results[0])
-    return pytree.tree_unflatten([joined(list(parts)) for parts in zip(*leaves, strict=True)], shape)
-
-
-def joined(parts: list[Any]) -> Any:
-    """One leaf of the results of all micro-batches."""
-    if not isinstance(parts[0], Tensor):
-        return parts[0]
-    if not parts[0].ndim:
-        raise PlanError(
-            "the model returns a single number, which has no images: with several micro-batches it would have one for "
-            "each; return one for every image, or use microbatches = 1"
-        )
-    return torch.cat(parts)
+    joined = [
+        parts[0] if dim is None or not isinstance(parts[0], Tensor) else torch.cat(parts, dim)
+        for dim, parts in zip(dims, map(list, zip(*leaves, strict=True)), strict=True)
+    ]
+    return pytree.tree_unflatten(joined, shape)

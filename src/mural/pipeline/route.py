@@ -12,7 +12,8 @@ from torch import nn
 
 from mural.errors import PlanError
 from mural.graph import Graph, Node
-from mural.graph.replay import Compiler, Key, Stretch
+from mural.graph.script import Key, Script, Stretch, script_of
+from mural.graph.sites import Call
 from mural.pipeline.messages import Edge
 
 RANDOM = "random state"
@@ -29,8 +30,7 @@ RANDOM_CALLS = frozenset([
 class Route:
     """A graph cut into stages: stage s has the nodes of its stretch."""
 
-    graph: Graph
-    stretches: tuple[Stretch, ...]
+    script: Script
     edges: tuple[Edge, ...]
 
     @classmethod
@@ -38,11 +38,21 @@ class Route:
         """The route whose stages begin at those nodes; the first is 0."""
         bounds = [*starts, len(graph)]
         check_starts(graph, bounds)
-        compiler = Compiler(graph)
-        stretches = tuple(compiler.stretch(a, b) for a, b in pairwise(bounds))
+        script = script_of(graph, bounds)
         check_writes(graph, bounds)
         check_buffers(graph, bounds)
-        return cls(graph, stretches, (*crossings(graph, stretches, bounds), *random_chain(graph, bounds)))
+        check_attributes(script)
+        return cls(script, (*crossings(graph, script.stretches, bounds), *random_chain(graph, bounds)))
+
+    @property
+    def graph(self) -> Graph:
+        """The calls of the model."""
+        return self.script.graph
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """What each stage takes and gives."""
+        return self.script.stretches
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -129,6 +139,30 @@ def check_buffers(graph: Graph, bounds: Sequence[int]) -> None:
             raise PlanError(
                 f"{node.site or node.op} writes to {name}, which stages {sorted(users[name])} use: each would have one "
                 f"of its own. Move a cut so that one stage has all of these calls"
+            )
+
+
+def check_attributes(script: Script) -> None:
+    """Raise where a call of one stage changes an attribute that other stages or open modules read: it is not sent."""
+    graph = script.graph
+    closed = {id(item.run): item.stage for item in script.items if isinstance(item.run, Call)}
+
+    def stage(index: int | None) -> int | None:
+        while index is not None:
+            call = graph.calls[index]
+            if id(call) in closed:
+                return closed[id(call)]
+            index = call.parent
+        return None
+
+    for (path, name), calls in graph.touched.items():
+        stages = {stage(index) for index in calls}
+        if len(stages) > 1:
+            at = sorted(s for s in stages if s is not None)
+            raise PlanError(
+                f"{name!r} of module {path!r} changes in forward, and calls in several stages read or set it (stages "
+                f"{at}{', and modules that a cut goes through' if None in stages else ''}): each rank would have its "
+                f"own. Pass it as an argument and a result, or move the cut so that one stage has all of these calls"
             )
 
 

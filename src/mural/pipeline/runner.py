@@ -22,7 +22,7 @@ from mural.comm.agree import any_rank
 from mural.comm.channels import Awaited, Channels
 from mural.errors import PlanError
 from mural.geometry import Box, volume
-from mural.graph.replay import Key
+from mural.graph.script import Key
 from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
 from mural.pipeline.instance import Stage, random_state, set_random_state
 from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
@@ -30,13 +30,12 @@ from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action, Work
 from mural.shard import ShardedTensor
 from mural.shard.layout import Layout
-from mural.shard.rows import Rows
 
 Ends = list[tuple[Tensor, Tensor | None]]
 """Tensors that a backward begins with, and their gradients inside backward."""
 
-Name = tuple[Key, int, int]
-"""A tensor that crosses: its value, the images of its micro-batch, the seat that makes it."""
+Name = tuple[Key, int]
+"""A tensor that crosses: its value, the seat that makes it."""
 Telling = tuple[Name, Work, int]
 """What is told once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
 
@@ -44,12 +43,13 @@ Telling = tuple[Name, Work, int]
 class Job(Protocol):
     """What one step is about: its inputs, and what happens behind the last stage."""
 
-    def rows(self, microbatch: int) -> Rows:
-        """The images of a micro-batch."""
+    @property
+    def microbatches(self) -> int:
+        """How many micro-batches follow each other."""
         ...
 
-    def stage(self, replica: int, stage: int, microbatch: int) -> Stage:
-        """The stage that works on a micro-batch."""
+    def stage(self, replica: int, stage: int) -> Stage:
+        """A stage of a replica on this rank."""
         ...
 
     def inputs(self, stage: int, microbatch: int) -> Mapping[Key, Tensor]:
@@ -85,7 +85,7 @@ class Seats:
 class Known:
     """What was learned of the tensors that cross between stages: their forms.
 
-    By value, images in a micro-batch, and the seat that makes it, as replicas may make it on other grids.
+    By value and the seat that makes it, as replicas may make it on other grids. A form is that of the whole batch.
     """
 
     forms: dict[Name, Form] = field(default_factory=dict[Name, Form])
@@ -158,13 +158,13 @@ class Runner:
             if parcel.edge.gradient and torch.is_grad_enabled():
                 wanted.add(parcel.edge.value)
         self.began = perf_counter()
-        stage = self.job.stage(action.replica, action.stage, action.microbatch)
+        stage = self.job.stage(action.replica, action.stage)
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda):
             torch.manual_seed(self.seed)
             if state is not None:
                 set_random_state(state, self.device)
-            made, result = stage.forward(action.microbatch, given, self.job.rows(action.microbatch), wanted)
+            made, result = stage.forward(action.microbatch, given, wanted)
             made[RANDOM, action.stage] = random_state(self.device)
         if action.stage == self.program.schedule.stages - 1:
             self.job.arrived(action.microbatch, result)
@@ -180,7 +180,7 @@ class Runner:
             key = parcel.edge.value
             grads[key] = grads[key] + grad if key in grads else grad
         self.began = perf_counter()
-        stage = self.job.stage(action.replica, action.stage, action.microbatch)
+        stage = self.job.stage(action.replica, action.stage)
         ends: Ends = []
         if action.stage == self.program.schedule.stages - 1:
             ends = self.job.ends(action.microbatch, stage.again(action.microbatch))
@@ -209,14 +209,16 @@ class Runner:
         return self.program.schedule.seat_of[parcel.replica, stage]
 
     def _name(self, parcel: Parcel) -> Name:
-        count = self.job.rows(parcel.microbatch).count
-        return parcel.edge.value, count, self._seat(parcel, parcel.edge.producer)
+        return parcel.edge.value, self._seat(parcel, parcel.edge.producer)
 
     def _layouts(self, parcel: Parcel, form: Form) -> tuple[Layout, Layout]:
         """How the tensor lies on the seat that makes it, and on the one that needs it."""
         producer = self._seat(parcel, parcel.edge.producer)
         consumer = self._seat(parcel, parcel.target if parcel.work == "forward" else parcel.source)
-        made, used = (form.layout(self.seats.meshes[s], self.seats.aligns[s]) for s in (producer, consumer))
+        time = parcel.microbatch, self.job.microbatches
+        meshes = (self.seats.meshes[s].at_time(*time) for s in (producer, consumer))
+        aligns = (self.seats.aligns[s] for s in (producer, consumer))
+        made, used = (form.layout(mesh, align) for mesh, align in zip(meshes, aligns, strict=True))
         return (made, used) if parcel.work == "forward" else (used, made)
 
     def _receive(self, parcel: Parcel) -> None:

@@ -1,0 +1,143 @@
+"""The runs of one step on a rank: each begins with what the model held before the step, and all leave the same.
+
+A batch in micro-batches, two stages on one rank, a stage that is computed again: the forward of a module runs several
+times where one device runs it once. What it leaves in attributes, buffers and Python's random states counts once, or
+the plan is refused by the attribute's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from mural.errors import PlanError
+from mural.graph.absent import Absent
+from mural.graph.held import Held, Name, same
+from mural.graph.script import Script
+from mural.graph.sites import Call
+
+DRAWS = (("random", ""), ("numpy.random", ""))
+"""The names of what Python's own generators leave."""
+
+
+class Runs:
+    """The runs of one step. `several` says that some module may run more than once; `passed` are buffers of norms that
+    look at each micro-batch alone, and move with each.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], script: Script | None, several: bool, passed: frozenset[int]):
+        self.modules = modules
+        self.opened = {path: m for path, m in modules.items() if script is not None and path in script.opened}
+        self.light = Held.by(self.opened, values=False)
+        self.held = Held.by(modules, passed) if several else None
+        apart = () if script is None else within(modules, script.called_apart)
+        self.apart = Held.by({path: modules[path] for path in apart}) if apart else None
+        self.paths = {} if script is None or self.held is None else paths_of(script, modules)
+        self.ends: dict[int, dict[Name, Any]] = {}
+        self.drawn: dict[int, tuple[Any, ...]] = {}
+
+    @contextmanager
+    def run(self, stage: int) -> Generator[None]:
+        """One run of a stage."""
+        only = self.paths.get(stage)
+        if self.held is not None:
+            self.held.put_back(only)
+        yield
+        changes = self.light.changes() if self.held is None else self.held.changes(only)
+        self.drawn[stage] = tuple(changes.get(name) for name in DRAWS)
+        if self.held is None:
+            return
+        before = self.ends.setdefault(stage, changes)
+        for name in {**before, **changes}:
+            if name not in before or name not in changes or not same(before[name], changes[name]):
+                raise left_apart(name)
+
+    @contextmanager
+    def again(self, stage: int) -> Generator[None]:
+        """A run that is computed again in backward: it finds what its first one found, and leaves nothing."""
+        only = self.paths.get(stage)
+        now = Held.by({path: m for path, m in self.modules.items() if only is None or path in only})
+        if self.held is not None:
+            self.held.put_back(only)
+        try:
+            yield
+        finally:
+            now.put_back()
+
+    def end(self) -> int:
+        """A number for what Python's own generators were drawn, 0 where nobody drew; it has to be that of all ranks.
+
+        Raises where a module that several stages call has changed: each stage has its own.
+        """
+        self._clear()
+        if self.apart is not None:
+            for path, attribute in self.apart.changes():
+                if (path, attribute) not in DRAWS:
+                    raise PlanError(
+                        f"{attribute!r} of module {path!r} changes in forward, but several stages call this module, "
+                        f"and each would have its own: move the cut so that one stage has all of its calls"
+                    )
+        found = set(map(repr, self.drawn.values()))
+        if len(found) > 1:
+            raise drawn_apart()
+        if not found or found == {repr((None, None))}:
+            return 0
+        return 1 + int.from_bytes(hashlib.blake2b(repr_of(self.drawn), digest_size=2).digest(), "big")
+
+    def _clear(self) -> None:
+        """Registered tensors that another stage has made anew stay what they were here."""
+        for path, module in self.opened.items():
+            for name, value in module._buffers.items():
+                if isinstance(value, Absent):
+                    module._buffers[name] = self.light.buffers[path][name].value
+
+
+def repr_of(drawn: Mapping[int, tuple[Any, ...]]) -> bytes:
+    """The random states that runs left, as bytes."""
+    with np.printoptions(threshold=1000000):
+        return repr(next(iter(drawn.values()))).encode()
+
+
+def left_apart(name: Name) -> PlanError:
+    """The error for an attribute that runs leave different."""
+    if name in DRAWS:
+        return drawn_apart()
+    return PlanError(
+        f"{name[1]!r} of module {name[0]!r} is something else after each micro-batch, where one forward pass of the "
+        f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on the module"
+    )
+
+
+def drawn_apart() -> PlanError:
+    """The error for random numbers of Python that not all stages draw alike."""
+    return PlanError(
+        "forward draws from random or numpy.random in some stages and not in others, or ranks were seeded differently: "
+        "seed random and numpy.random alike on all ranks and draw in the forward of the model itself, draw with torch, "
+        "or use one stage"
+    )
+
+
+def within(modules: Mapping[str, nn.Module], roots: frozenset[str]) -> list[str]:
+    """The paths of some modules and all in them."""
+    return [path for path in modules if any(path == root or path.startswith(f"{root}.") for root in roots)]
+
+
+def paths_of(script: Script, modules: Mapping[str, nn.Module]) -> dict[int, frozenset[str]]:
+    """For each stage the modules whose forward its runs may come to: open ones, and its own closed ones."""
+    roots: dict[int, set[str]] = {}
+    for item in script.items:
+        if isinstance(item.run, Call):
+            roots.setdefault(item.stage, set()).add(item.run.module)
+    stages = range(len(script.stretches))
+    return {s: script.opened | frozenset(within(modules, frozenset(roots.get(s, ())))) for s in stages}
+
+
+def moving(modules: Mapping[str, nn.Module]) -> frozenset[int]:
+    """The running statistics of batch norms in training, by `id`."""
+    norms = (m for m in modules.values() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training)
+    return frozenset(id(b) for m in norms for b in m._buffers.values() if isinstance(b, Tensor))
