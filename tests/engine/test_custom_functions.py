@@ -86,7 +86,7 @@ def trained(plan: mural.Plan) -> dict[str, float]:
         mural.Plan(data=2),
         mural.Plan(spatial=(2, 1)),
         mural.Plan(spatial=(2, 1), recompute="all"),
-        mural.Plan(stage=2, microbatches=2, cuts=("last",)),
+        mural.Plan(stage=2, cuts=("last",)),
         mural.Plan(data=2, spatial=(1, 2)),
     ],
     ids=str,

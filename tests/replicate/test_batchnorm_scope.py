@@ -204,7 +204,7 @@ def test_recomputed_in_another_scope_is_refused() -> None:
 def one_value() -> list[str]:
     grid = Grid((), 2)
     found: list[str] = []
-    for shape, scope in (((3, 3), "rank"), ((4, 3), "micro")):
+    for shape, scope in (((3, 3), "rank"), ((4, 3), "slide")):
         try:
             with batchnorm_scope(scope):
                 nn.BatchNorm1d(3)(grid.shard(torch.rand(shape)))
@@ -217,7 +217,7 @@ def test_one_value_per_channel_is_refused_on_every_rank() -> None:
     for one, scope in run_on(2, one_value):
         assert "Expected more than 1 value per channel" in one
         assert "rank 1 has one value" in one
-        assert "'micro'" in scope
+        assert "'slide'" in scope
 
 
 def local_sgd(grid: Grid) -> tuple[list[float], list[float], list[bytes], bool]:

@@ -18,12 +18,12 @@ from mural.engine.division import Division
 from mural.engine.inputs import Image, shape_of
 from mural.errors import PlanError
 from mural.graph import capture
-from mural.graph.follow import Changed, Follower
+from mural.graph.follow import Changed, Follower, paths_of
 from mural.graph.held import Held
 from mural.pipeline.checker import check
 from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Edge, Program, with_messages
-from mural.pipeline.part import Piece, Whole
+from mural.pipeline.part import Part, Piece, Whole
 from mural.pipeline.route import Route
 from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
@@ -52,13 +52,15 @@ class Itineraries:
     def __init__(self, model: nn.Module, division: Division):
         self.model, self.division, self.seating = model, division, division.seating
         self.routes: dict[Signature, list[Route]] = {}
+        self.modules, self.paths = dict(model.named_modules()), paths_of(model)
+        self.parameters = tuple(model.parameters())
         self.programs: dict[Any, Program] = {}
         self.trips: dict[Any, tuple[Seats, Known]] = {}
 
     def signature(self, image: Image) -> Signature:
         """What a capture depends on, besides the model's own Python."""
-        modes = tuple(module.training for module in self.model.modules())
-        trained = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        modes = tuple([module.training for module in self.modules.values()])
+        trained = tuple([parameter.requires_grad for parameter in self.parameters])
         return (shapes_of(image), dtypes_of(image, self.model), modes, trained, torch.is_grad_enabled())
 
     def route(self, image: Image, device: torch.device) -> Route | None:
@@ -72,15 +74,31 @@ class Itineraries:
         signature = self.signature(image)
         known = self.routes.setdefault(signature, [])
         for route in known:
-            if rehearsed(route, self.model, device):
+            if self.rehearsed(route, device):
                 known.remove(route)
                 known.insert(0, route)  # the likeliest one next time
                 return route
         known.insert(0, self.route_of(image))
         del known[ROUTES:]
         check_hooks(self.model, known[0].script.opened)
-        rehearse(known[0], self.model, device)
+        self.rehearse(known[0], device)
         return known[0]
+
+    def rehearsed(self, route: Route, device: torch.device) -> bool:
+        """Whether the model makes the calls of a route, as it is now."""
+        try:
+            self.rehearse(route, device)
+        except Changed:
+            return False
+        return True
+
+    def rehearse(self, route: Route, device: torch.device) -> None:
+        """Run the open modules of a route without computing anything; raises `Changed` where they make other calls."""
+        held = Held.by({path: self.modules[path] for path in route.script.opened}, values=False)
+        try:
+            Follower(route.script, None, {}, device, self.paths).run(self.model)
+        finally:
+            held.put_back()
 
     def route_of(self, image: Image, count: int | None = None) -> Route:
         """The route of a batch, or of that many images of it, as the model is now."""
@@ -98,7 +116,10 @@ class Itineraries:
         again = self.seating.plan.recompute == "stages"
         found: dict[Number, Stage] = {}
         for replica, stage in self.seating.schedule(1).holds(self.seating.own):
-            part = Whole(self.model, len(shapes_of(image))) if route is None else Piece(self.model, route.script, stage)
+            if route is None:
+                part: Part = Whole(self.model, len(shapes_of(image)))
+            else:
+                part = Piece(self.model, route.script, stage, self.paths)
             found[replica, stage] = Stage(part, self.seating.mesh, scope, device, again)
         return found
 
@@ -133,25 +154,6 @@ class Itineraries:
             return self.seating.schedule(microbatches)
         own = plan.schedule == "interleaved" or plan.seats
         return forward_only(self.seating.schedule(microbatches) if own else gpipe(plan.stage, microbatches))
-
-
-def rehearsed(route: Route, model: nn.Module, device: torch.device) -> bool:
-    """Whether the model makes the calls of a route, as it is now."""
-    try:
-        rehearse(route, model, device)
-    except Changed:
-        return False
-    return True
-
-
-def rehearse(route: Route, model: nn.Module, device: torch.device) -> None:
-    """Run the open modules of a route without computing anything; raises `Changed` where they make other calls."""
-    opened = {path: module for path, module in model.named_modules() if path in route.script.opened}
-    held = Held.by(opened, values=False)
-    try:
-        Follower(route.script, None, {}, device).run(model)
-    finally:
-        held.put_back()
 
 
 def shapes_of(image: Image) -> tuple[tuple[int, ...], ...]:

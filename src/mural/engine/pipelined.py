@@ -62,7 +62,7 @@ class Pipelined(Parallel):
         release(self.plain, division)
         channels = Channels.of(mesh.transport) if len(self.seating.meshes) > 1 else None
         self.runner = Runner(channels, self.device)
-        self.itineraries, self.modules = Itineraries(self.plain, self.division), dict(self.plain.named_modules())
+        self.itineraries = Itineraries(self.plain, self.division)
         self.calls = self.updates = 0
         self.observe = None
         self.unreduced = self.reduced = False
@@ -162,8 +162,8 @@ class Pipelined(Parallel):
         passage = Passage(self.inputs, image, rows, stages)
         passage.names = () if route is None else tuple(value.name for value in route.graph.inputs)
         several = len(rows) > 1 or len(stages) > 1 or self.plan.recompute == "stages"
-        passed = moving(self.modules) if self.plan.norms_apart and len(rows) > 1 else frozenset[int]()
-        self.runs = Runs(self.modules, None if route is None else route.script, several, passed)
+        passed = moving(self.itineraries.modules) if self.plan.norms_apart and len(rows) > 1 else frozenset[int]()
+        self.runs = Runs(self.itineraries.modules, None if route is None else route.script, several, passed)
         for (_, stage), found in stages.items():
             found.first, found.second = partial(self.runs.run, stage), partial(self.runs.again, stage)
         trip = self.itineraries.trip(route, image, len(rows), training)

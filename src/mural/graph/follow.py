@@ -31,6 +31,8 @@ from mural.graph.sites import At, Call
 from mural.shard.functions import seeing_functions
 from mural.shard.table import KINDS, name_of
 
+PLAIN = frozenset([int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device])
+"""The types of most arguments that are no tensors."""
 HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook"])
 
 
@@ -48,13 +50,20 @@ class Unused:
 class Follower(TorchFunctionMode):
     """Runs the forward of a model as a stage does; without a stage it rehearses, and compares each call.
 
-    `given` are the tensors from other stages, and the model's inputs, as far as this stage takes them. Afterwards
-    `made` has what it gives to others.
+    `given` are the tensors from other stages, and the model's inputs, as far as this stage takes them, and `paths` the
+    paths of the model's modules (`paths_of`). Afterwards `made` has what it gives to others.
     """
 
-    def __init__(self, script: Script, stage: int | None, given: Mapping[Key, Tensor], device: torch.device):
+    def __init__(
+        self,
+        script: Script,
+        stage: int | None,
+        given: Mapping[Key, Tensor],
+        device: torch.device,
+        paths: Mapping[int, str],
+    ):
         super().__init__()
-        self.script, self.stage, self.device = script, stage, device
+        self.script, self.stage, self.device, self.paths = script, stage, device, paths
         self.here = dict(given)
         self.wanted: frozenset[Key] = frozenset()
         if stage is not None:
@@ -69,7 +78,7 @@ class Follower(TorchFunctionMode):
         """What the model returns: tensors where this stage has them, absent ones elsewhere."""
         graph = self.script.graph
         inputs = [Absent((v.name, 0), v.shape, v.dtype, self.device, False) for v in graph.inputs]
-        with self._following(model), self:
+        with self._following(), self:
             result = model(*inputs)
         if self.at != len(self.script.items):
             raise self._changed("ends before", "")
@@ -178,19 +187,20 @@ class Follower(TorchFunctionMode):
             raise self._changed("calls with other arguments", path)
         self.at += 1
         if item.stage != self.stage:
-            return self._passed_module(call, args, kwargs)
+            return self._passed_module(call, args, kwargs, item.writes)
         given = args, kwargs
         args, kwargs = self._present(given)
         with self._within():
             result = plain(module, *args, **kwargs)
         self._take(call, result)
-        self._rebind(call, given, (args, kwargs))
+        if item.writes:
+            self._rebind(call, given, (args, kwargs))
         return result
 
     def _rebind(self, call: Call, given: Any, present: Any) -> None:
         """Absent tensors that a module wrote to in place are their next version from now on."""
         pairs = zip(tensors_in(given), tensors_in(present), call.left, strict=True)
-        for absent, tensor, at in pairs if call.left else ():
+        for absent, tensor, at in pairs:
             if isinstance(absent, Absent) and at is not None and (at.source, at.pick) != absent.key:
                 absent.key = (at.source, at.pick)
                 if tensor is not absent:
@@ -213,10 +223,11 @@ class Follower(TorchFunctionMode):
             if (at.source, at.pick) in self.wanted:
                 self.made[at.source, at.pick] = value
 
-    def _passed_module(self, call: Call, args: Any, kwargs: Any) -> Any:
+    def _passed_module(self, call: Call, args: Any, kwargs: Any, writes: bool) -> Any:
         """The result of a closed module of another stage: what it was given and hands on, and absent tensors."""
-        self._rebind(call, (args, kwargs), (args, kwargs))
         given = tensors_in((args, kwargs))
+        if writes:
+            self._rebind(call, given, given)
         handed = {(at.source, at.pick): x for at, x in zip(call.left, given, strict=True) if at is not None}
 
         def output(at: Any) -> Any:
@@ -240,12 +251,14 @@ class Follower(TorchFunctionMode):
         """The tree with the tensors that were sent here in the place of those that stand for them."""
         if isinstance(tree, Absent):
             return self.here.get(tree.key, tree)
-        if isinstance(tree, (tuple, list)) and type(tree) in (tuple, list):
-            found = [self._present(leaf) for leaf in tree]
-            return tree if all(a is b for a, b in zip(found, tree, strict=True)) else type(tree)(found)
-        if type(tree) is dict:
+        kind = type(tree)
+        if kind in PLAIN or isinstance(tree, Tensor):
+            return tree
+        if kind is tuple or kind is list:
+            return kind([self._present(leaf) for leaf in tree])
+        if kind is dict:
             return {key: self._present(leaf) for key, leaf in tree.items()}
-        if isinstance(tree, Tensor) or pytree.tree_is_leaf(tree):
+        if pytree.tree_is_leaf(tree):
             return tree
         return pytree.tree_map_only(Absent, lambda leaf: self.here.get(leaf.key, leaf), tree)
 
@@ -262,14 +275,13 @@ class Follower(TorchFunctionMode):
             self.inside = False
 
     @contextmanager
-    def _following(self, model: nn.Module) -> Generator[None]:
+    def _following(self) -> Generator[None]:
         """See the calls of modules, custom Functions and checkpoints while the block runs."""
-        paths = {id(module): path for path, module in model.named_modules() if path}
         plain = nn.Module.__call__
         generator = checkpoints._checkpoint_without_reentrant_generator
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            path = None if self.inside else paths.get(id(module))
+            path = None if self.inside else self.paths.get(id(module))
             return plain(module, *args, **kwargs) if path is None else self.module(module, path, plain, args, kwargs)
 
         def function(found: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -315,9 +327,23 @@ class Follower(TorchFunctionMode):
         )
 
 
+def paths_of(model: nn.Module) -> dict[int, str]:
+    """The paths of a model's modules by `id`, without its own."""
+    return {id(module): path for path, module in model.named_modules() if path}
+
+
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors among the arguments or results of a call."""
-    return [tree] if isinstance(tree, Tensor) else [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+    """The tensors among the arguments or results of a call, in the order of its leaves."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    kind = type(tree)
+    if kind in PLAIN:
+        return []
+    if kind is tuple or kind is list:
+        return [x for part in tree for x in tensors_in(part)]
+    if kind is dict:
+        return [x for part in tree.values() for x in tensors_in(part)]
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def flows(node: Node, pick: int) -> bool:

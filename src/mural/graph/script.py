@@ -28,11 +28,15 @@ Key = tuple[Source, int]
 
 @dataclass(frozen=True)
 class Item:
-    """One call outside of closed modules: of a torch function, or of a closed module; its stage, and what it reads."""
+    """One call outside of closed modules: of a torch function, or of a closed module; its stage, and what it reads.
+
+    `writes` says that a closed module writes to what it is given, in place.
+    """
 
     run: Node | Call
     stage: int
     reads: tuple[Key, ...]
+    writes: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,9 @@ class _Writer:
                 continue
             last = max(item.start, item.stop - 1)
             if self._stage(item.start) == self._stage(last) and self._closed(item):
-                given = dict.fromkeys(keys_in((item.args, dict(item.kwargs))))
-                yield Item(item, self._stage(item.start), tuple(k for k in given if not self._held(k)))
+                given = keys_in((item.args, dict(item.kwargs)))
+                reads = tuple(k for k in dict.fromkeys(given) if not self._held(k))
+                yield Item(item, self._stage(item.start), reads, keys_in(item.left) != given)
             else:
                 yield from self._items(child)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph.cuts import resolve_cuts
-from mural.graph.follow import Follower
+from mural.graph.follow import Follower, paths_of
 from mural.graph.nodes import Graph
 from mural.graph.script import Key, Script, script_of
 
@@ -53,8 +53,11 @@ class StageModule(nn.Module):
         if len(given) != len(self.takes):
             raise PlanError(f"this stage takes {len(self.takes)} tensors {self.takes}, but {len(given)} were given")
         device = next((t.device for t in given), torch.device("cpu"))
-        follower = Follower(self.script, self.stage, dict(zip(stretch.takes, given, strict=True)), device)
-        result = follower.run(self.__dict__["model"])
+        model = self.__dict__["model"]
+        follower = Follower(
+            self.script, self.stage, dict(zip(stretch.takes, given, strict=True)), device, paths_of(model)
+        )
+        result = follower.run(model)
         if stretch.stop == len(self.script.graph):
             return result
         found = tuple(follower.made[key] for key in stretch.gives)

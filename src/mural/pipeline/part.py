@@ -52,6 +52,7 @@ class Piece:
     model: nn.Module
     script: Script
     stage: int
+    paths: Mapping[int, str]
 
     @property
     def takes(self) -> tuple[Key, ...]:
@@ -60,7 +61,7 @@ class Piece:
 
     def __call__(self, given: Mapping[Key, Tensor], device: torch.device) -> tuple[Values, Any]:
         """What it gives to other stages, and the model's result on the last stage."""
-        follower = Follower(self.script, self.stage, given, device)
+        follower = Follower(self.script, self.stage, given, device, self.paths)
         result = follower.run(self.model)
         last = self.stage == len(self.script.stretches) - 1
         return follower.made, result if last else None
