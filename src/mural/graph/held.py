@@ -172,7 +172,7 @@ def moved(value: Any, was: Kept | None) -> bool:
     if was is None or (value is not was.value and not (isinstance(value, NUMBERS) and equal(value, was.value))):
         return True
     if isinstance(value, Tensor) and isinstance(was.content, tuple):
-        return value._version != was.content[0]
+        return value._version != was.content[0] and not torch.equal(value.detach(), was.content[1])
     return was.restore is not None and not same(content(value), was.content)
 
 
