@@ -87,7 +87,7 @@ class Division:
         starts = [0]
         for stage, site in enumerate(self.sites[1:], 1):
             starts.append(known[site] if site in known else self.first_of(stage, graph))
-        route = Route.of(graph, starts)
+        route = Route.of(graph, starts, self.stages)
         for node in graph:
             for name in node.inputs:
                 stage = route.stage_of(node.id)

@@ -12,7 +12,7 @@ A module that takes or leaves tensors past its arguments and results (through at
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -82,16 +82,26 @@ def reads_of(node: Node) -> tuple[Key, ...]:
     return tuple(zip(node.inputs, node.picks, strict=True))
 
 
-def script_of(graph: Graph, bounds: Sequence[int]) -> Script:
-    """The script of a graph whose stage s has the nodes from `bounds[s]` to `bounds[s + 1]` - 1."""
-    return _Writer(graph, bounds).script()
+def script_of(graph: Graph, bounds: Sequence[int], held: Mapping[str, frozenset[int]] | None = None) -> Script:
+    """The script of a graph whose stage s has the nodes from `bounds[s]` to `bounds[s + 1]` - 1.
+
+    `held` are the stages that hold each parameter and buffer, where that is settled: a module is closed only if its
+    stage holds all that is in it, as it may read more of it another time.
+    """
+    return _Writer(graph, bounds, held or {}).script()
 
 
 class _Writer:
     """Writes the script of one graph."""
 
-    def __init__(self, graph: Graph, bounds: Sequence[int]):
+    def __init__(self, graph: Graph, bounds: Sequence[int], held: Mapping[str, frozenset[int]]):
         self.graph, self.bounds = graph, bounds
+        self.holders: dict[str, frozenset[int]] = {}  # the stages that hold all that is in a module
+        for name, stages in held.items():
+            parts = name.split(".")
+            for length in range(1, len(parts)):
+                path = ".".join(parts[:length])
+                self.holders[path] = self.holders.get(path, stages) & stages
         self.inputs = {value.name for value in graph.inputs}
         self.opened: set[str] = set()
         self.readers = readers_of(graph)
@@ -119,11 +129,12 @@ class _Writer:
             if isinstance(item, Node):
                 yield Item(item, self._stage(position), tuple(k for k in reads_of(item) if not self._held(k)))
                 continue
-            last = max(item.start, item.stop - 1)
-            if self._stage(item.start) == self._stage(last) and self._closed(item):
+            stage = self._stage(item.start)
+            alone = stage == self._stage(max(item.start, item.stop - 1))
+            if alone and stage in self.holders.get(item.module, (stage,)) and self._closed(item):
                 given = keys_in((item.args, dict(item.kwargs)))
                 reads = tuple(k for k in dict.fromkeys(given) if not self._held(k))
-                yield Item(item, self._stage(item.start), reads, keys_in(item.left) != given)
+                yield Item(item, stage, reads, keys_in(item.left) != given)
             else:
                 yield from self._items(child)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -34,11 +34,11 @@ class Route:
     edges: tuple[Edge, ...]
 
     @classmethod
-    def of(cls, graph: Graph, starts: Sequence[int]) -> Route:
-        """The route whose stages begin at those nodes; the first is 0."""
+    def of(cls, graph: Graph, starts: Sequence[int], held: Mapping[str, frozenset[int]] | None = None) -> Route:
+        """The route whose stages begin at those nodes; the first is 0. `held` says who holds what, if it is settled."""
         bounds = [*starts, len(graph)]
         check_starts(graph, bounds)
-        script = script_of(graph, bounds)
+        script = script_of(graph, bounds, held)
         check_writes(graph, bounds)
         check_buffers(graph, bounds)
         check_attributes(script)
