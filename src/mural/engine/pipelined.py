@@ -32,6 +32,7 @@ from mural.engine.parallel import Loss, Parallel
 from mural.engine.parameter_hooks import check_hooks
 from mural.engine.passage import Passage, Training
 from mural.engine.statistics import Statistics
+from mural.engine.step_loss import StepLoss
 from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
 from mural.graph import Graph
@@ -83,7 +84,8 @@ class Pipelined(Parallel):
                 check_hooks(self.plain, self.hooks)
             passage, trip, graph = self._prepared(image, rows, training=True)
             whole = self.plan.schedule == "gpipe" or len(rows) == 1
-            job = Training(passage, target, self._scoped_loss, weight, whole, self.observe)
+            loss = self._scoped_loss if whole else StepLoss(self._scoped_loss, self.loss, self.plain)
+            job = Training(passage, target, loss, weight, whole, self.observe)
             statistics = Statistics(self.plain, self.division, graph, trip.program.schedule)
             for (replica, stage), found in passage.stages.items():
                 found.aside = statistics.aside(replica, stage)
@@ -98,7 +100,7 @@ class Pipelined(Parallel):
         self.unreduced = True
         if reduce:
             self.reduce_gradients()
-        return self._shared(job.total(), self.runs.end())
+        return self._shared(job.total(), self.drawn)
 
     def __call__(self, image: Image) -> Any:
         """The model's result without gradients: a sharded tensor on the last stage's ranks. Collective.
@@ -174,8 +176,10 @@ class Pipelined(Parallel):
         self.concord.begin()
         try:
             self.runner.run(trip.program, trip.seats, job, trip.known, trip.learning, self.draw())
+            self.drawn = self.runs.end()
         except BaseException:
             self.runner.forget()
+            self.runs.undo()
             raise
         trip.known.complete = True
 

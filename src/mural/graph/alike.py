@@ -1,4 +1,4 @@
-"""Whether a call has the arguments that it had when it was captured, as far as shapes depend on them."""
+"""The arguments of a call: the tensors among them, and whether they are those with which it was captured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.graph.absent import Absent
+from mural.graph.nodes import Node, Ref
 from mural.graph.script import Key
+from mural.graph.sites import At
+
+PLAIN = frozenset([int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device])
+"""The types of most arguments that are no tensors."""
 
 
 def alike(recorded: Any, given: Any, key_of: Callable[[Any], Key | None], loose: bool = False) -> bool:
@@ -59,3 +64,32 @@ def same_leaf(recorded: Any, given: Any, loose: bool) -> bool:
         return bool(recorded == given) or (isinstance(recorded, object) and type(recorded).__eq__ is object.__eq__)
     except Exception:  # arrays and the like: they are compared by nobody
         return True
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors among the arguments or results of a call, in the order of its leaves."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    kind = type(tree)
+    if kind in PLAIN:
+        return []
+    if kind is tuple or kind is list:
+        return [x for part in tree for x in tensors_in(part)]
+    if kind is dict:
+        return [x for part in tree.values() for x in tensors_in(part)]
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def at_of(at: Any) -> Key | None:
+    """The tensor that an `At` stands for; None for other leaves."""
+    return (at.source, at.pick) if isinstance(at, At) else None
+
+
+def ref_of(node: Node) -> Callable[[Any], Key | None]:
+    """The tensors that a node's `Ref`s stand for."""
+    return lambda ref: (node.inputs[ref.index], node.picks[ref.index]) if isinstance(ref, Ref) else None
+
+
+def loose(node: Node) -> bool:
+    """Whether a call gives the same shapes for any numbers among its arguments."""
+    return node.kind == "pointwise"

@@ -24,15 +24,13 @@ from torch.utils import _pytree as pytree
 
 from mural.errors import PlanError
 from mural.graph.absent import Absent, AbsentValue
-from mural.graph.alike import alike
+from mural.graph.alike import PLAIN, alike, at_of, loose, ref_of, tensors_in
 from mural.graph.nodes import Node, Ref
 from mural.graph.script import Item, Key, Script
 from mural.graph.sites import At, Call
 from mural.shard.functions import seeing_functions
 from mural.shard.table import KINDS, name_of
 
-PLAIN = frozenset([int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device])
-"""The types of most arguments that are no tensors."""
 HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook"])
 
 
@@ -332,20 +330,6 @@ def paths_of(model: nn.Module) -> dict[int, str]:
     return {id(module): path for path, module in model.named_modules() if path}
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors among the arguments or results of a call, in the order of its leaves."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    kind = type(tree)
-    if kind in PLAIN:
-        return []
-    if kind is tuple or kind is list:
-        return [x for part in tree for x in tensors_in(part)]
-    if kind is dict:
-        return [x for part in tree.values() for x in tensors_in(part)]
-    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
-
-
 def flows(node: Node, pick: int) -> bool:
     """Whether an output has a gradient, as far as this rank would keep one."""
     return node.gradients[pick] and torch.is_grad_enabled() and node.dtypes[pick].is_floating_point
@@ -354,18 +338,3 @@ def flows(node: Node, pick: int) -> bool:
 def described(value: Any) -> str:
     """A value in the words of an error."""
     return f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def at_of(at: Any) -> Key | None:
-    """The tensor that an `At` stands for; None for other leaves."""
-    return (at.source, at.pick) if isinstance(at, At) else None
-
-
-def ref_of(node: Node) -> Callable[[Any], Key | None]:
-    """The tensors that a node's `Ref`s stand for."""
-    return lambda ref: (node.inputs[ref.index], node.picks[ref.index]) if isinstance(ref, Ref) else None
-
-
-def loose(node: Node) -> bool:
-    """Whether a call gives the same shapes for any numbers among its arguments."""
-    return node.kind == "pointwise"

@@ -89,6 +89,12 @@ class Runs:
             return 0
         return 1 + int.from_bytes(hashlib.blake2b(repr_of(self.drawn), digest_size=2).digest(), "big")
 
+    def undo(self) -> None:
+        """Give the modules what they held before the step, which failed."""
+        for held in (self.light, self.held, self.apart):
+            if held is not None:
+                held.put_back()
+
     def _clear(self) -> None:
         """Registered tensors that another stage has made anew stay what they were here."""
         for path, module in self.opened.items():
