@@ -83,7 +83,7 @@ class Parallel:
         self.likeness.check("step", image=image, target=target)
         images, goal = self.inputs.images(image), self.inputs.target(target, image)
         check_filled(image)  # now that all ranks brought the same
-        if self.world_mesh.world > 1:
+        if self.world_mesh.world > 1 and any(p._backward_hooks for _, p in self.reducer.named):
             check_hooks(self.plain, self.hooks)
         self.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         with ExitStack() as stack:

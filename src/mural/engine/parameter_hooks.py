@@ -17,8 +17,6 @@ def check_hooks(model: nn.Module, known: set[int]) -> None:
     The gradient of a parameter is a sum over ranks and micro-batches, and a hook is called with each part of it. A mask
     or a scale gives the same in the end. Each hook is called three times with random numbers to find out.
     """
-    if not any(p._backward_hooks for p in model.parameters()):
-        return
     for name, parameter in model.named_parameters():
         for hook in (parameter._backward_hooks or {}).values():
             if id(hook) not in known:

@@ -80,7 +80,8 @@ class Pipelined(Parallel):
             image, target = self._adopted(image), self._adopted(target)
             check_image(image)
             rows = rows_of(shape_of(image)[0], self.plan.microbatches)
-            if self.world_mesh.world > 1 or len(rows) > 1:
+            hooked = any(p._backward_hooks for p in self.itineraries.parameters)
+            if hooked and (self.world_mesh.world > 1 or len(rows) > 1):
                 check_hooks(self.plain, self.hooks)
             passage, trip, graph = self._prepared(image, rows, training=True)
             whole = self.plan.schedule == "gpipe" or len(rows) == 1
