@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FIRST = ("shard", "pipeline", "graph", "geometry", "models", "cost")
+FIRST = ("shard", "pipeline", "graph", "geometry", "models", "cost", "check", "checkpoint", "replicate", "federated")
 """The folders of the first half; the second has all others, and what lies in no folder."""
 
 
