@@ -29,11 +29,11 @@ demo: $(RUNTIME)
 
 test: export HYPOTHESIS_PROFILE = fixed
 test: lint
-	$(BIN)/python tests/two_at_a_time.py -m "not slow"
+	$(BIN)/python -m pytest --doctest-modules -m "not slow" src tests
 
 test-all: export HYPOTHESIS_PROFILE = fresh
 test-all: lint
-	$(BIN)/python tests/two_at_a_time.py
+	$(BIN)/python -m pytest --doctest-modules src tests
 
 # On a machine with a GPU; with an environment of your own: make test-gpu TOOLS= BIN=/path/to/bin
 test-gpu: $(TOOLS)

@@ -102,6 +102,7 @@ def under(plan: Plan, broken: bool) -> Comparison:
         return mural.check(net(torch.float32), plan, *batch(torch.float32), loss_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_wrong_gradient_is_found_under_every_kind_of_plan(plan: Plan) -> None:
     right = run_on(2, under, plan, False)

@@ -177,6 +177,7 @@ def wild(plan: Plan, dtype: str) -> Comparison:
     return mural.check(Wild().to(TYPES[dtype]), plan, image(2, 2, 32, 32).to(TYPES[dtype]), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_rounding_that_grows_raises_no_alarm(plan: Plan) -> None:
     for found in run_on(2, wild, plan, "float32"):

@@ -129,6 +129,7 @@ def test_importing_mural_does_not_load_mpi() -> None:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_asking_does_not_start_mpi() -> None:
     code = "from mural.comm import mpi; print(mpi.available(), mpi.describe(), mpi.loaded()[0].Is_initialized())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -148,6 +149,7 @@ def test_without_mpi4py_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_torchrun_starts_no_mpi() -> None:
     code = (
         "import os, torch.distributed as dist; from mural.comm import mpi; mpi.register();"

@@ -19,7 +19,7 @@ CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 MAX = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 AVG = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
-few = settings(max_examples=3 * settings().max_examples, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=settings().max_examples, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
