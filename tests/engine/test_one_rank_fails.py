@@ -30,9 +30,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 POINTS = ("loss", "forward pre-hook", "forward hook", "tensor hook", "gradient hook")
 CASES = [
-    pytest.param(name, point, marks=[] if point == "loss" else pytest.mark.slow)
-    for name in PLANS
-    for point in POINTS
+    pytest.param(name, point, marks=[] if point == "loss" else pytest.mark.slow) for name in PLANS for point in POINTS
 ]
 
 
