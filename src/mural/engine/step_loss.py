@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mural.engine.loss_variables import held_by
 from mural.graph.held import Held, Name, same
-from mural.pipeline.runs import left_apart
+from mural.pipeline.runs import DRAWS, left_apart
 
 
 class StepLoss:
@@ -31,14 +31,19 @@ class StepLoss:
         }
         self.held = Held.by(modules) if modules else None
         self.left: dict[Name, Any] | None = None
+        self.draws: Held | None = None
+        """What Python's own generators were when the first call began, after the forward of its micro-batch."""
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         """The loss."""
-        if self.held is None:
-            return self.loss(output, target)
-        self.held.put_back()
+        self.draws = self.draws or Held.by({})
+        if self.held is not None:
+            self.held.put_back()
+        self.draws.put_back()
         value = self.loss(output, target)
-        changes = self.held.changes()
+        if self.held is None:
+            return value
+        changes = {name: left for name, left in self.held.changes().items() if name not in DRAWS}
         before = self.left = changes if self.left is None else self.left
         for name in {**before, **changes}:
             if name not in before or name not in changes or not same(before[name], changes[name]):
