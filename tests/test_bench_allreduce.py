@@ -25,6 +25,7 @@ def said(script: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_page_of_the_all_reduces(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name in ("allreduce", "harness"):

@@ -126,6 +126,7 @@ def memory_of_jobs(values: int) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_working_memory_is_what_a_run_allocates() -> None:
     assert all(all(found) for found in run_on(3, memory_of_jobs, 1001))
 
@@ -211,6 +212,7 @@ def chosen() -> tuple[Gauge, str, str, float]:
     return gauge(team, (2**10, 2**16), 1), str(plain), str(in_order), total[0].item()
 
 
+@pytest.mark.slow
 def test_auto_measures_chooses_and_says_so() -> None:
     found = run_on(2, chosen)
     assert found[0] == found[1], "all ranks choose alike"

@@ -64,6 +64,7 @@ def measured(way: str, side: int, seconds: float, allocated: float, **more: Any)
     return about | {"allocated": allocated, "each": [allocated] * 8, "seconds": [seconds] * 3, **more}
 
 
+@pytest.mark.slow
 def test_the_page_from_results(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ignored = shutil.ignore_patterns("__pycache__", "peers", "context", "reading", "bigconv", "schedules")

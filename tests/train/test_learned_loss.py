@@ -45,6 +45,7 @@ def kept(config: Config) -> dict[str, torch.Tensor]:
     return {name: snapshot.tensor(name) for name in snapshot.tensors if name != "random.cpu"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tempered", "loss"])
 def test_a_run_resumes_with_its_loss_under_other_plans(tmp_path: Path, name: str) -> None:
     write_images(tmp_path)

@@ -26,7 +26,7 @@ TWO_THIRDS = 2 / 3
 MICRO = {"microbatches": 2, "batchnorm": "micro"}
 PLANS: list[Any] = [
     ({"stage": 2}, [(1, 0), (0, 1)]),
-    ({"stage": 2, "data": 2, "cuts": "layers"}, [(1 / 2, 0), (0, 1 / 2)] * 2),
+    pytest.param({"stage": 2, "data": 2, "cuts": "layers"}, [(1 / 2, 0), (0, 1 / 2)] * 2, marks=pytest.mark.slow),
 ]
 SLOW_PLANS: list[Any] = [
     ({"stage": 3}, [(1, 0), (0, 0), (0, 1)]),
