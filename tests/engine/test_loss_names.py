@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mural
-from mural.engine.leaves import leaves_of
+from mural.engine.loss_leaves import leaves_of
 from mural.engine.loss_terms import LossTerms
 from mural.errors import PlanError
 from ranks import DEVICE, run_on

@@ -19,8 +19,8 @@ from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
 from mural.engine.extra_state import load_replicated, on_cpu
 from mural.engine.inputs import Image, Inputs, check_filled
-from mural.engine.leaves import check_leaves
 from mural.engine.likeness import Likeness
+from mural.engine.loss_leaves import check_leaves
 from mural.engine.loss_terms import LossTerms
 from mural.engine.needs import Needs
 from mural.engine.parameter_hooks import check_hooks
@@ -45,7 +45,7 @@ class Parallel:
 
     loss_terms = LossTerms()
     """The loss's own parameters and buffers, `loss.*` among the model's names."""
-    hooks: set[int]
+    hooks: dict[int, Any]
     """The hooks on parameters that were looked at."""
     looks = 0
     """How many steps have asked whether to look at the leaves of the loss's graph."""
@@ -56,7 +56,7 @@ class Parallel:
         # Where each data rank trains alone, nothing of a step travels along the data axis.
         self.mesh = mesh.alone() if plan.average else mesh
         self.inputs, self.likeness = Inputs(self.plain, self.mesh, mesh), Likeness(mesh)
-        self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), set[int]()
+        self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), dict[int, Any]()
         self.loss_terms.settle(self.device, mesh)
         axes = SPATIAL if plan.average else None
         self.shares = shares_among(model.parameters())

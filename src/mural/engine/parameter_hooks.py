@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mural.errors import PlanError
 
 
-def check_hooks(model: nn.Module, known: set[int]) -> None:
+def check_hooks(model: nn.Module, known: dict[int, Any]) -> None:
     """Raise for a hook that changes a gradient and is not linear, as a clip; `known` are those that were looked at.
 
     The gradient of a parameter is a sum over ranks and micro-batches, and a hook is called with each part of it. A mask
@@ -20,7 +20,7 @@ def check_hooks(model: nn.Module, known: set[int]) -> None:
     for name, parameter in model.named_parameters():
         for hook in (parameter._backward_hooks or {}).values():
             if id(hook) not in known:
-                known.add(id(hook))
+                known[id(hook)] = hook  # held, so that no other gets its number
                 if not linear(hook, parameter):
                     raise PlanError(
                         f"a hook changes the gradient of {name}, and is not linear: it would be called with parts of "

@@ -22,8 +22,8 @@ from mural.engine.elsewhere import staged
 from mural.engine.extra_state import extra_of_owners
 from mural.engine.inputs import Image, Inputs, check_image, on_seat, shape_of
 from mural.engine.itinerary import Itineraries, Trip
-from mural.engine.leaves import check_leaves
 from mural.engine.likeness import Likeness
+from mural.engine.loss_leaves import check_leaves
 from mural.engine.loss_terms import LossTerms
 from mural.engine.microbatches import rows_of
 from mural.engine.needs import Needs
@@ -54,7 +54,7 @@ class Pipelined(Parallel):
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
         self.plain = unwrapped(model)
-        self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), set[int]()
+        self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), dict[int, Any]()
         self.loss_terms.settle(self.device, mesh)
         self.division, self.seating = division.with_loss(self.loss_terms), division.seating
         self.mesh = self.seating.mesh

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from mural.engine.loss_variables import held_by
-from mural.graph.held import Held, Name, same
-from mural.pipeline.runs import DRAWS, left_apart
+from mural.graph.held import Held, Name
+from mural.pipeline.runs import DRAWS, check_left
 
 
 class StepLoss:
@@ -44,8 +44,6 @@ class StepLoss:
         if self.held is None:
             return value
         changes = {name: left for name, left in self.held.changes().items() if name not in DRAWS}
-        before = self.left = changes if self.left is None else self.left
-        for name in {**before, **changes}:
-            if name not in before or name not in changes or not same(before[name], changes[name]):
-                raise left_apart(name)
+        self.left = changes if self.left is None else self.left
+        check_left(self.left, changes)
         return value

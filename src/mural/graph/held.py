@@ -27,10 +27,10 @@ Name = tuple[str, str]
 """The path of a module, and an attribute of it."""
 STANDARD = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
-FIXED = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size, nn.Module,
-         types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
-"""What cannot be changed in place, or is looked at by itself."""
 NUMBERS = (bool, int, float, complex, str, bytes, type(None))
+FIXED = (*NUMBERS, type, torch.dtype, torch.device, torch.Size, nn.Module, types.FunctionType, types.MethodType,
+         types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
+"""What cannot be changed in place, or is looked at by itself."""
 METHODS = (property, staticmethod, classmethod)
 FOREIGN = ("torch", "builtins", "mural", "typing")
 """Whose classes hold nothing that a forward changes."""
@@ -73,10 +73,7 @@ class Held:
                 continue
             held.attributes[path] = {n: kept(v, values) for n, v in vars(module).items() if n not in STANDARD}
             for kind in type(module).__mro__:
-                if (
-                    not kind.__module__.startswith(("torch", "builtins", "mural", "typing"))
-                    and kind not in held.classes
-                ):
+                if kind not in held.classes and not kind.__module__.startswith(FOREIGN):
                     held.classes[kind] = {n: kept(v) for n, v in vars(kind).items() if is_state(n, v)}
         held.drawn = random.getstate(), numpy_state()
         return held
@@ -142,11 +139,7 @@ def numpy_state() -> Any:
 
 def is_state(name: str, value: Any) -> bool:
     """Whether a class attribute is data that a forward may change."""
-    return (
-        not name.startswith("__")
-        and not isinstance(value, (FIXED[7], property, staticmethod, classmethod))
-        and not callable(value)
-    )
+    return not name.startswith("__") and not isinstance(value, METHODS) and not callable(value)
 
 
 def put_back(

@@ -201,7 +201,12 @@ class Runner:
         for parcel in made_by(action, self.program.edges):
             self.handed[parcel] = made[parcel.edge.value]
             if parcel.work == "forward":
-                self.known.forms[self._name(parcel)] = Form.of(made[parcel.edge.value])
+                form = Form.of(made[parcel.edge.value])
+                if self.known.forms.setdefault(self._name(parcel), form) != form:
+                    raise PlanError(
+                        f"{parcel} has another type or other cuts than in an earlier step of the same shapes, and the "
+                        f"stages that take it expect those: a model may not change the type of what it hands on"
+                    )
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -52,10 +52,7 @@ class Runs:
         self.drawn[stage] = tuple(changes.get(name) for name in DRAWS)
         if self.held is None:
             return
-        before = self.ends.setdefault(stage, changes)
-        for name in {**before, **changes}:
-            if name not in before or name not in changes or not same(before[name], changes[name]):
-                raise left_apart(name)
+        check_left(self.ends.setdefault(stage, changes), changes)
 
     @contextmanager
     def again(self, stage: int) -> Generator[None]:
@@ -107,6 +104,13 @@ def repr_of(drawn: Mapping[int, tuple[Any, ...]]) -> bytes:
     """The random states that runs left, as bytes."""
     with np.printoptions(threshold=1000000):
         return repr(next(iter(drawn.values()))).encode()
+
+
+def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
+    """Raise unless two runs left the same."""
+    for name in {**before, **after}:
+        if name not in before or name not in after or not same(before[name], after[name]):
+            raise left_apart(name)
 
 
 def left_apart(name: Name) -> PlanError:

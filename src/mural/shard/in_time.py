@@ -53,15 +53,15 @@ def lowered(x: Tensor) -> Tensor:
     layout, now = x.placement, x.mesh.now
     cuts, shape = list(layout.cuts), list(layout.shape)
     for dim in data_dims(layout):
-        here = present(layout, dim)
+        here = present(layout.cuts[dim], layout)
         cuts[dim], shape[dim] = here, here.extent
-    images = tuple((a, images_now(c, layout) if a == "data" else c) for a, c in layout.images)
+    images = tuple((a, present(c, layout) if a == "data" else c) for a, c in layout.images)
     return ShardedTensor(x.local, Layout(now, tuple(shape), layout.axes, tuple(cuts), images), x.aliased, x.folds)
 
 
 def raised_again(y: ShardedTensor, like: ShardedTensor) -> ShardedTensor:
     """A result of the same shape as the micro-batch that `lowered` made, as the piece of the batch again."""
-    return y if like.mesh.now is None else ShardedTensor(y.local, like.placement, y.aliased, like.folds)
+    return ShardedTensor(y.local, like.placement, y.aliased, like.folds)
 
 
 def data_dims(layout: Layout) -> tuple[int, ...]:
@@ -83,22 +83,13 @@ def batch_dim(x: Any) -> int | None:
     return dim
 
 
-def present(layout: Layout, dim: int) -> Cuts:
+def present(cuts: Cuts | None, layout: Layout) -> Cuts:
     """The cuts of the images that are here now, numbered from 0."""
-    cuts, now = layout.cuts[dim], layout.mesh.now
-    if cuts is None or now is None:
+    if cuts is None or layout.mesh.now is None:
         raise OutOfTime("a dim that no time cuts")
-    ranks = now.size("data")
     if cuts.owners != tuple(range(cuts.parts)):
         raise OutOfTime("a result whose images are in another order than those of the batch: use microbatches = 1")
-    first = layout.mesh.coordinates["data"] // ranks * ranks
-    bounds = cuts.bounds[first : first + ranks + 1]
-    return Cuts.of([b - bounds[0] for b in bounds])
-
-
-def images_now(cuts: Cuts, layout: Layout) -> Cuts:
-    """The image's own cuts of the data axis, of the images that are here now."""
-    ranks = layout.mesh.now.size("data") if layout.mesh.now else 1
+    ranks = layout.mesh.now.size("data")
     first = layout.mesh.coordinates["data"] // ranks * ranks
     bounds = cuts.bounds[first : first + ranks + 1]
     return Cuts.of([b - bounds[0] for b in bounds])
