@@ -154,3 +154,33 @@ def test_a_batch_without_images_is_refused_in_words_and_the_next_step_works(name
 def test_a_batch_without_images_on_one_rank_is_refused_on_all(name: str) -> None:
     for texts in run_on(2, without_images, PLANS[name], "step", (2, 0)):
         assert "Error: " in texts[0], texts
+
+
+class Counting(nn.Module):
+    """Its result grows with the number of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.calls = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 1), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.second(self.first(x).relu()) * (1 + 0.1 * self.calls)
+
+
+@pytest.mark.parametrize("blocks", [("0",), "all", "stages"], ids=str)
+def test_what_a_recomputed_block_counts_counts_once(blocks: Any) -> None:
+    found: list[tuple[list[float], int]] = []
+    for plan in (mural.Plan(), mural.Plan(recompute=blocks)):
+        torch.manual_seed(0)
+        model = nn.Sequential(Counting(), nn.Conv2d(3, 2, 1)).double()
+        pm = mural.parallelize(model, plan)
+        optimizer = torch.optim.SGD(list(pm.parameters()), lr=0.1)
+        losses: list[float] = []
+        for _ in range(3):
+            losses.append(float(pm.step(torch.ones(2, 3, 8, 8).double(), torch.zeros(2, 8, 8).long())))
+            optimizer.step()
+            pm.zero_grad()
+        found.append((losses, model[0].calls))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    assert found[0][1] == found[1][1] == 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from mural.errors import PlanError
-from mural.pipeline.instance import held_buffers, held_by
+from mural.graph.held import Held
 
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
-    """Let some blocks of a model be computed again in backward: named ones, or all. Buffers move once."""
+    """Let some blocks of a model be computed again in backward: named ones, or all. What they hold changes once."""
     if blocks == "stages" or not blocks:
         return
     for module in chosen(model, blocks):
@@ -46,8 +46,10 @@ def forget_activations(module: nn.Module) -> None:
     """Let a module's forward keep its inputs alone, wherever gradients are wanted."""
     plain = module.forward
 
+    modules = dict(module.named_modules())
+
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), held_buffers(held_by(module.modules()))
+        return nullcontext(), again(Held.by(modules))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -58,3 +60,14 @@ def forget_activations(module: nn.Module) -> None:
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
+
+
+@contextmanager
+def again(before: Held) -> Generator[None]:
+    """A block in which a module finds what it held before its forward; afterwards it holds what it holds now."""
+    now = Held.by(before.modules)
+    before.put_back()
+    try:
+        yield
+    finally:
+        now.put_back()

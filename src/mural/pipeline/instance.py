@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from mural.comm import Mesh
@@ -174,11 +174,6 @@ def swapped(pairs: Iterable[tuple[Tensor, Tensor]]) -> Generator[None]:
         yield
     finally:
         swap()
-
-
-def held_by(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """The buffers of modules, as far as they are here."""
-    return [b for module in modules for b in module._buffers.values() if b is not None and not b.is_meta]
 
 
 @contextmanager
