@@ -71,7 +71,7 @@ def test_everything_is_put_back_and_told() -> None:
     model(x)
     changed = {name for path, name in held.changes() if not path}
     assert {"moved", "rebound", "count", "log", "table", "last", "members", "array", "inner", "fresh"} <= changed
-    assert {("random", ""), ("numpy.random", ""), ("Restless", "shared")} <= set(held.changes())
+    assert {("random", ""), ("numpy.random", ""), ("Restless", "shared")} <= set(held.commons.changes())
     held.put_back()
     assert state(model) == before
     assert {path for path, _ in held.changes()} <= {"norm"}  # torch's batch norm does not count its writes

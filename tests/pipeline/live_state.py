@@ -200,6 +200,44 @@ class FirstShape(Block):
         return x * (self.wave / 16)
 
 
+CALLS = [0]
+
+
+class GlobalCounter(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        CALLS[0] = 0
+
+    def change(self, x: Tensor) -> Tensor:
+        CALLS[0] += 1
+        return x * (1 + 0.1 * CALLS[0])
+
+
+class ClassCounter(Block):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        ClassCounter.calls = 0
+
+    def change(self, x: Tensor) -> Tensor:
+        ClassCounter.calls += 1
+        return x * (1 + 0.1 * ClassCounter.calls)
+
+
+def enclosed() -> Block:
+    """A block that counts in a variable of the function around it."""
+    calls = 0
+
+    class Enclosed(Block):
+        def change(self, x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return x * (1 + 0.1 * calls)
+
+    return Enclosed()
+
+
 STATE: dict[str, Callable[[], Block]] = {
     "counter": Counter,
     "annealed": Annealed,
@@ -216,4 +254,7 @@ STATE: dict[str, Callable[[], Block]] = {
     "spectral_hook": SpectralHook,
     "still_norm": StillNorm,
     "first_shape": FirstShape,
+    "global_counter": GlobalCounter,
+    "class_counter": ClassCounter,
+    "enclosed_counter": enclosed,
 }

@@ -40,6 +40,7 @@ FIXED = (
     case("moving_mean+hook", schedule="gpipe", microbatches=2),
     case("instance_stats+twice", schedule="1f1b", microbatches=2),
     case("weight_clip+nested", schedule="gpipe", microbatches=2),
+    case("global_counter+class_counter+enclosed_counter", schedule="1f1b", microbatches=2),
     # one process: recomputed
     case("spectral+moving_mean", recompute="stages"),
     case("checkpoint_norm+counter", recompute="stages"),
@@ -57,6 +58,7 @@ FIXED = (
     case("function_child+hook", "dict", "temperature", stage=2, cuts=("blocks.0.inner",)),
     case("rebound_buffer+toggled", "constants", "penalty_head", stage=2, cuts=("convs.0",)),
     case("roll+maximum+attended", stage=2, cuts="layers"),
+    case("global_counter+counter", stage=2, cuts=("blocks.1",)),
     case("tied+borrowed", stage=2, cuts=("blocks.1",)),
     case("nested+hook", loss="penalty_all", stage=2, cuts=("blocks.1",)),
     case("chance+nested+numpy_chance", loss="warm", stage=2, cuts=("convs.1",)),

@@ -37,7 +37,7 @@ from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
 from mural.graph import Graph
 from mural.pipeline.runner import Runner
-from mural.pipeline.runs import Runs, drawn_apart, moving
+from mural.pipeline.runs import Runs, moving, shared_apart
 from mural.plan import Plan
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.rows import Rows
@@ -217,7 +217,7 @@ class Pipelined(Parallel):
             with self.world_mesh.transport.meeting("loss"):
                 dist.all_reduce(value, group=self.world_mesh.transport.group)
         if float(value[1]) ** 2 != float(value[2]) * self.world_mesh.world:
-            raise drawn_apart()
+            raise shared_apart(name for found in self.runs.shared.values() for name in found)
         kinds = (p.dtype for p in self.plain.parameters() if p.is_floating_point())
         return value[0].to(self.device, next(kinds, torch.float32))
 

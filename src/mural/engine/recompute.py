@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from mural.errors import PlanError
+from mural.graph.follow import is_followed
 from mural.graph.held import Held
 
 
@@ -43,9 +44,11 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
 
 
 def forget_activations(module: nn.Module) -> None:
-    """Let a module's forward keep its inputs alone, wherever gradients are wanted."""
-    plain = module.forward
+    """Let a module's forward keep its inputs alone, wherever gradients are wanted.
 
+    A block that a cut goes through is kept: several stages have their parts of it.
+    """
+    plain = module.forward
     modules = dict(module.named_modules())
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -53,7 +56,7 @@ def forget_activations(module: nn.Module) -> None:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if not torch.is_grad_enabled() or any(tensor.is_meta for tensor in tensors):
+        if not torch.is_grad_enabled() or is_followed() or any(tensor.is_meta for tensor in tensors):
             return plain(*args, **kwargs)
         # Lists of its own: the caller may append to those that it gave before backward comes, as dense blocks do.
         args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mural.engine.loss_variables import held_by
-from mural.graph.held import Held, Name
-from mural.pipeline.runs import DRAWS, check_left
+from mural.graph.commons import Commons, Name
+from mural.graph.held import Held
+from mural.pipeline.runs import check_left
 
 
 class StepLoss:
@@ -31,19 +32,20 @@ class StepLoss:
         }
         self.held = Held.by(modules) if modules else None
         self.left: dict[Name, Any] | None = None
-        self.draws: Held | None = None
-        """What Python's own generators were when the first call began, after the forward of its micro-batch."""
+        self.commons: Commons | None = None
+        """What modules have in common when the first call begins, after the forward of its micro-batch."""
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         """The loss."""
-        self.draws = self.draws or Held.by({})
-        if self.held is not None:
-            self.held.put_back()
-        self.draws.put_back()
+        held = self.held
+        self.commons = self.commons or Commons.of(() if held is None else held.modules.values())
+        if held is not None:
+            held.put_back()
+        self.commons.put_back()
         value = self.loss(output, target)
-        if self.held is None:
+        if held is None:
             return value
-        changes = {name: left for name, left in self.held.changes().items() if name not in DRAWS}
+        changes = held.changes()
         self.left = changes if self.left is None else self.left
         check_left(self.left, changes)
         return value

@@ -325,6 +325,11 @@ class Follower(TorchFunctionMode):
         )
 
 
+def is_followed() -> bool:
+    """Whether the code that calls this is that of an open module, in which other stages have a part."""
+    return isinstance(_get_current_function_mode(), Follower)
+
+
 def paths_of(model: nn.Module) -> dict[int, str]:
     """The paths of a model's modules by `id`, without its own."""
     return {id(module): path for path, module in model.named_modules() if path}

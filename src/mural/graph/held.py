@@ -1,4 +1,4 @@
-"""What the modules of a model hold besides their parameters, and what Python draws from: kept, put back, compared.
+"""What the modules of a model hold besides their parameters: kept, put back, compared.
 
 A forward may count its calls, anneal an attribute, move a buffer, fill a list, draw from `random`. Where it runs
 several times for what is one forward pass of the model (micro-batches, a recompute, a rehearsal), each run has to begin
@@ -7,44 +7,19 @@ with what the first one found, and what they leave has to be the same.
 
 from __future__ import annotations
 
-import random
-import types
-from collections import deque
-from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from collections.abc import Container, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mural.graph.absent import Absent
-from mural.shard.tensor import ShardedTensor
+from mural.graph.commons import Commons, Name
+from mural.graph.kept import Kept, content, kept, moved, renew
 
-Name = tuple[str, str]
-"""The path of a module, and an attribute of it."""
 STANDARD = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
-NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-FIXED = (*NUMBERS, type, torch.dtype, torch.device, torch.Size, nn.Module, types.FunctionType, types.MethodType,
-         types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
-"""What cannot be changed in place, or is looked at by itself."""
-METHODS = (property, staticmethod, classmethod)
-FOREIGN = ("torch", "builtins", "mural", "typing")
-"""Whose classes hold nothing that a forward changes."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A value as it was: the object, and what was in it."""
-
-    value: Any
-    content: Any = None
-    restore: Callable[[], None] | None = None
-    always: bool = False
-    """Whether it is put back without a look: torch's batch norm does not count its writes."""
 
 
 @dataclass
@@ -52,18 +27,26 @@ class Held:
     """What some modules hold at one time. `passed` are buffers that are to move with every run, by `id`."""
 
     modules: Mapping[str, nn.Module]
+    commons: Commons
     passed: frozenset[int] = frozenset()
     attributes: dict[str, dict[str, Kept]] = field(default_factory=dict[str, dict[str, Kept]])
     buffers: dict[str, dict[str, Kept]] = field(default_factory=dict[str, dict[str, Kept]])
     shallow: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """The attributes of torch's own layers, whose forward changes nothing in place."""
-    classes: dict[type, dict[str, Kept]] = field(default_factory=dict[type, dict[str, Kept]])
-    drawn: tuple[Any, Any] = ((), ())
 
     @classmethod
-    def by(cls, modules: Mapping[str, nn.Module], passed: Iterable[int] = (), values: bool = True) -> Held:
-        """What modules hold now, by path; without `values` tensors are not copied, for a run that writes to none."""
-        held = cls(modules, frozenset(passed))
+    def by(
+        cls,
+        modules: Mapping[str, nn.Module],
+        passed: Iterable[int] = (),
+        values: bool = True,
+        commons: Commons | None = None,
+    ) -> Held:
+        """What modules hold now, by path; without `values` tensors are not copied, for a run that writes to none.
+
+        `commons` are what they have in common, where the caller has it already.
+        """
+        held = cls(modules, commons or Commons.of(modules.values()), frozenset(passed))
         for path, module in modules.items():
             always = isinstance(module, nn.modules.batchnorm._NormBase)
             found = ((n, kept(b, values)) for n, b in module._buffers.items() if id(b) not in held.passed)
@@ -72,10 +55,6 @@ class Held:
                 held.shallow[path] = dict(vars(module))
                 continue
             held.attributes[path] = {n: kept(v, values) for n, v in vars(module).items() if n not in STANDARD}
-            for kind in type(module).__mro__:
-                if kind not in held.classes and not kind.__module__.startswith(FOREIGN):
-                    held.classes[kind] = {n: kept(v) for n, v in vars(kind).items() if is_state(n, v)}
-        held.drawn = random.getstate(), numpy_state()
         return held
 
     def put_back(self, only: Container[str] | None = None) -> None:
@@ -89,18 +68,10 @@ class Held:
             elif not identical(vars(module), self.shallow[path]):
                 vars(module).clear()
                 vars(module).update(self.shallow[path])
-        for kind, before in self.classes.items():
-            for name, was in before.items():
-                if vars(kind).get(name) is not was.value:
-                    setattr(kind, name, was.value)
-                renew(was)
-        if random.getstate() != self.drawn[0]:
-            random.setstate(self.drawn[0])
-        if not same(numpy_state(), self.drawn[1]):
-            np.random.set_state(self.drawn[1])  # what models draw from
+        self.commons.put_back()
 
     def changes(self, only: Container[str] | None = None) -> dict[Name, Any]:
-        """What is no longer as it was, by name, with what it is now; `random` and `numpy.random` among them."""
+        """What these modules no longer hold as it was, by name, with what it is now; the rest: `commons.changes()`."""
         found: dict[Name, Any] = {}
         for path, module in self.modules.items():
             if only is not None and path not in only:
@@ -111,13 +82,6 @@ class Held:
             elif not identical(vars(module), self.shallow[path]):
                 pairs += [(n, v, Kept(self.shallow[path].get(n, found))) for n, v in vars(module).items()]
             found |= {(path, n): content(v, True) for n, v, was in pairs if moved(v, was)}
-        for kind, before in self.classes.items():
-            now = {n: v for n, v in vars(kind).items() if is_state(n, v)}
-            found |= {(kind.__qualname__, n): content(v, True) for n, v in now.items() if moved(v, before.get(n))}
-        if random.getstate() != self.drawn[0]:
-            found["random", ""] = random.getstate()
-        if not same(numpy_state(), self.drawn[1]):
-            found["numpy.random", ""] = numpy_state()
         return found
 
 
@@ -132,16 +96,6 @@ def identical(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now.values(), before.values()))
 
 
-def numpy_state() -> Any:
-    """The state of numpy's old generator."""
-    return np.random.get_state()
-
-
-def is_state(name: str, value: Any) -> bool:
-    """Whether a class attribute is data that a forward may change."""
-    return not name.startswith("__") and not isinstance(value, METHODS) and not callable(value)
-
-
 def put_back(
     now: dict[str, Any], before: Mapping[str, Kept], passed: frozenset[int], skip: frozenset[str] = frozenset()
 ) -> None:
@@ -152,149 +106,6 @@ def put_back(
         if now.get(name) is not was.value:
             now[name] = was.value
         renew(was)
-
-
-def renew(was: Kept) -> None:
-    """Put the content of a value back into it."""
-    if was.restore is not None and (was.always or moved(was.value, was)):
-        was.restore()
-
-
-def moved(value: Any, was: Kept | None) -> bool:
-    """Whether a value is another one than it was, or has other content."""
-    if was is None or (value is not was.value and not (isinstance(value, NUMBERS) and equal(value, was.value))):
-        return True
-    if isinstance(value, Tensor) and isinstance(was.content, tuple):
-        return value._version != was.content[0] and not torch.equal(value.detach(), was.content[1])
-    return was.restore is not None and not same(content(value), was.content)
-
-
-def kept(value: Any, values: bool = True) -> Kept:
-    """A value with what is needed to put it back."""
-    if isinstance(value, FIXED):
-        return Kept(value)
-    if isinstance(value, Tensor):
-        return kept_tensor(value) if values else Kept(value)
-    now = content(value)
-    return Kept(value) if now is value else Kept(value, now, restorer(value, now))
-
-
-def kept_tensor(value: Tensor) -> Kept:
-    """A tensor with a copy of its values, if it has any of its own."""
-    if value.is_meta or type(value) not in (Tensor, nn.Parameter, nn.Buffer) or isinstance(value, nn.Parameter):
-        return Kept(value)
-    copy, version = value.detach().clone(), value._version
-
-    def restore() -> None:
-        value.data.copy_(copy)  # not seen by autograd, as torch's own norms move them
-
-    return Kept(value, (version, copy), restore)
-
-
-def content(value: Any, copied: bool = False) -> Any:
-    """What is in a value, which stays as it is when the value is changed in place; the value itself where nothing is.
-
-    A tensor counts by its identity and version, or is `copied`.
-    """
-    if isinstance(value, Tensor):
-        plain = type(value) in (Tensor, nn.Buffer) and not value.is_meta
-        return value.detach().clone() if plain and copied else value if copied else (id(value), value._version)
-    if isinstance(value, FIXED) or id(value) in _looking:
-        return value
-    _looking.add(id(value))
-    try:
-        return inside(value, copied)
-    finally:
-        _looking.discard(id(value))
-
-
-_looking: set[int] = set()
-"""The values whose content is being looked at: one that holds itself is met again."""
-
-
-def inside(value: Any, copied: bool) -> Any:
-    """The content of a value that others may hang in."""
-    if isinstance(value, (list, tuple, deque)):
-        return type(value), [content(item, copied) for item in value]
-    if isinstance(value, dict):
-        return type(value), {key: content(item, copied) for key, item in value.items()}
-    if isinstance(value, set):
-        return set, frozenset(value)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, torch.Generator):
-        return value.get_state().clone()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, types.GenericAlias):
-        return type(value), {k: content(v, copied) for k, v in vars(value).items() if not isinstance(v, nn.Module)}
-    return value
-
-
-def restorer(value: Any, now: Any) -> Callable[[], None] | None:
-    """How to give a value its content back; None where it cannot be given."""
-    if isinstance(value, list):
-        items = [*value]
-        inner = [kept(item) for item in items]
-        return lambda: (value.__setitem__(slice(None), items), [renew(k) for k in inner])[0]
-    if isinstance(value, deque):
-        items = [*value]
-        return lambda: (value.clear(), value.extend(items))[0]
-    if isinstance(value, set):
-        members = set(value)
-        return lambda: (value.clear(), value.update(members))[0]
-    if isinstance(value, dict):
-        entries = dict(value)
-        inner = [kept(item) for item in entries.values()]
-        return lambda: (value.clear(), value.update(entries), [renew(k) for k in inner])[0]
-    if isinstance(value, np.ndarray):
-        return lambda: value.__setitem__(..., now)
-    if isinstance(value, random.Random):
-        return lambda: value.setstate(now)
-    if isinstance(value, torch.Generator):
-        return lambda: value.set_state(now) and None
-    if isinstance(value, np.random.Generator):
-        state = value.bit_generator.state
-        return lambda: setattr(value.bit_generator, "state", state)
-    if isinstance(getattr(value, "__dict__", None), dict):
-        attributes = dict(vars(value))
-        inner = [kept(item) for item in attributes.values()]
-        return lambda: (vars(value).clear(), vars(value).update(attributes), [renew(k) for k in inner])[0]
-    return None
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two contents are equal."""
-    if one is other:
-        return True
-    if isinstance(one, Absent) and isinstance(other, Absent):
-        return one.key == other.key
-    if isinstance(one, ShardedTensor) and isinstance(other, ShardedTensor) and one.mesh.now and other.mesh.now:
-        # Pieces of a tensor of the batch, of different micro-batches: only such a piece can be left, and a later step
-        # that reads it meets two times in one call, which is refused.
-        return one.shape == other.shape and one.mesh.now == other.mesh.now
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        plain = all(type(t) in (Tensor, nn.Parameter, nn.Buffer) and not t.is_meta for t in (one, other))
-        return plain and one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return type(one) is type(other) and np.array_equal(one, other)
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return equal(one, other)
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two values say that they are equal; NaN is."""
-    try:
-        return bool(one == other) or (one != one and other != other)
-    except Exception:  # a value that cannot be compared is another one
-        return False
 
 
 @contextmanager

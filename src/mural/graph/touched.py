@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from mural.graph.held import STANDARD, Held, Name
+from mural.graph.commons import Name
+from mural.graph.held import STANDARD, Held
 
 Touched = dict[Name, frozenset[int]]
 """By module and attribute, the indices of the calls that read or set it."""

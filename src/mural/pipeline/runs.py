@@ -8,7 +8,7 @@ the plan is refused by the attribute's name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph.absent import Absent
-from mural.graph.held import Held, Name, same
+from mural.graph.commons import Commons, Name
+from mural.graph.held import Held
+from mural.graph.kept import same
 from mural.graph.script import Script
 from mural.graph.sites import Call
-
-DRAWS = (("random", ""), ("numpy.random", ""))
-"""The names of what Python's own generators leave."""
 
 
 class Runs:
@@ -33,13 +32,15 @@ class Runs:
     def __init__(self, modules: Mapping[str, nn.Module], script: Script | None, several: bool, passed: frozenset[int]):
         self.modules = modules
         self.opened = {path: m for path, m in modules.items() if script is not None and path in script.opened}
-        self.light = Held.by(self.opened, values=False)
-        self.held = Held.by(modules, passed) if several else None
+        self.commons = Commons.of(modules.values())
+        self.light = Held.by(self.opened, values=False, commons=self.commons)
+        self.held = Held.by(modules, passed, commons=self.commons) if several else None
         apart = () if script is None else within(modules, script.called_apart)
-        self.apart = Held.by({path: modules[path] for path in apart}) if apart else None
+        self.apart = Held.by({path: modules[path] for path in apart}, commons=self.commons) if apart else None
         self.paths = {} if script is None or self.held is None else paths_of(script, modules)
         self.ends: dict[int, dict[Name, Any]] = {}
-        self.drawn: dict[int, tuple[Any, ...]] = {}
+        self.shared: dict[int, dict[Name, Any]] = {}
+        """What a run of each stage left in what modules have in common."""
 
     @contextmanager
     def run(self, stage: int) -> Generator[None]:
@@ -48,11 +49,11 @@ class Runs:
         if self.held is not None:
             self.held.put_back(only)
         yield
-        changes = self.light.changes() if self.held is None else self.held.changes(only)
-        self.drawn[stage] = tuple(changes.get(name) for name in DRAWS)
-        if self.held is None:
-            return
-        check_left(self.ends.setdefault(stage, changes), changes)
+        shared = self.commons.changes()
+        check_left(self.shared.setdefault(stage, shared), shared)
+        if self.held is not None:
+            changes = self.held.changes(only)
+            check_left(self.ends.setdefault(stage, changes), changes)
 
     @contextmanager
     def again(self, stage: int) -> Generator[None]:
@@ -67,24 +68,22 @@ class Runs:
             now.put_back()
 
     def end(self) -> int:
-        """A number for what Python's own generators were drawn, 0 where nobody drew; it has to be that of all ranks.
+        """A number for what runs left in what modules have in common, 0 for nothing; it has to be that of all ranks.
 
         Raises where a module that several stages call has changed: each stage has its own.
         """
         self._clear()
         if self.apart is not None:
             for path, attribute in self.apart.changes():
-                if (path, attribute) not in DRAWS:
-                    raise PlanError(
-                        f"{attribute!r} of module {path!r} changes in forward, but several stages call this module, "
-                        f"and each would have its own: move the cut so that one stage has all of its calls"
-                    )
-        found = set(map(repr, self.drawn.values()))
+                raise PlanError(
+                    f"{attribute!r} of module {path!r} changes in forward, but several stages call this module, "
+                    f"and each would have its own: move the cut so that one stage has all of its calls"
+                )
+        found = {said(changes) for changes in self.shared.values()}
         if len(found) > 1:
-            raise drawn_apart()
-        if not found or found == {repr((None, None))}:
-            return 0
-        return 1 + int.from_bytes(hashlib.blake2b(repr_of(self.drawn), digest_size=2).digest(), "big")
+            raise shared_apart(name for changes in self.shared.values() for name in changes)
+        (text,) = found or {""}
+        return 1 + int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest(), "big") if text else 0
 
     def undo(self) -> None:
         """Give the modules what they held before the step, which failed."""
@@ -100,10 +99,10 @@ class Runs:
                     module._buffers[name] = self.light.buffers[path][name].value
 
 
-def repr_of(drawn: Mapping[int, tuple[Any, ...]]) -> bytes:
-    """The random states that runs left, as bytes."""
+def said(changes: Mapping[Name, Any]) -> str:
+    """What a run left, as a text; "" for nothing."""
     with np.printoptions(threshold=1000000):
-        return repr(next(iter(drawn.values()))).encode()
+        return repr(sorted(changes.items(), key=lambda item: item[0])) if changes else ""
 
 
 def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
@@ -115,20 +114,19 @@ def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
 
 def left_apart(name: Name) -> PlanError:
     """The error for an attribute that runs leave different."""
-    if name in DRAWS:
-        return drawn_apart()
     return PlanError(
-        f"{name[1]!r} of module {name[0]!r} is something else after each micro-batch, where one forward pass of the "
+        f"{'.'.join(filter(None, name))} is something else after each micro-batch, where one forward pass of the "
         f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on the module"
     )
 
 
-def drawn_apart() -> PlanError:
-    """The error for random numbers of Python that not all stages draw alike."""
+def shared_apart(names: Iterable[Name]) -> PlanError:
+    """The error for what modules have in common and some stages change."""
+    told = ", ".join(sorted({".".join(filter(None, name)) for name in names})) or "what modules have in common"
     return PlanError(
-        "forward draws from random or numpy.random in some stages and not in others, or ranks were seeded differently: "
-        "seed random and numpy.random alike on all ranks and draw in the forward of the model itself, draw with torch, "
-        "or use one stage"
+        f"forward changes or draws from {told} in some stages and not in others, or ranks began with different states: "
+        f"seed random and numpy.random alike on all ranks, keep variables on modules, do it in the model's forward, "
+        f"or use one stage"
     )
 
 
