@@ -33,9 +33,19 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(rank: int, device: str, name: str, options: dict[str, Any], rounds: int) -> list[float]:
-    """The seconds of steps on a rank, after three that do not count."""
+def measured(rank: int, device: str, rounds: int) -> None:
+    """Measure every model under every plan on a rank; rank 0 prints the lines."""
     torch.set_num_threads(1)
+    for name in MODELS:
+        for plan, options in PLANS.items():
+            times = seconds(device, name, options, rounds)
+            if rank == 0:
+                row = {"model": name, "plan": plan, "milliseconds": 1000 * statistics.median(times)}
+                print(json.dumps(row), flush=True)
+
+
+def seconds(device: str, name: str, options: dict[str, Any], rounds: int) -> list[float]:
+    """The seconds of steps, after three that do not count."""
     torch.manual_seed(0)
     make, extent, mask = MODELS[name]
     image = torch.rand(2, 3, extent, extent, device=device)
@@ -53,16 +63,12 @@ def measured(rank: int, device: str, name: str, options: dict[str, Any], rounds:
 
 
 def main() -> None:
-    """Measure every model under every plan."""
+    """Start the ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
-    for name in MODELS:
-        for plan, options in PLANS.items():
-            times = run_local(measured, 2, given.device, name, options, given.rounds)
-            row = {"model": name, "plan": plan, "milliseconds": 1000 * statistics.median(times)}
-            print(json.dumps(row), flush=True)
+    run_local(measured, 2, given.device, given.rounds)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from mural.engine.microbatches import part_of, rows_of
 from mural.engine.unwrapped import unwrapped
 from mural.pipeline.lossparts import joined_results
 from mural.plan import Plan
+from mural.shard.generators import random_state
 
 MODEL, LOSS = "the model", "the loss"
 PACE = 0.001
@@ -122,13 +123,14 @@ def wide(tensor: Tensor) -> torch.dtype:
 def watching_draws(model: nn.Module) -> Generator[list[str]]:
     """The names of the modules that draw random numbers themselves inside of the block, in order."""
     found, running = list[str](), [""]
-    device, state = device_of(model), list[Tensor]()
+    device = device_of(model)
+    state = random_state(device)
 
     def note() -> None:
-        now = random_state(device)
-        if not all(map(torch.equal, now, state)) and running[-1] not in found:
+        nonlocal state
+        before, state = state, random_state(device)
+        if not torch.equal(before, state) and running[-1] not in found:
             found.append(running[-1])
-        state[:] = now
 
     def enter(name: str, *_: Any) -> None:
         note()
@@ -142,7 +144,7 @@ def watching_draws(model: nn.Module) -> Generator[list[str]]:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(partial(enter, name or MODEL)).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        running[0], state[:] = LOSS, random_state(device)
+        running[0], state = LOSS, random_state(device)
         yield found
         note()
 
@@ -154,11 +156,6 @@ def quiet(model: nn.Module, loss: Loss, drawing: Sequence[str]) -> tuple[nn.Modu
         if name != LOSS:
             silent.get_submodule("" if name == MODEL else name).training = False
     return silent, copy
-
-
-def random_state(device: torch.device) -> list[Tensor]:
-    """The state of torch's own generators that a model on that device draws from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def device_of(model: nn.Module) -> torch.device:

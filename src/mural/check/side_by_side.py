@@ -25,6 +25,7 @@ from mural.errors import PlanError
 from mural.parallelize import mesh_of
 from mural.plan import Plan
 from mural.shard import ShardedTensor
+from mural.shard.generators import generators_kept
 
 
 def check(
@@ -62,7 +63,7 @@ def check(
     LossTerms.of(loss, unwrapped(model)).settle(device, mesh)
     Plain(model, plan, loss).zero_grad()
     image, target = (pytree.tree_map_only(Tensor, lambda x: whole_on(x, device), given) for given in (image, target))
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), full_float32(device):
+    with generators_kept(device), full_float32(device):
         return compared(Case(model, plan, image, target, loss, mesh, steps))
 
 

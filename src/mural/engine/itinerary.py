@@ -18,8 +18,9 @@ from mural.engine.division import Division
 from mural.engine.inputs import Image, shape_of
 from mural.errors import PlanError
 from mural.graph import capture
-from mural.graph.follow import Changed, Follower, paths_of
+from mural.graph.follow import Changed, Follower
 from mural.graph.held import Held
+from mural.graph.intercept import paths_of
 from mural.pipeline.checker import check
 from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Edge, Program, with_messages

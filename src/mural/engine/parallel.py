@@ -33,6 +33,7 @@ from mural.replicate.waiting import wait_for
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.channel_share import share_of, shares_among
 from mural.shard.channel_watch import Watch
+from mural.shard.generators import generators_kept, seed_generators
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -142,8 +143,8 @@ class Parallel:
         """What holds while the model runs: this call's random numbers, precision, whose statistics BatchNorm takes."""
         device = self.device
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-            torch.manual_seed(self.draw())
+            stack.enter_context(generators_kept(device))
+            seed_generators(self.draw(), device)
             if self.plan.precision == "bfloat16":
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
             stack.enter_context(batchnorm_scope(self.plan.norm_scope))

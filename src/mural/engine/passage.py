@@ -17,6 +17,7 @@ from mural.pipeline.instance import Stage
 from mural.pipeline.lossparts import Dims, carriers, gradients, joined_results, loss_weights, undivided
 from mural.pipeline.runner import Ends
 from mural.shard import ShardedTensor
+from mural.shard.generators import generators_kept, seed_generators
 from mural.shard.in_time import batch_dim, lifted, lowered
 from mural.shard.rows import Rows, rows_of_batch
 
@@ -128,9 +129,8 @@ class Training(Passage):
             for rows in self.every
         ]
         targets = [self._target(part) for part in self.every]
-        cuda = [self.data.device] if self.data.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda), torch.enable_grad():
-            torch.manual_seed(0)  # the same trial results on all ranks of the stage
+        with generators_kept(self.data.device), torch.enable_grad():
+            seed_generators(0, self.data.device)  # the same trial results on all ranks of the stage
             whole = self.data.target(self.target, self.image)
             return loss_weights(self.loss, likes, targets, whole, self.data.mesh, self.dims)
 

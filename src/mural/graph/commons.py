@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mural.graph.kept import MUTABLE, Kept, content, kept, moved, renew, same
+from mural.graph.kept import MUTABLE, Kept, content, kept, moved, renew
 
 Name = tuple[str, str]
 """A class, a module of code or a generator, and an attribute or variable of it."""
@@ -67,7 +67,7 @@ class Commons:
 
     classes: dict[type, dict[str, Kept]]
     variables: dict[Variable, Kept]
-    drawn: tuple[Any, Any]
+    states: tuple[Any, Any]
 
     @classmethod
     def of(cls, modules: Iterable[nn.Module]) -> Commons:
@@ -75,7 +75,7 @@ class Commons:
         kinds = {kind for own in {type(m) for m in modules} for kind in own_kinds(own)}
         classes = {kind: {n: kept(v) for n, v in vars(kind).items() if is_state(n, v)} for kind in kinds}
         variables = {v: kept(v.value) for kind in kinds for v in variables_of(kind) if v.value is not None}
-        return cls(classes, variables, (random.getstate(), np.random.get_state()))
+        return cls(classes, variables, drawn())
 
     def put_back(self) -> None:
         """Make everything what it was."""
@@ -88,10 +88,9 @@ class Commons:
             if variable.value is not was.value:
                 variable.put(was.value)
             renew(was)
-        if random.getstate() != self.drawn[0]:
-            random.setstate(self.drawn[0])
-        if not same(np.random.get_state(), self.drawn[1]):
-            np.random.set_state(self.drawn[1])
+        for now, before, put in zip(drawn(), self.states, (random.setstate, np.random.set_state), strict=True):
+            if not alike(now, before):
+                put(before)
 
     def changes(self) -> dict[Name, Any]:
         """What is no longer as it was, by name, with what it is now."""
@@ -102,10 +101,20 @@ class Commons:
         for v, was in self.variables.items():
             if moved(v.value, was):
                 found[v.owner, v.name] = content(v.value, True)
-        for name, now, before in zip(DRAWS, (random.getstate(), np.random.get_state()), self.drawn, strict=True):
-            if not same(now, before):
+        for name, now, before in zip(DRAWS, drawn(), self.states, strict=True):
+            if not alike(now, before):
                 found[name] = now
         return found
+
+
+def drawn() -> tuple[Any, Any]:
+    """The states of Python's own generators: `random`, and numpy's old one."""
+    return random.getstate(), np.random.get_state()
+
+
+def alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two states are equal: tuples of numbers, tuples of numbers and arrays."""
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(one, other, strict=True))
 
 
 @lru_cache(maxsize=4096)

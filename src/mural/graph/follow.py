@@ -13,18 +13,19 @@ whether they still are, before anything is computed or sent; else the model is c
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 
 from mural.errors import PlanError
 from mural.graph.absent import Absent, AbsentValue
 from mural.graph.alike import PLAIN, alike, at_of, loose, ref_of, tensors_in
+from mural.graph.intercept import intercepted
 from mural.graph.nodes import Node, Ref
 from mural.graph.script import Item, Key, Script
 from mural.graph.sites import At, Call
@@ -111,8 +112,7 @@ class Follower(TorchFunctionMode):
         """A call of this stage."""
         before = tensors_in((args, kwargs)) if any(s is not None for s in node.same) else []
         args, kwargs = self._present((args, kwargs))
-        with self._within():
-            result = run(*args, **kwargs)
+        result = self._alone(run, args, kwargs)
         found = tensors_in(result)
         if not found and node.returns:
             found = [tensors_in((args, kwargs))[i] for i in node.returns]
@@ -163,8 +163,7 @@ class Follower(TorchFunctionMode):
                 return Unused()
             return given[0] if held is None or name != "grad" else None
         try:
-            with self._within():
-                result = run(*args, **kwargs)
+            result = self._alone(run, args, kwargs)
         except AbsentValue as error:
             raise self._changed("makes another call,", name) from error
         if KINDS.get(name) != "gradient" and any(not any(t is g for g in given) for t in tensors_in(result)):
@@ -173,12 +172,12 @@ class Follower(TorchFunctionMode):
 
     # -- calls of modules ---------------------------------------------------------------------------------------------
 
-    def module(self, module: nn.Module, path: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def module(self, _: nn.Module, path: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module of the model."""
         item = self._next()
         if item is None or not isinstance(item.run, Call) or item.run.module != path:
             if path in self.script.opened:
-                return plain(module, *args, **kwargs)
+                return plain(*args, **kwargs)
             raise self._changed("calls", path)
         call = item.run
         if self.stage is None and not alike((call.args, dict(call.kwargs)), (args, kwargs), at_of):
@@ -188,8 +187,7 @@ class Follower(TorchFunctionMode):
             return self._passed_module(call, args, kwargs, item.writes)
         given = args, kwargs
         args, kwargs = self._present(given)
-        with self._within():
-            result = plain(module, *args, **kwargs)
+        result = self._alone(plain, args, kwargs)
         self._take(call, result)
         if item.writes:
             self._rebind(call, given, (args, kwargs))
@@ -260,27 +258,23 @@ class Follower(TorchFunctionMode):
             return tree
         return pytree.tree_map_only(Absent, lambda leaf: self.here.get(leaf.key, leaf), tree)
 
-    @contextmanager
-    def _within(self) -> Generator[None]:
-        """A closed module runs as if nobody followed."""
-        self.inside = True
+    def _alone(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a call gives that runs as if nobody followed."""
+        popped = _get_current_function_mode() is self
+        if popped:
+            _pop_mode()
+        self.inside = self.modules.paused = True
         try:
-            with ExitStack() as stack:
-                if _get_current_function_mode() is self:
-                    stack.enter_context(_pop_mode_temporarily())
-                yield
+            return run(*args, **kwargs)
         finally:
-            self.inside = False
+            self.inside = self.modules.paused = False
+            if popped:
+                _push_mode(self)
 
     @contextmanager
     def _following(self) -> Generator[None]:
         """See the calls of modules, custom Functions and checkpoints while the block runs."""
-        plain = nn.Module.__call__
         generator = checkpoints._checkpoint_without_reentrant_generator
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            path = None if self.inside else self.paths.get(id(module))
-            return plain(module, *args, **kwargs) if path is None else self.module(module, path, plain, args, kwargs)
 
         def function(found: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return self.call(found.apply, apply, args, kwargs)
@@ -290,13 +284,11 @@ class Follower(TorchFunctionMode):
                 generator(function, *args, **kwargs) if self.inside else self._region(generator, function, args, kwargs)
             )
 
-        nn.Module.__call__ = call
         checkpoints._checkpoint_without_reentrant_generator = region
         try:
-            with seeing_functions(function):
+            with intercepted(self.paths, self.module) as self.modules, seeing_functions(function):
                 yield
         finally:
-            nn.Module.__call__ = plain
             checkpoints._checkpoint_without_reentrant_generator = generator
 
     def _region(self, generator: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -328,11 +320,6 @@ class Follower(TorchFunctionMode):
 def is_followed() -> bool:
     """Whether the code that calls this is that of an open module, in which other stages have a part."""
     return isinstance(_get_current_function_mode(), Follower)
-
-
-def paths_of(model: nn.Module) -> dict[int, str]:
-    """The paths of a model's modules by `id`, without its own."""
-    return {id(module): path for path, module in model.named_modules() if path}
 
 
 def flows(node: Node, pick: int) -> bool:

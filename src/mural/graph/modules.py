@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from mural.graph.intercept import intercepted, paths_of
 from mural.graph.sites import At, Call
 
 Find = Callable[[Tensor], At | None]
@@ -33,32 +34,21 @@ class ModuleCalls:
 
     @contextmanager
     def following(self, model: nn.Module) -> Generator[None]:
-        """Know which module of the model is running, its hooks included.
-
-        torch's own global hooks run before a module's forward hooks, so what those call would be missed.
-        """
-        paths = {id(module): path for path, module in model.named_modules() if path}
+        """Know which module of the model is running, its hooks included."""
         counts: Counter[str] = Counter()
-        plain = nn.Module.__call__
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            path = paths.get(id(module))
-            if path is None:
-                return plain(module, *args, **kwargs)
+        def call(module: nn.Module, path: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             counts[path] += 1
             index = self._begin(Call(path, counts[path], self.innermost, kind=type(module).__name__), args, kwargs)
             try:
-                result = plain(module, *args, **kwargs)
+                result = plain(*args, **kwargs)
             finally:
                 self.running.pop()
             self.end(index, result, (args, kwargs))
             return result
 
-        nn.Module.__call__ = call
-        try:
+        with intercepted(paths_of(model), call):
             yield
-        finally:
-            nn.Module.__call__ = plain
 
     def begin_model(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """Note what the model itself is given."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph.cuts import resolve_cuts
-from mural.graph.follow import Follower, paths_of
+from mural.graph.follow import Follower
+from mural.graph.intercept import paths_of
 from mural.graph.nodes import Graph
 from mural.graph.script import Key, Script, script_of
 

@@ -19,6 +19,7 @@ from mural.comm import Mesh
 from mural.graph.script import Key
 from mural.pipeline.part import Part
 from mural.shard import ShardedTensor
+from mural.shard.generators import generators_kept, random_state, set_random_state
 from mural.shard.gradients import raw_gradient, require_gradient, true_gradient
 from mural.shard.layout import Layout
 
@@ -91,8 +92,7 @@ class Stage:
         """The result of the last stage with its history; where forward has to be run again, this does it."""
         kept = self.kept[microbatch]
         if kept.state is not None:
-            cuda = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(cuda), self.second(), held_buffers(beside for _, beside in self.aside):
+            with generators_kept(self.device), self.second(), held_buffers(beside for _, beside in self.aside):
                 set_random_state(kept.state, self.device)
                 values, result = self._run(kept.leaves)
             kept.state = None
@@ -186,17 +186,3 @@ def held_buffers(buffers: Iterable[Tensor]) -> Generator[None]:
     finally:
         for buffer, value in zip(buffers, before, strict=True):
             buffer.data.copy_(value)  # not seen by autograd, as torch's own norms move them
-
-
-def random_state(device: torch.device) -> Tensor:
-    """The state of torch's default generators, for the CPU and the device."""
-    state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else state
-
-
-def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Set torch's default generators."""
-    size = torch.get_rng_state().numel()
-    torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)

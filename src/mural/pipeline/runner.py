@@ -24,11 +24,12 @@ from mural.errors import PlanError
 from mural.geometry import Box, volume
 from mural.graph.script import Key
 from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
-from mural.pipeline.instance import Stage, random_state, set_random_state
+from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
 from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action, Work
 from mural.shard import ShardedTensor
+from mural.shard.generators import generators_kept, random_state, seed_generators, set_random_state
 from mural.shard.layout import Layout
 
 Ends = list[tuple[Tensor, Tensor | None]]
@@ -159,10 +160,10 @@ class Runner:
                 wanted.add(parcel.edge.value)
         self.began = perf_counter()
         stage = self.job.stage(action.replica, action.stage)
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda):
-            torch.manual_seed(self.seed)
-            if state is not None:
+        with generators_kept(self.device):
+            if state is None:
+                seed_generators(self.seed, self.device)
+            else:
                 set_random_state(state, self.device)
             made, result = stage.forward(action.microbatch, given, wanted)
             made[RANDOM, action.stage] = random_state(self.device)
