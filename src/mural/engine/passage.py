@@ -107,6 +107,8 @@ class Training(Passage):
         self.losses: list[Tensor] = []
         self.weights: list[float] | None = None
         self.seeds: dict[int, list[Tensor | None]] = {}
+        self.targets: dict[int, Any] = {}
+        """The targets of micro-batches that were read before their backward."""
 
     def arrived(self, microbatch: int, result: Any) -> None:
         """Keep what the loss of the whole batch needs, or what the parts of the loss are weighed with."""
@@ -128,13 +130,16 @@ class Training(Passage):
             form.unflatten([for_images(x, d, count, rows.count) for x, d in zip(leaves, self.dims, strict=True)])
             for rows in self.every
         ]
-        targets = [self._target(part) for part in self.every]
+        self.targets = {m: self._target(m) for m in range(len(self.every))}
         with generators_kept(self.data.device), torch.enable_grad():
             seed_generators(0, self.data.device)  # the same trial results on all ranks of the stage
             whole = self.data.target(self.target, self.image)
-            return loss_weights(self.loss, likes, targets, whole, self.data.mesh, self.dims)
+            return loss_weights(self.loss, likes, [*self.targets.values()], whole, self.data.mesh, self.dims)
 
-    def _target(self, rows: Rows) -> Any:
+    def _target(self, microbatch: int) -> Any:
+        if microbatch in self.targets:
+            return self.targets.pop(microbatch)
+        rows = self.every[microbatch]
         return self.data.target(part_of(self.target, rows), part_of(self.image, rows))
 
     def ends(self, microbatch: int, result: Any) -> Ends:
@@ -148,14 +153,14 @@ class Training(Passage):
         if share == 0.0:
             self._check_empty(own, microbatch)
             return [(c, torch.zeros_like(c)) for c in carriers(result) if c.requires_grad]
-        loss = self.loss(own, self._target(self.every[microbatch])) * share
+        loss = self.loss(own, self._target(microbatch)) * share
         self.losses.append(loss.detach())
         return [(loss * self.weight if self.weight != 1.0 else loss, None)]
 
     def _check_empty(self, result: Any, microbatch: int) -> None:
         """Raise where a micro-batch that has no part in the loss for trial results has one for its own."""
         trial = pytree.tree_map_only(Tensor, cut_off, result)
-        loss = self.loss(trial, self._target(self.every[microbatch]))
+        loss = self.loss(trial, self._target(microbatch))
         (grads,) = gradients(loss, [trial], self.data.mesh)
         if any(bool((grad.isfinite() & (grad != 0)).any()) for grad in grads):
             raise undivided(f"micro-batch {microbatch} has no part in it for trial results, but one for its own")

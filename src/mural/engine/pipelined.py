@@ -160,8 +160,9 @@ class Pipelined(Parallel):
 
     def _prepared(self, image: Image, rows: Sequence[Rows], training: bool) -> tuple[Passage, Trip, Graph | None]:
         """The passage of a batch in these micro-batches, the lists that ranks run for it, and its stages' calls."""
-        route = self.itineraries.route(image, self.device)
-        stages = self.itineraries.stages(route, image, self._scope, self.device)
+        device = self.device
+        route = self.itineraries.route(image, device)
+        stages = self.itineraries.stages(route, image, self._scope, device)
         passage = Passage(self.inputs, image, rows, stages)
         passage.names = () if route is None else tuple(value.name for value in route.graph.inputs)
         several = len(rows) > 1 or len(stages) > 1 or self.plan.recompute == "stages"

@@ -41,25 +41,33 @@ def loss_weights(
     every = gradients(joined, trials, mesh)
     pairs = zip(pytree.tree_leaves(trials[0]), dims, strict=True)
     of_images = [dim is not None for leaf, dim in pairs if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    weights: list[float] = []
-    common: list[list[Tensor]] = []
-    total = 0.0
-    for trial, target, share in zip(trials, targets, every, strict=True):
-        alone = loss(trial, target)
-        (own,) = gradients(alone, [trial], mesh)
-        weight = fitted(list(compress(share, of_images)), list(compress(own, of_images)), mesh)
-        weights.append(weight)
-        common.append([weight * g for g, images in zip(own, of_images, strict=True) if not images])
-        total += weight * float(alone.detach()) if weight else 0.0
-    value = float(joined.detach())
+    alone: list[Tensor] = []
+    own: list[list[Tensor]] = []
+    for trial, target in zip(trials, targets, strict=True):
+        value = loss(trial, target)
+        alone.append(value.detach())
+        own += gradients(value, [trial], mesh)
+    shares = [[list(compress(grads, of_images)) for grads in both] for both in zip(every, own, strict=True)]
+    numbers = torch.stack([products(*both) for both in shares])
+    values, numbers = on_host(torch.stack([*alone, joined.detach()]), numbers)
+    sums = stack(numbers, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "loss").sum(0).tolist()
+    weights = [fitted(both, twice, whole, tolerance(trials)) for both, twice, whole in sums]
+    *parts, value = values.tolist()
+    total = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
     if abs(total - value) > tolerance(trials) * max(abs(value), 1e-6):
         raise undivided(f"it is {value:.6g}, its parts add up to {total:.6g}")
-    for shares, *parts in zip(
-        (g for g, images in zip(every[0], of_images, strict=True) if not images), *common, strict=True
-    ):
-        if float((shares - sum(parts)).abs().max()) > tolerance(trials) * max(float(shares.abs().max()), 1e-6):
+    for at in (i for i, images in enumerate(of_images) if not images):
+        apart = every[0][at] - sum(weight * grads[at] for weight, grads in zip(weights, own, strict=True))
+        if float(apart.abs().max()) > tolerance(trials) * max(float(every[0][at].abs().max()), 1e-6):
             raise undivided("its gradients for results without images do not add up")
     return weights
+
+
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of numbers in double precision on the CPU, in one copy: each copy waits for the device."""
+    whole = torch.cat([tensor.double().flatten().to(tensors[0].device) for tensor in tensors]).cpu()
+    parts = whole.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def trial_results(results: Sequence[Any], dims: Dims) -> list[Any]:
@@ -72,19 +80,20 @@ def trial_results(results: Sequence[Any], dims: Dims) -> list[Any]:
     ]
 
 
-def fitted(share: Sequence[Tensor], own: Sequence[Tensor], mesh: Mesh) -> float:
-    """The number times which a micro-batch's own gradient is its part of the batch's; 0 where it has no part."""
+def products(share: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
+    """The inner products of a part of the batch's gradient and a micro-batch's own: both, own twice, share twice."""
     pairs = [(s.double(), o.double()) for s, o in zip(share, own, strict=True)]
-    sums = [sum(((a * b).sum() for a, b in products), torch.zeros(())) for products in (
-        [(s, o) for s, o in pairs], [(o, o) for _, o in pairs], [(s, s) for s, _ in pairs],
-    )]  # fmt: skip
-    mine = torch.stack([value.detach().double().cpu() for value in sums])
-    both, alone, whole = stack(mine, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "loss").sum(0).tolist()
+    found = [torch.stack([(s * o).sum(), (o * o).sum(), (s * s).sum()]) for s, o in pairs]
+    return torch.stack(found).sum(0) if found else torch.zeros(3, dtype=torch.float64)
+
+
+def fitted(both: float, alone: float, whole: float, rounding: float) -> float:
+    """The number times which a micro-batch's own gradient is its part of the batch's; 0 where it has no part."""
     if whole == 0.0:
         return 0.0
     weight = both / alone if alone else float("nan")
     apart = max(0.0, whole - 2 * weight * both + weight**2 * alone) if weight == weight else float("inf")
-    if not apart <= tolerance(share) ** 2 * whole:
+    if not apart <= rounding**2 * whole:
         raise undivided(f"gradients differ by {100 * (apart / whole) ** 0.5:.3g}%")
     return weight
 
