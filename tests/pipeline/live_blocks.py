@@ -146,6 +146,31 @@ class Nested(Block):
         return self.inner["b"](self.inner["a"](x) + x)
 
 
+class Decoder(nn.Module):
+    """Is given all features, and takes the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = mixer()
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        if any(f.shape != features[-1].shape for f in features):
+            raise ValueError("features of other extents")
+        return self.last(features[-1])
+
+
+class Features(Block):
+    """Hands on tensors that nobody reads, as an encoder does whose decoder leaves the finest level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle, self.decoder = mixer(3), Decoder()
+
+    def change(self, x: Tensor) -> Tensor:
+        y = self.middle(x)
+        return self.decoder([x, y, y.tanh()])
+
+
 class Halved(Block):
     """Half the extents, and back."""
 
@@ -223,6 +248,7 @@ OWN: dict[str, Callable[[], Block]] = {
     "frozen": Frozen,
     "unused": Unused,
     "nested": Nested,
+    "features": Features,
     "halved": Halved,
     "parts": Parts,
     "position": Position,

@@ -116,7 +116,9 @@ class _Writer:
 
     def script(self) -> Script:
         items = tuple(self._items(0))
-        stretches = tuple(self._stretch(stage, items) for stage in range(len(self.bounds) - 1))
+        stages = range(len(self.bounds) - 1)
+        takes = [self._takes(stage, items) for stage in stages]
+        stretches = tuple(self._stretch(stage, takes) for stage in stages)
         return Script(self.graph, items, frozenset(self.opened), stretches)
 
     def _stage(self, position: int) -> int:
@@ -133,10 +135,18 @@ class _Writer:
             alone = stage == self._stage(max(item.start, item.stop - 1))
             if alone and stage in self.holders.get(item.module, (stage,)) and self._closed(item):
                 given = keys_in((item.args, dict(item.kwargs)))
-                reads = tuple(k for k in dict.fromkeys(given) if not self._held(k))
+                read = self._read_in(child)
+                reads = tuple(k for k in dict.fromkeys(given) if k in read and not self._held(k))
                 yield Item(item, stage, reads, keys_in(item.left) != given)
             else:
                 yield from self._items(child)
+
+    def _read_in(self, index: int) -> set[Key]:
+        """What the calls in a module read: of the features that a decoder is given it may leave some."""
+        found: set[Key] = set()
+        for _, child, item in self.inside.get(index, ()):
+            found |= set(reads_of(item)) if isinstance(item, Node) else self._read_in(child)
+        return found
 
     def _closed(self, call: Call) -> bool:
         """Whether all that a module takes and leaves are its arguments and results."""
@@ -157,17 +167,20 @@ class _Writer:
     def _held(self, key: Key) -> bool:
         return isinstance(key[0], str) and key[0] not in self.inputs
 
-    def _stretch(self, stage: int, items: Sequence[Item]) -> Stretch:
-        start, stop = self.bounds[stage], self.bounds[stage + 1]
-        made = [(n.id, pick) for n in self.graph.nodes[start:stop] for pick in range(len(n.output_shapes))]
+    def _takes(self, stage: int, items: Sequence[Item]) -> tuple[Key, ...]:
+        """What the calls of a stage read that was there before its first one."""
         wanted = [key for item in items if item.stage == stage for key in item.reads]
-        gives = [key for key in made if any(r >= stop for r in self.readers.get(key, ()))]
-        if stop == len(self.graph):  # what earlier stretches leave for the model's result
+        if stage == len(self.bounds) - 2:  # what earlier stretches leave for the model's result
             wanted += [(v.source, v.pick) for v in self.graph.outputs]
-            gives = []
-        takes = tuple(dict.fromkeys(key for key in wanted if self._outside(key, start)))
+        return tuple(dict.fromkeys(key for key in wanted if self._outside(key, self.bounds[stage])))
+
+    def _stretch(self, stage: int, takes: Sequence[tuple[Key, ...]]) -> Stretch:
+        start, stop = self.bounds[stage], self.bounds[stage + 1]
+        later = {key for taken in takes[stage + 1 :] for key in taken}
+        made = [(n.id, pick) for n in self.graph.nodes[start:stop] for pick in range(len(n.output_shapes))]
         written = {s for node in self.graph.nodes[start:stop] for s in node.writes}
-        return Stretch(start, stop, takes, tuple(gives), tuple(key for key in takes if key[0] in written))
+        copies = tuple(key for key in takes[stage] if key[0] in written)
+        return Stretch(start, stop, takes[stage], tuple(key for key in made if key in later), copies)
 
 
 def readers_of(graph: Graph) -> dict[Key, list[int]]:
