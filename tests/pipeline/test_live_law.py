@@ -60,6 +60,7 @@ FIXED = (
     case("roll+maximum+attended", stage=2, cuts="layers"),
     case("global_counter+counter", stage=2, cuts=("blocks.1",)),
     case("features+hook", stage=2, cuts=("blocks.0.decoder",)),
+    case("filled+counter", stage=2, cuts=("blocks.0.second",)),
     case("tied+borrowed", stage=2, cuts=("blocks.1",)),
     case("nested+hook", loss="penalty_all", stage=2, cuts=("blocks.1",)),
     case("chance+nested+numpy_chance", loss="warm", stage=2, cuts=("convs.1",)),

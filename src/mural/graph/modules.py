@@ -40,11 +40,16 @@ class ModuleCalls:
         def call(module: nn.Module, path: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             counts[path] += 1
             index = self._begin(Call(path, counts[path], self.innermost, kind=type(module).__name__), args, kwargs)
+            given = pytree.tree_leaves((args, kwargs))
             try:
                 result = plain(*args, **kwargs)
             finally:
                 self.running.pop()
-            self.end(index, result, (args, kwargs))
+            self.end(index, result, given)
+            now = pytree.tree_leaves((args, kwargs))
+            if len(now) != len(given) or any(a is not b for a, b in zip(now, given, strict=True)):
+                # It has changed a list or dict of its caller's, as dense blocks do: a way past its results.
+                self.calls[index] = replace(self.calls[index], sealed=False)
             return result
 
         with intercepted(paths_of(model), call):
@@ -63,11 +68,11 @@ class ModuleCalls:
         given, sealed = self._noted((args, kwargs))
         return replace(call, start=self._count(), args=given[0], kwargs=given[1], sealed=sealed)
 
-    def end(self, index: int, result: Any, given: Any = ()) -> None:
-        """Note what a call gave back, and what became of what it was given."""
+    def end(self, index: int, result: Any, given: Sequence[Any] = ()) -> None:
+        """Note what a call gave back, and what became of the tensors that it was given."""
         call = self.calls[index]
         outputs, sealed = self._noted(result)
-        left = tuple(self._find(leaf) for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))
+        left = tuple(self._find(leaf) for leaf in given if isinstance(leaf, Tensor))
         sealed = sealed and call.sealed
         self.calls[index] = replace(call, stop=self._count(), outputs=outputs, left=left, sealed=sealed)
 
