@@ -1,7 +1,8 @@
 """What a step with two stages takes on the host: `mural bench stage_host`.
 
 U-Net, ResNet-50 and DenseNet-121 on small images, on two ranks of this machine. With `--other FOLDER`, the `src` of a
-second checkout is measured in turns with this one, several times each. Writes `results/cpu.json` or
+second checkout is measured in turns with this one, several times each: the fastest turn counts, as what disturbs a
+measurement makes it longer. Writes `results/cpu.json` or
 `results/cuda.json`; `--page` writes README.md's table from these files.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -55,13 +55,21 @@ def main() -> int:
         return 0
     versions = {"now": OWN} | ({"before": given.other} if given.other else {})
     times: dict[tuple[str, str], dict[str, list[float]]] = {}
+    rows: list[dict[str, Any]] = []
     for turn in range(given.turns):
         for version, source in versions.items():
             for row in rows_of(source, given.device, given.rounds):
                 times.setdefault((row["model"], row["plan"]), {}).setdefault(version, []).append(row["milliseconds"])
             print(f"turn {turn + 1} of {given.turns}: {version} measured", flush=True)
+        rows = save(times, given)  # after each turn: what was measured stays if the next one is stopped
+    print(table(rows))
+    return 0
+
+
+def save(times: dict[tuple[str, str], dict[str, list[float]]], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the table so far, which are written to a file."""
     rows = [
-        {"model": model, "plan": plan} | {version: statistics.median(found) for version, found in by.items()}
+        {"model": model, "plan": plan} | {version: min(found) for version, found in by.items()}
         for (model, plan), by in times.items()
     ]
     header = machine() | {
@@ -73,8 +81,7 @@ def main() -> int:
     given.output.mkdir(parents=True, exist_ok=True)
     path = given.output / f"{given.device}.json"
     path.write_text(json.dumps({"header": header, "rows": rounded(rows)}, indent=1) + "\n", encoding="utf-8")
-    print(table(rows))
-    return 0
+    return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:

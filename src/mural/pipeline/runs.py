@@ -132,7 +132,12 @@ def shared_apart(names: Iterable[Name]) -> PlanError:
 
 def within(modules: Mapping[str, nn.Module], roots: frozenset[str]) -> list[str]:
     """The paths of some modules and all in them."""
-    return [path for path in modules if any(path == root or path.startswith(f"{root}.") for root in roots)]
+    found: dict[str, bool] = {"": False}
+    if not roots:
+        return []
+    for path in modules:  # a module comes before those in it
+        found[path] = path in roots or found.get(path.rpartition(".")[0], False)
+    return [path for path, inside in found.items() if inside]
 
 
 def paths_of(script: Script, modules: Mapping[str, nn.Module]) -> dict[int, frozenset[str]]:

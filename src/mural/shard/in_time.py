@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -50,13 +51,20 @@ def lowered(x: Tensor) -> Tensor:
     """A piece of a batch as a batch of its own; other tensors as they are."""
     if not isinstance(x, ShardedTensor) or x.mesh.now is None:
         return x
-    layout, now = x.placement, x.mesh.now
+    return ShardedTensor(x.local, layout_now(x.placement), x.aliased, x.folds)
+
+
+@lru_cache(maxsize=4096)
+def layout_now(layout: Layout) -> Layout:
+    """Where a piece of a batch lies, as a batch of its own."""
+    if layout.mesh.now is None:
+        return layout
     cuts, shape = list(layout.cuts), list(layout.shape)
     for dim in data_dims(layout):
         here = present(layout.cuts[dim], layout)
         cuts[dim], shape[dim] = here, here.extent
     images = tuple((a, present(c, layout) if a == "data" else c) for a, c in layout.images)
-    return ShardedTensor(x.local, Layout(now, tuple(shape), layout.axes, tuple(cuts), images), x.aliased, x.folds)
+    return Layout(layout.mesh.now, tuple(shape), layout.axes, tuple(cuts), images)
 
 
 def raised_again(y: ShardedTensor, like: ShardedTensor) -> ShardedTensor:
