@@ -15,7 +15,7 @@ from mural.errors import PlanError
 from mural.shard.fuse import mapped
 from mural.shard.in_time import lowered, raised_again
 from mural.shard.ops.arguments import bound
-from mural.shard.ops.norm_cuda import batch_norm_cuda
+from mural.shard.ops.norm_cuda import Buffers, batch_norm_cuda
 from mural.shard.ops.norm_rank import batch_norm_by_rank, by_microbatch, by_rank
 from mural.shard.ops.norm_rows import Rows, normalize
 from mural.shard.relayout import gather
@@ -49,20 +49,29 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
     if not training:
         return frozen(x, mean, var, weight, bias, eps)
-    if x.mesh.now is not None:
-        check_apart()
-        apart = batch_norm(func, (lowered(x), mean, var, weight, bias, training, momentum, eps), {})
-        return raised_again(apart, x)
+    rest = (mean, var), (weight, bias), momentum, eps
+    if x.mesh.now is None:
+        return of_batch(func, x, *rest)
+    check_apart()
+    piece: Any = lowered(x)
+    return raised_again(of_batch(func, piece, *rest), x)
+
+
+def of_batch(
+    func: Callable[..., Any], x: ShardedTensor, running: Buffers, affine: Buffers, momentum: float, eps: float
+) -> ShardedTensor:
+    """A batch, or a micro-batch that is one of its own, normalised with its own statistics."""
+    (mean, var), (weight, bias) = running, affine
     count = prod(x.shape) // max(1, x.shape[1])
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     if by_rank():
-        return batch_norm_by_rank(x, (mean, var), (weight, bias), momentum, eps)
+        return batch_norm_by_rank(x, running, affine, momentum, eps)
     axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
     if not axes and x.local.numel():
         return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     if x.local.is_cuda:
-        fast = batch_norm_cuda(x, weight, bias, (mean, var), axes, momentum, eps)
+        fast = batch_norm_cuda(x, weight, bias, running, axes, momentum, eps)
         if fast is not None:
             return fast
     rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
