@@ -1,4 +1,4 @@
-"""`parallelize` applies a plan to a model, in one fixed order: mesh, memory, equal weights, channels, gradients."""
+"""`parallelize` applies a plan to a model, in one order: mesh, memory, equal weights, channels, recompute, stages."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def parallelize(
         return Pipelined(model, plan, mesh, loss, seed, Division.whole(plain, seating))
     graph = likely_graph(plain) if image is None else graph_for(plain, image)
     kind = next((p.device.type for p in model.parameters()), "cpu")
+    # For cuts by time, calls compare with each other as they do on the hardware that was measured for the package.
     route = Route.of(graph, stage_starts(graph, plan, "h200" if kind == "cuda" else "cpu"))
     return Pipelined(model, plan, mesh, loss, seed, Division.of(plain, route, seating))
 

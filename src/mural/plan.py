@@ -1,6 +1,7 @@
 """The plan: how a model and its images are divided over ranks, as frozen data, in and out of TOML.
 
-Written by hand or by a planner, applied by `parallelize`; the result of a run does not depend on it.
+Written by hand or by a planner, applied by `parallelize`. The result of a run does not depend on it, up to rounding;
+`average`, `batchnorm` and `precision` alone ask for another one.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def grown(table: Numbers, target: Numbers, importance: Numbers) -> Trees:
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError('fitting needs scikit-learn and scipy: pip install "mural[fit]"') from error
+        raise ImportError("fitting needs scikit-learn: pip install scikit-learn") from error
     if len(target) < 12:
         return Trees(float(np.median(target)))
     size = LARGE if len(target) >= MANY else SMALL

@@ -32,9 +32,8 @@ def boxes(needs: Needs) -> tuple[Box, ...]:
 def moves(have: Mapping[int, Box], need: Mapping[int, Needs]) -> tuple[Move, ...]:
     """All data movements, ordered by source, then destination, then position.
 
-    Halo exchange, gather, re-layout and the box that a reader reads are all this one function. What a
-    destination holds itself comes from itself; the other owners' boxes are disjoint, so each remaining
-    position has one source.
+    Halo exchange, gather and re-layout are all this one function. What a destination holds itself comes from
+    itself; the other owners' boxes are disjoint, so each remaining position has one source.
 
     >>> have = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
     >>> halo = {0: ((Interval(0, 5),),), 1: ((Interval(3, 8),),)}
