@@ -86,6 +86,14 @@ class MovingMean(Block):
         return x - self.mean.clone()
 
 
+class BoundMean(MovingMean):
+    """The same with a buffer that is bound anew."""
+
+    def change(self, x: Tensor) -> Tensor:
+        self.mean = 0.7 * self.mean + 0.3 * x.detach().mean((0, 2, 3), keepdim=True)
+        return x - self.mean
+
+
 class Remembered(Block):
     """An attribute that is the last batch's mean."""
 
@@ -146,6 +154,7 @@ MIXING: dict[str, Callable[[], Block]] = {
     "weight_clip": WeightClip,
     "instance_stats": RunningInstance,
     "moving_mean": MovingMean,
+    "bound_mean": BoundMean,
     "remembered": Remembered,
     "first_batch": FirstBatch,
     "batch_norm": BatchNorm,

@@ -49,6 +49,7 @@ FIXED = (
     case("logged+chance", loss="warm", recompute="stages", schedule="gpipe", microbatches=2),
     # data and spatial ranks
     case("parts+counter", loss="uncertainty", data=2),
+    case("bound_mean", spatial=(2, 1)),
     case("batch_mean+remembered", "nested", "weighted", images=3, data=2),
     case("hook+function_both", loss="judge", spatial=(2, 1)),
     case("checkpoint+weight_norm", loss="judge", spatial=(1, 2)),
@@ -61,6 +62,7 @@ FIXED = (
     case("global_counter+counter", stage=2, cuts=("blocks.1",)),
     case("features+hook", stage=2, cuts=("blocks.0.decoder",)),
     case("filled+counter", stage=2, cuts=("blocks.0.second",)),
+    case("bound_mean+counter", stage=2, cuts=("blocks.1",)),
     case("tied+borrowed", stage=2, cuts=("blocks.1",)),
     case("nested+hook", loss="penalty_all", stage=2, cuts=("blocks.1",)),
     case("chance+nested+numpy_chance", loss="warm", stage=2, cuts=("convs.1",)),

@@ -24,6 +24,7 @@ from mural.engine.loss_leaves import check_leaves
 from mural.engine.loss_terms import LossTerms
 from mural.engine.needs import Needs
 from mural.engine.parameter_hooks import check_hooks
+from mural.engine.rebound import make_plain
 from mural.engine.unwrapped import unwrapped
 from mural.errors import LayoutError
 from mural.plan import Plan
@@ -54,6 +55,7 @@ class Parallel:
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int):
         self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
         self.plain = unwrapped(model)
+        self.buffered = tuple(module for module in self.plain.modules() if module._buffers)
         # Where each data rank trains alone, nothing of a step travels along the data axis.
         self.mesh = mesh.alone() if plan.average else mesh
         self.inputs, self.likeness = Inputs(self.plain, self.mesh, mesh), Likeness(mesh)
@@ -151,6 +153,7 @@ class Parallel:
             if self.shares:
                 stack.enter_context(Watch())
             yield
+        make_plain(self.buffered)
 
     def draw(self) -> int:
         """The seed of this call: the same on all ranks that see the same images, whatever the plan."""

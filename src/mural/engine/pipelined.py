@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from mural.comm import Mesh
 from mural.comm.channels import Channels
+from mural.comm.verdict import shared_fate
 from mural.engine.concord import Concord
 from mural.engine.division import Division, Holders, release
 from mural.engine.elsewhere import staged
@@ -31,6 +32,7 @@ from mural.engine.other_stages import check_present, naming_absent
 from mural.engine.parallel import Loss, Parallel
 from mural.engine.parameter_hooks import check_hooks
 from mural.engine.passage import Passage, Training
+from mural.engine.rebound import make_plain
 from mural.engine.statistics import Statistics
 from mural.engine.step_loss import StepLoss
 from mural.engine.unwrapped import unwrapped
@@ -54,6 +56,7 @@ class Pipelined(Parallel):
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         self.module, self.plan, self.world_mesh, self.loss, self.seed = model, plan, mesh, loss, seed
         self.plain = unwrapped(model)
+        self.buffered = tuple(module for module in self.plain.modules() if module._buffers)
         self.loss_terms, self.hooks = LossTerms.of(loss, self.plain), dict[int, Any]()
         self.loss_terms.settle(self.device, mesh)
         self.division, self.seating = division.with_loss(self.loss_terms), division.seating
@@ -193,6 +196,7 @@ class Pipelined(Parallel):
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
             stack.enter_context(batchnorm_scope(self.plan.batchnorm))
             yield
+        make_plain(self.buffered)
 
     def _scoped_loss(self, output: Any, target: Any) -> Tensor:
         with self._scope(), naming_absent(self.loss, self.plain, (output, target)):
@@ -299,7 +303,7 @@ class Pipelined(Parallel):
 
     def state_dict(self, rank0: bool = False) -> dict[str, Any]:
         """The unsplit model's state on the CPU, on every rank or, with `rank0`, on rank 0 alone. Collective."""
-        with self.loss_terms.attached():
+        with shared_fate(self.world_mesh.transport), self.loss_terms.attached():
             return WholeState(self.plain, self.division, self.world_mesh).gathered(rank0)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, rank0: bool = False) -> _IncompatibleKeys:
@@ -307,7 +311,7 @@ class Pipelined(Parallel):
 
         Missing and unexpected keys are returned as torch returns them, on every rank.
         """
-        with self.loss_terms.attached():
+        with shared_fate(self.world_mesh.transport), self.loss_terms.attached():
             return WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
 
     @contextmanager

@@ -84,7 +84,8 @@ class Stage:
         kept.result = result
         for key, value in values.items():
             carrier = value.local if isinstance(value, ShardedTensor) else value
-            if carrier.requires_grad:
+            # A view that was made under no_grad says that it requires a gradient, and has no history.
+            if carrier.requires_grad and not (carrier.grad_fn is None and carrier._is_view()):
                 place = value.placement if isinstance(value, ShardedTensor) else None
                 kept.roots[key] = (get_gradient_edge(carrier), place)
 
