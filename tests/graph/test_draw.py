@@ -128,7 +128,7 @@ def test_text_of_the_first_network(interconnected: Graph) -> None:
     ]
 
 
-@pytest.mark.parametrize("layers", [6, 18])
+@pytest.mark.parametrize("layers", [6, pytest.param(18, marks=pytest.mark.slow)])
 def test_amoebanet_is_a_line_of_cells_that_read_the_two_before(layers: int) -> None:
     shown = outline(amoebanet(layers))
     opened = shown.opened("module")

@@ -21,7 +21,7 @@ PLANS = [
     mural.Plan(stage=3, cuts=("1", "3"), schedule="gems", microbatches=2),
     mural.Plan(stage=2, cuts=("1", "3"), seats=(0, 1, 0)),
     mural.Plan(stage=2, cuts=("1",), grids=((1, 1), (2, 1))),
-    mural.Plan(stage=2, data=2, cuts=("3",), **PIPED),
+    pytest.param(mural.Plan(stage=2, data=2, cuts=("3",), **PIPED), marks=pytest.mark.slow),
 ]
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
