@@ -108,7 +108,9 @@ AMOEBANET_18 = {
 }
 
 
-@pytest.mark.parametrize(("layers", "expected"), [(6, AMOEBANET_6), pytest.param(18, AMOEBANET_18, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(6, AMOEBANET_6), pytest.param(18, AMOEBANET_18, marks=pytest.mark.slow)]
+)
 def test_the_adjacency_of_amoebanets(layers: int, expected: dict[str, list[str]]) -> None:
     graph = mural.capture(models.amoebanetd(layers, 16), (1, 3, 64, 64))
     assert adjacency(graph) == expected
