@@ -311,7 +311,7 @@ class Pipelined(Parallel):
 
         Missing and unexpected keys are returned as torch returns them, on every rank.
         """
-        with shared_fate(self.world_mesh.transport), self.loss_terms.attached():
+        with self.loss_terms.attached():
             return WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
 
     @contextmanager
