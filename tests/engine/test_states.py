@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import orthogonal
 
 import mural
 from mural.engine import Parallel
-from ranks import run_on
+from ranks import restart, run_on
 
 PLANS = [
     mural.Plan(),
@@ -332,3 +332,26 @@ def from_meta(plan: mural.Plan, rank0: bool) -> list[str]:
 def test_a_model_on_meta_keeps_its_ties_and_what_has_values(plan: mural.Plan, rank0: bool) -> None:
     """Memory for tensors on meta untied weights, and took the values of those that had some."""
     assert run_on(plan.devices, from_meta, plan, rank0) == [[]] * plan.devices
+
+
+class Mute(Noted):
+    """A layer whose state its rank cannot give."""
+
+    def get_extra_state(self) -> Any:
+        raise OSError("the note is lost")
+
+
+def asked_in_vain() -> str:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Mute(0), nn.Conv2d(4, 2, 1))
+    pm = mural.parallelize(model, mural.Plan(stage=2, cuts=("2",)), image=(3, 8, 8))
+    try:
+        pm.state_dict()
+    except (OSError, mural.PeerError) as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_state_that_one_rank_cannot_give_keeps_nobody_waiting() -> None:
+    found = run_on(2, asked_in_vain)
+    restart(2)
+    assert all("the note is lost" in text for text in found), found
