@@ -225,6 +225,39 @@ class ClassCounter(Block):
         return x * (1 + 0.1 * ClassCounter.calls)
 
 
+class Count:
+    """A number that is counted up past all modules."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def next(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+COUNT = Count()
+
+
+def begin() -> None:
+    COUNT.calls = 0
+
+
+def counted(x: Tensor) -> Tensor:
+    return x * (1 + 0.1 * COUNT.next())
+
+
+class HelperCounter(Block):
+    """A helper counts in an object that the class itself does not name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        begin()
+
+    def change(self, x: Tensor) -> Tensor:
+        return counted(x)
+
+
 def enclosed() -> Block:
     """A block that counts in a variable of the function around it."""
     calls = 0
@@ -256,5 +289,6 @@ STATE: dict[str, Callable[[], Block]] = {
     "first_shape": FirstShape,
     "global_counter": GlobalCounter,
     "class_counter": ClassCounter,
+    "helper_counter": HelperCounter,
     "enclosed_counter": enclosed,
 }

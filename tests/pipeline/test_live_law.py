@@ -40,6 +40,7 @@ FIXED = (
     case("moving_mean+hook", schedule="gpipe", microbatches=2),
     case("instance_stats+twice", schedule="1f1b", microbatches=2),
     case("weight_clip+nested", schedule="gpipe", microbatches=2),
+    case("helper_counter+counter", schedule="gpipe", microbatches=2),
     case("global_counter+class_counter+enclosed_counter", schedule="1f1b", microbatches=2),
     # one process: recomputed
     case("spectral+moving_mean", recompute="stages"),

@@ -1,4 +1,4 @@
-"""What modules have in common: attributes of their classes, variables past them that their methods name, and Python's
+"""What modules have in common: attributes of their classes, variables past them that their forward names, and Python's
 own generators; kept, put back and compared as `held.py` does it for each module.
 
     CALLS = [0]
@@ -72,9 +72,10 @@ class Commons:
     @classmethod
     def of(cls, modules: Iterable[nn.Module]) -> Commons:
         """What the classes of modules have now."""
-        kinds = {kind for own in {type(m) for m in modules} for kind in own_kinds(own)}
+        own = {type(m) for m in modules}
+        kinds = {base for kind in own for base in own_kinds(kind)}
         classes = {kind: {n: kept(v) for n, v in vars(kind).items() if is_state(n, v)} for kind in kinds}
-        variables = {v: kept(v.value) for kind in kinds for v in variables_of(kind) if v.value is not None}
+        variables = {v: kept(v.value) for kind in own for v in variables_of(kind) if v.value is not None}
         return cls(classes, variables, drawn())
 
     def put_back(self) -> None:
@@ -130,27 +131,64 @@ def is_state(name: str, value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def variables_of(kind: type) -> tuple[Variable, ...]:
-    """The variables past a class that its methods set, or whose content they may change."""
+    """The variables past a class that its forward may change: those that it names, or methods and functions that it
+    calls, the latter as far as they are of the same package.
+    """
+    kinds = own_kinds(kind)
     found: dict[Variable, None] = {}
-    for function in vars(kind).values():
-        if not isinstance(function, FunctionType):
+    waiting = [f for k in kinds for name, v in vars(k).items() if is_run(name) for f in functions_in(v)]
+    seen: set[int] = set()
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen:
             continue
-        codes = list(codes_in(function.__code__))
-        stored = {
-            i.argval
-            for code in codes
-            for i in dis.get_instructions(code)
-            if i.opname in ("STORE_GLOBAL", "STORE_DEREF")
-        }
-        for name in {name for code in codes for name in code.co_names}:
-            value = function.__globals__.get(name)
-            if name in stored or isinstance(value, MUTABLE):
-                found[Variable(function.__module__, name, function.__globals__)] = None
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            variable = Variable(function.__qualname__, name, cell)
-            if name in stored or isinstance(variable.value, MUTABLE):
+        seen.add(id(function))
+        stored, package = stored_in(function.__code__), package_of(function)
+        names = {name for code in codes_in(function.__code__) for name in code.co_names}
+        waiting += [f for k in kinds for name in names & vars(k).keys() for f in functions_in(vars(k)[name])]
+        for variable in named_by(function, names):
+            value = variable.value
+            waiting += [f for f in functions_in(value) if package_of(f) == package]
+            own = package_of(type(value)) == package and not isinstance(value, nn.Module)
+            if variable.name in stored or isinstance(value, MUTABLE) or own:
                 found[variable] = None
     return tuple(found)
+
+
+def is_run(name: str) -> bool:
+    """Whether a method may run in a forward pass without being named in it: forward itself, and operators."""
+    return name == "forward" or (name.startswith("__") and name not in ("__init__", "__new__", "__init_subclass__"))
+
+
+def package_of(kind: Any) -> str:
+    """The package that a class or function is of."""
+    return str(getattr(kind, "__module__", "")).partition(".")[0]
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """The functions of a method, as it is written or under decorators."""
+    if isinstance(value, (staticmethod, classmethod)):
+        yield from functions_in(value.__func__)
+    elif isinstance(value, property):
+        for part in (value.fget, value.fset):
+            yield from functions_in(part)
+    elif isinstance(value, FunctionType):
+        yield value
+        yield from functions_in(getattr(value, "__wrapped__", None))
+
+
+def named_by(function: FunctionType, names: set[str]) -> Iterator[Variable]:
+    """The global variables among the names in a function, and those of the functions around it."""
+    for name in names & function.__globals__.keys():
+        yield Variable(function.__module__, name, function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield Variable(function.__qualname__, name, cell)
+
+
+def stored_in(code: CodeType) -> set[str]:
+    """The variables past a function that it sets."""
+    steps = (step for inner in codes_in(code) for step in dis.get_instructions(inner))
+    return {step.argval for step in steps if step.opname in ("STORE_GLOBAL", "STORE_DEREF")}
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
