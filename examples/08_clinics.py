@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-from mural.comm import free_port
 from mural.federated import Federation, Patience
+from mural.ranks import free_port
 
 SIZES = (100, 300, 900)
 ROUNDS = 10

@@ -64,7 +64,7 @@ def take_gpu(rank: int, world: int) -> None:
     import torch
 
     from mural.comm.groups import survive_errors
-    from mural.comm.meeting import stand_apart
+    from mural.ranks.store import stand_apart
 
     gpus = torch.cuda.device_count()
     torch.cuda.set_device(rank % gpus)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.errors import ConfigError, PlanError
-from mural.plan import Plan
+from mural.plans import Plan
 
 PLANS = st.builds(
     Plan,

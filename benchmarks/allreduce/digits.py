@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mural.comm import all_reduce
-from mural.comm.algorithms import ALGORITHMS
-from mural.comm.select import BACKEND
+from mural.collectives import all_reduce
+from mural.collectives.algorithms import ALGORITHMS
+from mural.collectives.choose import BACKEND
 
 EPOCHS, BATCH, RATE, HIDDEN = 20, 4, 0.1, 32
 TEST_SHARE = 5

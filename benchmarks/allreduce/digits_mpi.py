@@ -21,7 +21,7 @@ from harness.options import DEVICES
 from harness.results import machine, rounded
 
 import mural
-from mural.comm.launch import placement
+from mural.ranks.join import placement
 
 HERE = Path(__file__).resolve().parent
 KINDS, SEEDS = {"weights": [32], "gradients": [32]}, [0, 1]

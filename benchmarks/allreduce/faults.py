@@ -23,8 +23,8 @@ import digits
 import torch
 from torch import Tensor, nn
 
-from mural.comm.algorithms import parameter_server, ring, tree
-from mural.comm.simulate import simulate
+from mural.collectives.algorithms import parameter_server, ring, tree
+from mural.collectives.simulate import simulate
 
 Averages = Callable[[Sequence[Tensor]], list[Tensor]]
 """What every rank gets, from what every rank brings."""

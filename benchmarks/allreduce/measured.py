@@ -1,8 +1,8 @@
 """Every algorithm and the backend's own all-reduce, side by side: seconds against bytes and ranks, and predictions.
 
 The calls take turns, so that whatever else the machine does meets all alike; a time is that of the slowest rank. The
-prediction of an algorithm comes from rounds of other sizes that were measured before (`mural.comm.gauge`), not from
-the algorithm itself.
+prediction of an algorithm comes from rounds of other sizes that were measured before
+(`mural.collectives.link_costs`), not from the algorithm itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mural.comm import all_reduce
-from mural.comm.algorithms import ALGORITHMS
-from mural.comm.gauge import gauge, slowest, together
-from mural.comm.price import cost, working_memory
-from mural.comm.select import BACKEND, rounds_of
-from mural.comm.team import Team, team_of
+from mural.collectives import all_reduce
+from mural.collectives.algorithms import ALGORITHMS
+from mural.collectives.choose import BACKEND, rounds_of
+from mural.collectives.link_costs import gauge, slowest, together
+from mural.collectives.price import cost, working_memory
+from mural.collectives.team import Team, team_of
 
 LEAST, MOST = 5, 101
 """Repetitions of each call."""

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from measured import timed
 
-from mural.comm import all_reduce
-from mural.comm.algorithms import ALGORITHMS
-from mural.comm.gauge import gauge, slowest
-from mural.comm.price import Wire, cost
-from mural.comm.select import BACKEND, rounds_of
-from mural.comm.team import Team, team_of
+from mural.collectives import all_reduce
+from mural.collectives.algorithms import ALGORITHMS
+from mural.collectives.choose import BACKEND, rounds_of
+from mural.collectives.link_costs import gauge, slowest
+from mural.collectives.price import Wire, cost
+from mural.collectives.team import Team, team_of
 
 PORT, LIMIT = 29_533, 900.0
 GAUGED = (2**10, 2**14, 2**17, 2**19)

@@ -12,9 +12,9 @@ from digits import ALONE
 from harness.plots import pyplot, save
 from harness.tables import NONE, markdown, place
 
-from mural.comm.algorithms import ALGORITHMS, butterfly, halving_doubling, ring, tree, two_level
-from mural.comm.chart import svg
-from mural.comm.select import BACKEND
+from mural.collectives.algorithms import ALGORITHMS, butterfly, halving_doubling, ring, tree, two_level
+from mural.collectives.chart import svg
+from mural.collectives.choose import BACKEND
 
 COLOURS = {
     "tree": "#2f5d8a",

@@ -26,7 +26,7 @@ import torch
 from harness.options import numbers
 from harness.results import command_line, machine, rounded
 
-from mural.comm import run_local
+from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 SIZES = tuple(2**n for n in (10, 13, 16, 18, 20, 22, 24, 26, 28))

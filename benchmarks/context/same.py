@@ -15,7 +15,7 @@ import mural
 from context.cases import Run, Settings
 from context.scene import scenes
 from context.training import Engine, Training, take
-from mural.comm import run_local
+from mural.ranks import run_local
 
 GRIDS: dict[str, tuple[int, int]] = {"1 rank": (1, 1), "2 ranks": (2, 1), "4 ranks": (2, 2)}
 

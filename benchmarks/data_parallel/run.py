@@ -27,7 +27,7 @@ import torch
 from harness.options import DEVICES, device_of
 from harness.results import command_line, machine, rounded
 
-from mural.comm import run_local
+from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 MESHES = (("data 2", 2, 1), ("data 4", 4, 1), ("data 2 × spatial 2", 2, 2))

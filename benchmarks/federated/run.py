@@ -25,7 +25,7 @@ from clinic import Setting, alone, central, take_part
 from harness.results import command_line, machine, rounded
 from harness.tables import markdown, place
 
-from mural.comm import free_port
+from mural.ranks import free_port
 
 HERE = Path(__file__).resolve().parent
 WAYS: dict[str, dict[str, Any]] = {

@@ -18,10 +18,10 @@ from problems import seeded
 from torch import Tensor, nn
 
 import mural
-from mural.comm import Mesh
-from mural.comm.algorithms import all_reduction
+from mural.collectives.algorithms import all_reduction
 from mural.comm.trace import Trace
 from mural.profile.account import Notes, Profile, Shares, Step, mean
+from mural.ranks import Mesh
 from mural.replicate import Reducer
 from mural.replicate.master import Master
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mural.models import LeNet5, alexnet, vgg19
-from mural.plan import Plan
+from mural.plans import Plan
 
 CLASSES = 10
 

@@ -30,8 +30,8 @@ import training
 from harness.options import DEVICES, device_of
 from harness.results import Log, collect, read, rounded, scrubbed
 
-from mural.comm import run_local
 from mural.errors import MuralError
+from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 NUMBERS: dict[str, tuple[float, float, str]] = {

@@ -25,8 +25,8 @@ from harness.results import command_line, machine, rounded
 from harness.tables import markdown, place
 
 import mural
-from mural.comm import run_local
 from mural.models import UNet
+from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 GOAL = 1.03

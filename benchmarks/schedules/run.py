@@ -26,8 +26,8 @@ import simulated
 import torch
 from harness.results import Log, collect, command_line, machine, read, rounded, scrubbed
 
-from mural.comm import run_local
 from mural.errors import MuralError
+from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("simulated", "measured")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import mural
-from mural.comm import run_local
 from mural.models import UNet, densenet121, resnet50
+from mural.ranks import run_local
 
 MODELS: dict[str, tuple[Any, int, bool]] = {
     "U-Net": (lambda: UNet(width=16, depth=4, norm="group"), 64, True),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import mural
 from mural.models import UNet
-from mural.plan import Plan
+from mural.plans import Plan
 
 STEPS = 3
 PLANS: dict[str, Plan] = {

@@ -14,7 +14,7 @@ from harness.search import next_size
 from harness.team import CaseFailed, Pool, Team
 from ways import HEADROOM, Forecast
 
-from mural.plan import Plan
+from mural.plans import Plan
 
 Answers = list[dict[str, Any]]
 FEW_SIDES = (512, 2048, 2304, 4096, 5120)

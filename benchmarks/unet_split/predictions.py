@@ -14,7 +14,7 @@ from memory import Need
 from nets import NETS
 from ways import Forecast, forecast, goals, ways
 
-from mural.plan import Plan
+from mural.plans import Plan
 
 Forecasts = dict[str, dict[str, Forecast]]
 GOALS: dict[str, dict[str, Any]] = {}

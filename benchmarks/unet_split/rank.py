@@ -21,7 +21,7 @@ from nets import NETS
 from torch import Tensor
 
 import mural
-from mural.plan import Plan
+from mural.plans import Plan
 
 CHANNELS = 3
 PATIENCE = 40.0

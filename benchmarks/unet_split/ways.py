@@ -21,7 +21,7 @@ from mural.engine.recompute import chosen
 from mural.graph import Graph
 from mural.graph.cuts import cut_name, resolve_cuts
 from mural.pipeline.partition import bound, partition
-from mural.plan import Plan
+from mural.plans import Plan
 
 HEADROOM = 0.92
 """The share of a rank's memory that predictions fill: gaps between allocated blocks take the rest (one rank ended

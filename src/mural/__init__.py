@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Any
 from mural import comm
 from mural.capture import capture
 from mural.check import check
-from mural.comm import Mesh as Mesh
-from mural.comm import init
 from mural.data import open
 from mural.errors import LayoutError as LayoutError
 from mural.errors import MuralError
@@ -15,7 +13,9 @@ from mural.errors import PlanError as PlanError
 from mural.errors import UnsupportedOp as UnsupportedOp
 from mural.geometry import Cuts
 from mural.parallelize import parallelize
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import Mesh as Mesh
+from mural.ranks import init
 from mural.replicate import reduce_gradients
 from mural.shard import ShardedTensor, dice_loss, shard
 

@@ -22,7 +22,7 @@ from mural.graph.nodes import Graph
 from mural.graph.split import StageModule, split
 from mural.graph.stages import Stages
 from mural.graph.work import GraphWork, table, work
-from mural.plan import Plan
+from mural.plans import Plan
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mural.comm import Mesh, init
 from mural.comm.presence import roll_call
 from mural.comm.verdict import ANEW, given_up
 from mural.engine import Loss, Parallel, Pipelined, materialize, share_from_first
@@ -21,7 +20,8 @@ from mural.engine.recompute import recompute
 from mural.engine.seating import Seating, check_mesh
 from mural.errors import PeerError
 from mural.pipeline.route import Route
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import Mesh, init
 from mural.shard.channel import split_channels
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import mural
 from mural.checkpoint.checkpoints import Checkpoints
 from mural.checkpoint.state import restore, state_of
-from mural.comm.staging import Pinned
+from mural.comm.host_staging import Pinned
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from mpi_collectives import gathers_in_every_type
 from mpi_values import rank, same, size
 
-from mural.comm import mpi_buffers
+from mural.comm.mpi import buffers
 from mural.errors import PeerError, UnsupportedOp
 
 
@@ -60,7 +60,7 @@ def tensors_with_gaps_travel() -> None:
 
 
 def large_messages_travel_in_parts() -> None:
-    before, mpi_buffers.CHUNK_BYTES = mpi_buffers.CHUNK_BYTES, 1000
+    before, buffers.CHUNK_BYTES = buffers.CHUNK_BYTES, 1000
     try:
         gathers_in_every_type()
         x = torch.arange(10_001.0) + rank()
@@ -73,7 +73,7 @@ def large_messages_travel_in_parts() -> None:
         same(x, torch.arange(10_001.0) * size() + sum(range(size())))
         dist.broadcast(y, src=0)
     finally:
-        mpi_buffers.CHUNK_BYTES = before
+        buffers.CHUNK_BYTES = before
 
 
 def sizes_that_differ_are_noticed() -> None:

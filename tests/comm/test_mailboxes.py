@@ -18,11 +18,12 @@ from torch import nn
 
 import mural
 from law import Grid, compare, image
-from mural.comm import Transport, choice, mailbox, staging
-from mural.comm.introduce import Refused, introduced
-from mural.comm.mailbox import Header, Inbox, Outbox
+from mural.comm import Transport, host_staging, path_choice
+from mural.comm.device_paths import Mailed, Paths, Sized, Staged
+from mural.comm.shared_gpu import mailbox
+from mural.comm.shared_gpu.introduction import Refused, introduced
+from mural.comm.shared_gpu.mailbox import Header, Inbox, Outbox
 from mural.comm.transport import Transfer
-from mural.comm.ways import Mailed, Paths, Sized, Staged
 from ranks import restart, run_on
 
 TYPES = (torch.float64, torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.uint8, torch.float16)
@@ -38,9 +39,9 @@ def travelling(way: str) -> Generator[tuple[Transport, Paths]]:
         mail = introduced(transport.group, range(mesh.world), lanes, LateMemory(lanes))
         paths = Paths(lanes, {p: Mailed(mail.outboxes[p], mail.inboxes[p]) for p in others}, way, mail)
     else:
-        arena = staging.Arena(lanes, staging.Plain)
+        arena = host_staging.Arena(lanes, host_staging.Plain)
         paths = Paths(lanes, {p: Staged(arena) for p in others}, way)
-    choice.use(transport, paths)
+    path_choice.use(transport, paths)
     try:
         yield transport, paths
     finally:
@@ -157,7 +158,7 @@ def mixed() -> list[bool]:
         del transport.paths["cpu"]
         direct = Transfer(transport, "direct", {1 - rank: -data}, {1 - rank: 100}, data)
         second, first = direct.wait()[1 - rank], staged.wait()[1 - rank]
-        choice.use(transport, paths)
+        path_choice.use(transport, paths)
     return [torch.equal(first, data), torch.equal(second, -data)]
 
 
@@ -242,10 +243,10 @@ def partial_circle() -> tuple[str, int]:
     circle = [1] if mesh.rank == 1 else [0, 2]
     mail = introduced(mesh.transport.group, circle, lanes, LateMemory(lanes))
     staged = Paths(
-        lanes, {p: Staged(staging.Arena(lanes, staging.Plain)) for p in range(3) if p != mesh.rank}, "staged"
+        lanes, {p: Staged(host_staging.Arena(lanes, host_staging.Plain)) for p in range(3) if p != mesh.rank}, "staged"
     )
-    mailed = choice.mailed_paths(staged, mail) if mail else None
-    choice.compare(mesh.transport, staged, mailed, forced=True)
+    mailed = path_choice.mailed_paths(staged, mail) if mail else None
+    path_choice.compare(mesh.transport, staged, mailed, forced=True)
     try:
         data = torch.arange(50_000) + mesh.rank
         others = [p for p in range(3) if p != mesh.rank]
@@ -273,7 +274,7 @@ def wrong_variable() -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MURAL_GPU_PATH", "pigeon" if torch.distributed.get_rank() else "ipc")
         try:
-            choice.settle(mural.init(data=2).transport)
+            path_choice.settle(mural.init(data=2).transport)
         except mural.PlanError as error:
             return str(error)
     return ""
@@ -329,7 +330,7 @@ def test_places_run_out_with_a_clear_error_and_come_back() -> None:
 
 def test_buffers_are_used_again_after_their_copy() -> None:
     lanes = LateLanes(0.0)
-    arena = staging.Arena(lanes, staging.Plain)
+    arena = host_staging.Arena(lanes, host_staging.Plain)
     first = arena.take(10_000)
     moment = lanes.copy(torch.empty(10), torch.empty(10), True, ())
     arena.give(first, moment)

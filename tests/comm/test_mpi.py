@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from mpi_checks import CHECKS, PLANS, SLOW
 
-from mural.comm import mpi, mpi_buffers, mpi_library
+from mural.comm import mpi
+from mural.comm.mpi import backend, buffers, installation
 from mural.errors import PlanError
 
 HERE = Path(__file__).parent
@@ -39,9 +40,9 @@ needs_mpi = pytest.mark.skipif(bool(missing()), reason=f"MPI: {missing()}")
 def launch(ranks: int, script: str, *args: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     """Run a script of this folder on some ranks of this machine; all are ended after the timeout."""
     root = HERE.parents[1]
-    paths = [str(root / "src"), str(root / "tests"), str(HERE)]
+    paths = [str(root / "src"), str(root / "tests"), str(HERE), str(HERE.parent / "collectives")]
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(mpi_library.LAUNCHER_PREFIXES)
+        name: value for name, value in os.environ.items() if not name.startswith(installation.LAUNCHER_PREFIXES)
     }
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     many = ["--oversubscribe", "--bind-to", "none"]
@@ -143,7 +144,7 @@ def test_without_mpi4py_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     assert 'pip install "mural[mpi]"' in (mpi.available() or "")
     assert mpi.describe() == "no MPI: mpi4py is not installed"
-    mpi_library.library.cache_clear()
+    installation.library.cache_clear()
     with pytest.raises(PlanError, match=r"pip install \"mural\[mpi\]\""):
         mpi.register()
 
@@ -164,29 +165,29 @@ def test_the_loaded_library_is_found_by_its_file(tmp_path: Path) -> None:
     maps.write_text(
         "7f0 r-xp 0 08:01 12   /usr/lib/libmpi.so.40\n7f1 r-xp 0 08:01 13   /usr/lib/libc.so.6\n7f2 rw-p 0 00:00 0\n"
     )
-    assert mpi_library.loaded_libraries(maps) == ["/usr/lib/libmpi.so.40"]
-    assert mpi_library.loaded_libraries(tmp_path / "none") == []
+    assert installation.loaded_libraries(maps) == ["/usr/lib/libmpi.so.40"]
+    assert installation.loaded_libraries(tmp_path / "none") == []
 
 
 def test_memory_that_mpi_takes() -> None:
     x = torch.arange(6.0).view(2, 3)
-    assert mpi_buffers.outgoing(x, direct=False).data_ptr() == x.data_ptr()
-    assert mpi_buffers.incoming(x, direct=False).data_ptr() == x.data_ptr()
-    assert mpi_buffers.outgoing(x.t(), direct=False).is_contiguous()
-    assert mpi_buffers.incoming(x.t(), direct=False).data_ptr() != x.data_ptr()
-    assert mpi_buffers.summand(x.bfloat16()).dtype == torch.float32
-    assert mpi_buffers.summand(x).data_ptr() == x.data_ptr()
-    assert mpi_buffers.summand(x.t()).data_ptr() != x.data_ptr()
-    with pytest.raises(mpi_buffers.UnsupportedOp, match="dense"):
-        mpi_buffers.outgoing(torch.eye(3).to_sparse(), direct=False)
-    with pytest.raises(mpi_buffers.UnsupportedOp, match="float8"):
-        mpi_buffers.summand(x.to(torch.float8_e4m3fn))
+    assert buffers.outgoing(x, direct=False).data_ptr() == x.data_ptr()
+    assert buffers.incoming(x, direct=False).data_ptr() == x.data_ptr()
+    assert buffers.outgoing(x.t(), direct=False).is_contiguous()
+    assert buffers.incoming(x.t(), direct=False).data_ptr() != x.data_ptr()
+    assert buffers.summand(x.bfloat16()).dtype == torch.float32
+    assert buffers.summand(x).data_ptr() == x.data_ptr()
+    assert buffers.summand(x.t()).data_ptr() != x.data_ptr()
+    with pytest.raises(buffers.UnsupportedOp, match="dense"):
+        buffers.outgoing(torch.eye(3).to_sparse(), direct=False)
+    with pytest.raises(buffers.UnsupportedOp, match="float8"):
+        buffers.summand(x.to(torch.float8_e4m3fn))
 
 
 def test_addresses_of_this_host() -> None:
-    assert mpi.addresses(local=True) == ["127.0.0.1"]
-    assert not [address for address in mpi.interfaces() if address.startswith("127.")]
-    assert set(mpi.interfaces()) <= set(mpi.addresses(local=False))
+    assert backend.addresses(local=True) == ["127.0.0.1"]
+    assert not [address for address in backend.interfaces() if address.startswith("127.")]
+    assert set(backend.interfaces()) <= set(backend.addresses(local=False))
 
 
 def test_only_rank_0s_own_store_will_do() -> None:
@@ -194,6 +195,6 @@ def test_only_rank_0s_own_store_will_do() -> None:
     store = dist.TCPStore("127.0.0.1", 0, None, True, second, wait_for_workers=False)
     store.set("mpi/token", "right")
     names = ["no.such.host.invalid", "127.0.0.1"]
-    assert mpi.reached(names, store.port, "right", second).get("mpi/token") == b"right"
+    assert backend.reached(names, store.port, "right", second).get("mpi/token") == b"right"
     with pytest.raises(PlanError, match="MASTER_ADDR"):
-        mpi.reached(names, store.port, "wrong", second)
+        backend.reached(names, store.port, "wrong", second)

@@ -122,7 +122,8 @@ SCRIPT = """
     import os, signal, sys, time
     import torch
     import mural
-    from mural.comm import Watchdog, run_local
+    from mural.comm import Watchdog
+    from mural.ranks import run_local
 
     class Slow(torch.nn.Module):
         def __init__(self, rank, how):
@@ -159,7 +160,7 @@ SCRIPT = """
 
     if __name__ == "__main__":
         if len(sys.argv) > 4:
-            from mural.comm import RankError
+            from mural.ranks import RankError
             try:
                 run_local(train, 2, sys.argv[1])
             except RankError as error:
@@ -230,7 +231,7 @@ def test_no_alarm_for_a_slow_rank_or_a_pause(how: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_rank_that_holds_the_store_is_stopped(tmp_path: Path) -> None:
     """By hand: rank 0 holds the store, so that it does not answer any more."""
-    port = mural.comm.free_port()
+    port = mural.ranks.free_port()
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 import mural
 from law import difference
-from mural.comm.algorithms import ALGORITHMS
+from mural.collectives.algorithms import ALGORITHMS
 from mural.models import UNet
-from mural.plan import AllReduce
+from mural.plans import AllReduce
 from ranks import DEVICE, run_on
 
 

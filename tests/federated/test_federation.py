@@ -16,11 +16,11 @@ import pytest
 import torch
 from clinics import local_steps, model_of
 
-from mural.comm import free_port
 from mural.errors import PeerError, TrainingError
 from mural.federated import Federation, Patience
 from mural.federated.federation import read, write
 from mural.federated.roster import store_at
+from mural.ranks import free_port
 
 HERE = Path(__file__).parent
 

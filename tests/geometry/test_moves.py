@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mural.comm.mesh import choose_grid
 from mural.errors import PlanError
 from mural.geometry import Box, Cuts, Interval, Move, Needs, boxes, moves, place, traffic, volume
+from mural.ranks.mesh import choose_grid
 
 Position = tuple[int, ...]
 

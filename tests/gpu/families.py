@@ -30,7 +30,7 @@ from stage_cases import Case
 
 import mural
 from law import Grid, image
-from mural.comm import run_local
+from mural.ranks import run_local
 from mural.train.loop import fit_rank
 from ranks import run_on
 

@@ -12,7 +12,7 @@ import mural
 from mural.errors import PlanError
 from mural.models import UNet
 from mural.pipeline.schedule import sequential
-from mural.plan import Plan
+from mural.plans import Plan
 from ranks import run_on
 
 LEVELS = ("down.0", "down.1", "up.0", "up.1")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mural
 from law import Grid, difference, image, loss_of
-from mural.comm import Mesh
+from mural.ranks import Mesh
 from mural.replicate import Reducer, average_buffers, average_weights
 from mural.shard import batchnorm_scope
 from ranks import run_on

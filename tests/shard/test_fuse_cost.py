@@ -7,8 +7,9 @@ from math import inf, prod
 
 import pytest
 
-from mural.comm import SPATIAL, Mesh, Transport
+from mural.comm import Transport
 from mural.geometry import Cuts, Interval, Window
+from mural.ranks import SPATIAL, Mesh
 from mural.shard.chain import PATIENCE, Site, levels_after, new_site
 from mural.shard.fusecost import Constants, Layer, Part, alone, first_part, together
 from mural.shard.layout import Layout

@@ -10,7 +10,7 @@ import torch
 
 from mural.data import Augment
 from mural.errors import ConfigError, DataError
-from mural.plan import Plan
+from mural.plans import Plan
 from mural.train.config import AugmentConfig, Config, DataConfig, OptimizerConfig, ScheduleConfig
 from mural.train.factory import make_loss, make_model, make_optimizer, named, rate
 from mural.train.flags import documented, flags, value_of

@@ -22,7 +22,7 @@ from mural.engine.loss_terms import LossTerms
 from mural.engine.microbatches import part_of, rows_of
 from mural.engine.unwrapped import unwrapped
 from mural.pipeline.lossparts import joined_results
-from mural.plan import Plan
+from mural.plans import Plan
 from mural.shard.generators import random_state
 
 MODEL, LOSS = "the model", "the loss"

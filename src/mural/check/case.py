@@ -14,12 +14,12 @@ from mural.check.comparison import Row
 from mural.check.copies import copied
 from mural.check.rounding import PROBES, At, Reference, gaps, left_behind, move
 from mural.check.steps import Stepping, steps
-from mural.comm import Mesh
 from mural.comm.agree import gather, together
 from mural.engine import Loss
 from mural.engine.inputs import shape_of
 from mural.parallelize import parallelize
-from mural.plan import DEFAULT, Plan
+from mural.plans import DEFAULT, Plan
+from mural.ranks import Mesh
 
 
 @dataclass(frozen=True)

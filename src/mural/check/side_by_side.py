@@ -16,14 +16,14 @@ from mural.check.alone import Plain, device_of, quiet, trial
 from mural.check.case import Case
 from mural.check.comparison import Comparison
 from mural.check.copies import copied
-from mural.comm import Mesh
 from mural.comm.agree import gather, together
 from mural.engine import Loss, materialize, share_from_first
 from mural.engine.loss_terms import LossTerms
 from mural.engine.unwrapped import unwrapped
 from mural.errors import PlanError
 from mural.parallelize import mesh_of
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept
 

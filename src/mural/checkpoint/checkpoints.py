@@ -29,9 +29,9 @@ from mural.checkpoint.snapshot import Snapshot, open_snapshot
 from mural.checkpoint.staging import Staging
 from mural.checkpoint.storage import Writer
 from mural.checkpoint.values import check_plain
-from mural.comm import Mesh
 from mural.comm.agree import by_rank, describe
 from mural.errors import CheckpointError
+from mural.ranks import Mesh
 
 
 class Checkpoints:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from mural.comm import Mesh
 from mural.comm.agree import share_failure
 from mural.errors import CheckpointError, PeerError
+from mural.ranks import Mesh
 
 T = TypeVar("T")
 

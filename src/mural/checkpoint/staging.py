@@ -8,7 +8,7 @@ import torch
 
 from mural.checkpoint.pieces import Part, Piece, within
 from mural.checkpoint.planners import Staged
-from mural.comm.staging import Buffer, Pinned, Plain
+from mural.comm.host_staging import Buffer, Pinned, Plain
 
 
 class Staging:

@@ -26,9 +26,9 @@ from mural.checkpoint.pieces import Piece
 from mural.checkpoint.shares import placed
 from mural.checkpoint.snapshot import Snapshot, lacking, listed
 from mural.checkpoint.values import decode, encode
-from mural.comm import Mesh
 from mural.comm.agree import gather
 from mural.errors import CheckpointError
+from mural.ranks import Mesh
 
 
 class Stateful(Protocol):

@@ -15,7 +15,7 @@ from mural.cli.app import app
 from mural.cli.data import extents
 from mural.errors import ConfigError
 from mural.graph.blocks import Level
-from mural.plan import Plan
+from mural.plans import Plan
 from mural.train.config import Config, ModelConfig
 from mural.train.factory import make_model
 

@@ -10,7 +10,7 @@ import typer
 
 from mural.checkpoint import export
 from mural.cli.app import app
-from mural.comm.launch import placement
+from mural.ranks.join import placement
 from mural.train import Config, Trainer, check_run
 from mural.train.config import merged
 from mural.train.flags import changed, with_flags

@@ -1,39 +1,34 @@
-"""How ranks find each other and exchange data."""
+"""How ranks exchange data. Users find the collectives here: `mural.comm.all_reduce(tensor, algorithm="ring")`."""
 
-from mural.comm.allreduce import all_gather, all_reduce, broadcast, explain, reduce, reduce_scatter
-from mural.comm.environment import Placement, resolve
+from typing import TYPE_CHECKING, Any
+
 from mural.comm.exchange import fetch, mark, stack
-from mural.comm.launch import placement
-from mural.comm.local import RankError, run_local
-from mural.comm.local_rank import attempt
-from mural.comm.meeting import free_port
-from mural.comm.mesh import AXES, SPATIAL, Mesh, choose_grid, init
 from mural.comm.transport import Record, Transport
 from mural.comm.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from mural.collectives import all_gather, all_reduce, broadcast, explain, reduce, reduce_scatter
+
 __all__ = [
-    "AXES",
-    "SPATIAL",
-    "Mesh",
-    "Placement",
-    "RankError",
     "Record",
     "Transport",
     "Watchdog",
     "all_gather",
     "all_reduce",
-    "attempt",
     "broadcast",
-    "choose_grid",
     "explain",
     "fetch",
-    "free_port",
-    "init",
     "mark",
-    "placement",
     "reduce",
     "reduce_scatter",
-    "resolve",
-    "run_local",
     "stack",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A collective by its name; they stand on the messages of this folder, so they are looked up when asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'mural.comm' has no attribute {name!r}")
+    from mural import collectives  # noqa: PLC0415
+
+    return getattr(collectives, name)

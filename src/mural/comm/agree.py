@@ -12,17 +12,44 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from mural.comm.exchange import stack
-from mural.comm.mesh import AXES, Mesh
-from mural.comm.transport import Transfer
+from mural.comm.transport import Transfer, Transport
 from mural.errors import MuralError, PeerError
 
 T = TypeVar("T")
+
+
+class MeshLike(Protocol):
+    """What ranks need of a mesh to act together: who they are, and what carries their messages."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    @property
+    def transport(self) -> Transport:
+        """What carries their messages."""
+        ...
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All ranks of the mesh."""
+        ...
+
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that differ from this one along one axis alone, for each axis that has several."""
+        ...
 
 
 class Met(NamedTuple):
@@ -33,7 +60,7 @@ class Met(NamedTuple):
 
 
 @contextmanager
-def together(mesh: Mesh | None, what: str, kind: type[MuralError] = PeerError) -> Generator[None]:
+def together(mesh: MeshLike | None, what: str, kind: type[MuralError] = PeerError) -> Generator[None]:
     """A block without communication, which every rank leaves alike: where one raised, the others raise too. Collective.
 
     The rank that failed raises its own error; the others raise one that quotes it, of the same kind where that is one
@@ -94,20 +121,20 @@ def by_rank(texts: Mapping[int, str], world: int) -> str:
     return "; ".join(parts)
 
 
-def any_rank(mesh: Mesh | None, *mine: bool) -> tuple[bool, ...]:
+def any_rank(mesh: MeshLike | None, *mine: bool) -> tuple[bool, ...]:
     """For each statement whether it holds on any rank. Collective."""
     return tuple(greatest(mesh, torch.tensor(mine, dtype=torch.uint8, device="cpu"), "agreement").bool().tolist())
 
 
-def greatest(mesh: Mesh | None, values: Tensor, name: str) -> Tensor:
+def greatest(mesh: MeshLike | None, values: Tensor, name: str) -> Tensor:
     """The largest of all ranks' numbers, place by place, the same on every rank. Collective."""
-    for axis in AXES:
-        if mesh is not None and mesh.size(axis) > 1:
-            values = stack(values, mesh.peers((axis,)), mesh.rank, mesh.transport, name).amax(0)
+    if mesh is not None:
+        for peers in mesh.rows():
+            values = stack(values, peers, mesh.rank, mesh.transport, name).amax(0)
     return values
 
 
-def said(mesh: Mesh | None, texts: Sequence[str], name: str) -> list[str]:
+def said(mesh: MeshLike | None, texts: Sequence[str], name: str) -> list[str]:
     """The texts that ranks brought, place by place: that of the first rank which does not bring "". Collective.
 
     >>> said(None, ["a", ""], "names")
@@ -117,11 +144,11 @@ def said(mesh: Mesh | None, texts: Sequence[str], name: str) -> list[str]:
     return [next(filter(None, of_place), "") for of_place in zip(*brought, strict=True)]
 
 
-def gather(mesh: Mesh | None, value: T, name: str) -> dict[int, T]:
+def gather(mesh: MeshLike | None, value: T, name: str) -> dict[int, T]:
     """Every rank's value, by rank and in their order. Collective."""
     if mesh is None:
         return {0: value}
-    ranks = mesh.peers(AXES)
+    ranks = mesh.members
     others = [rank for rank in ranks if rank != mesh.rank]
     if not others:
         return {mesh.rank: value}

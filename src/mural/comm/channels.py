@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm.device_paths import Incoming, Outgoing, Turn
 from mural.comm.presence import reason
 from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
-from mural.comm.ways import Incoming, Outgoing, Turn
 from mural.errors import PeerError
 
 

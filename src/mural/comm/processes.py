@@ -7,6 +7,9 @@ import socket
 from functools import cache
 from pathlib import Path
 
+LOCAL_STORE = "MURAL_LOCAL_STORE"
+"""Set in the ranks that `run_local` starts: where the store is in which they meet."""
+
 PROC = Path("/proc")
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from mural.comm import groups
 from mural.comm.alarm import Alarm, Awaited
+from mural.comm.device_paths import Direct, Outgoing, Paths, Turn, Way
 from mural.comm.presence import reason
 from mural.comm.trace import Flight, Post, Trace, Wait
-from mural.comm.ways import Direct, Outgoing, Paths, Turn, Way
 from mural.errors import OutOfTime, PeerError
 
 

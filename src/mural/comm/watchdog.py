@@ -22,9 +22,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from mural.comm.agree import MeshLike
 from mural.comm.alarm import Awaited
-from mural.comm.claims import LOCAL_STORE
-from mural.comm.mesh import Mesh
+from mural.comm.processes import LOCAL_STORE
 from mural.comm.pulse import Finding, Pulse, judge, waits_for_others, where
 from mural.errors import PlanError
 
@@ -43,7 +43,7 @@ class Watchdog:
     stack, if it still can. `pause` is for work that may take long, as on a slow disk.
     """
 
-    def __init__(self, mesh: Mesh, limit: float = 600.0, on_hang: Callable[[str], None] | None = None):
+    def __init__(self, mesh: MeshLike, limit: float = 600.0, on_hang: Callable[[str], None] | None = None):
         if not limit > 0:
             raise PlanError(f"limit={limit}: the watchdog waits for a positive number of seconds")
         self.mesh, self.limit, self.on_hang = mesh, limit, on_hang
@@ -225,7 +225,7 @@ def store_holder() -> tuple[int, str]:
 _made: dict[int, int] = {}
 
 
-def _numbered(mesh: Mesh) -> int:
+def _numbered(mesh: MeshLike) -> int:
     """How many watchdogs this process group had before."""
     key = id(mesh.transport.group)
     _made[key] = _made.get(key, -1) + 1

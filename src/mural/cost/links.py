@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mural.comm import Mesh
 from mural.comm.transport import Transfer
 from mural.errors import PlanError
+from mural.ranks import Mesh
 
 SIZES = (2**10, 2**14, 2**18, 2**21, 2**24)
 REPEATS = 9

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mural.comm import Placement, placement
 from mural.comm.groups import NCCL, backend_of
-from mural.comm.introduce import gathered
-from mural.comm.launch import join
+from mural.comm.shared_gpu.introduction import gathered
 from mural.doctor.features import backends, features
 from mural.doctor.machine import machine, versions
 from mural.doctor.report import Item, Report, Section, found
 from mural.doctor.speed import SECONDS, link_items, local_link, speeds, trips
+from mural.ranks import Placement, placement
+from mural.ranks.join import join
 
 
 def examine(folder: Path | str = ".", measure: bool = True) -> Report:

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl as nccl_of_torch
 
-from mural.comm.local import equipment
 from mural.doctor.report import Item, found
+from mural.ranks.spawn import equipment
 
 SECONDS = 30.0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from mural.comm.local import processors
 from mural.doctor.report import Item, found, size
+from mural.ranks.spawn import processors
 
 SMALL_SHARED_MEMORY, FEW_FILES = 2**30, 1024
 

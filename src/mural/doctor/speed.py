@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mural.comm import init, run_local
 from mural.doctor.report import Item, found, size
+from mural.ranks import init, run_local
 from mural.shard import shard
 
 BUFFER = 2**28

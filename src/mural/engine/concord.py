@@ -15,13 +15,14 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
-from mural.comm import Mesh, groups
+from mural.comm import groups
 from mural.comm.agree import Met, share_failure
 from mural.comm.channels import Channels
 from mural.comm.presence import ended, hang_up
 from mural.comm.rooms import leave, room
 from mural.comm.verdict import ANEW
 from mural.errors import PeerError
+from mural.ranks import Mesh
 from mural.replicate.waiting import wait_for
 
 

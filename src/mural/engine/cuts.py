@@ -7,7 +7,7 @@ from mural.errors import PlanError
 from mural.graph import Graph
 from mural.graph.cuts import resolve_cuts
 from mural.pipeline.partition import OBJECTIVES, partition
-from mural.plan import Plan, bytes_of
+from mural.plans import Plan, bytes_of
 
 
 def stage_starts(graph: Graph, plan: Plan, hardware: str = "cpu") -> tuple[int, ...]:

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm import Mesh
 from mural.comm.rooms import group_of
 from mural.engine.loss_terms import LOSS, LossTerms
 from mural.engine.seating import Seating
 from mural.errors import PlanError
 from mural.graph import Graph
 from mural.pipeline.route import Route, named_tensors
+from mural.ranks import Mesh
 from mural.replicate.carriers import summed
 
 

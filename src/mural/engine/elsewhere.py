@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.comm import Mesh
 from mural.engine.seating import Seating
 from mural.engine.sharing import shared
 from mural.geometry import Box, Interval
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils import _pytree as pytree
 
-from mural.comm import Mesh
 from mural.comm.agree import gather, together
 from mural.engine.sharing import share_from_first
 from mural.errors import LayoutError
+from mural.ranks import Mesh
 
 
 def keepers(model: nn.Module) -> dict[str, nn.Module]:

@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mural.comm import SPATIAL, Mesh
 from mural.engine.alignment import alignment, target_dims
 from mural.errors import DataError, LayoutError
 from mural.geometry import Cuts
+from mural.ranks import SPATIAL, Mesh
 from mural.shard import ShardedTensor, shard
 from mural.shard.place import place_on
 from mural.shard.unread import Unread

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from mural.comm import Mesh
 from mural.comm.agree import gather
 from mural.engine.inputs import Readable
 from mural.errors import LayoutError
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.checksum import checksum
 from mural.shard.place import SAMPLERS

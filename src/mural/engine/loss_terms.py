@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mural.comm import Mesh
 from mural.engine.extra_state import keepers
 from mural.engine.loss_variables import Path, held_by
 from mural.engine.materialize import materialize
 from mural.engine.sharing import share_from_first
 from mural.errors import PlanError
+from mural.ranks import Mesh
 
 LOSS = "loss"
 Held = tuple[Path, nn.Module | Tensor]

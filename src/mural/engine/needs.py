@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mural.comm import Mesh
+from mural.ranks import Mesh
 
 
 @dataclass(frozen=True)

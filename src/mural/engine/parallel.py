@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from mural.comm import SPATIAL, Mesh
 from mural.comm.agree import any_rank
 from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
@@ -27,7 +26,8 @@ from mural.engine.parameter_hooks import check_hooks
 from mural.engine.rebound import make_plain
 from mural.engine.unwrapped import unwrapped
 from mural.errors import LayoutError
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import SPATIAL, Mesh
 from mural.replicate import Reducer, reduce_gradients
 from mural.replicate.average import average
 from mural.replicate.waiting import wait_for

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils import _pytree as pytree
 
-from mural.comm import Mesh
 from mural.comm.channels import Channels
 from mural.comm.verdict import shared_fate
 from mural.engine.concord import Concord
@@ -40,7 +39,8 @@ from mural.engine.whole_state import WholeState
 from mural.graph import Graph
 from mural.pipeline.runner import Runner
 from mural.pipeline.runs import Runs, moving, shared_apart
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.rows import Rows
 from mural.shard.unread import Unread

@@ -8,16 +8,16 @@ from math import prod
 
 import torch.distributed as dist
 
-from mural.comm import SPATIAL, Mesh
 from mural.comm.groups import connect
-from mural.comm.mesh import AXES
 from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
 from mural.pipeline.interleaved import interleaved
 from mural.pipeline.schedule import Schedule, gpipe, one_f_one_b, sequential
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import SPATIAL, Mesh
+from mural.ranks.mesh import AXES
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm import Mesh
+from mural.ranks import Mesh
 from mural.shard.channel_share import share_of
 
 

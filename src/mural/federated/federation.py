@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from mural.comm import all_reduce, broadcast
-from mural.comm.team import team_of
+from mural.collectives import all_reduce, broadcast
+from mural.collectives.team import team_of
 from mural.errors import PeerError, PlanError
 from mural.federated.masks import Key, from_fixed, masked, to_fixed
 from mural.federated.roster import HostGone, Member, MemberGone, Patience, Roster, Turn, store_at

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from mural.comm.environment import LOOPBACK
-from mural.comm.meeting import client, host
 from mural.errors import PeerError, PlanError
+from mural.ranks.identity import LOOPBACK
+from mural.ranks.store import client, host
 
 LOOK = 0.05
 """Seconds between two looks at the store."""

@@ -23,9 +23,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mural.comm import AXES, Mesh
 from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, overlap, volume
+from mural.ranks import AXES, Mesh
 from mural.shard import ShardedTensor
 from mural.shard.layout import Layout
 

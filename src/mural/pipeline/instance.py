@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from mural.comm import Mesh
 from mural.graph.script import Key
 from mural.pipeline.part import Part
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, random_state, set_random_state
 from mural.shard.gradients import raw_gradient, require_gradient, true_gradient

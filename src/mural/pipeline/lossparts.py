@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.comm import Mesh, stack
+from mural.comm import stack
 from mural.errors import PlanError
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.gradients import true_gradient
 from mural.shard.layout import Layout

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mural.comm import Mesh
 from mural.comm.agree import any_rank
 from mural.comm.channels import Awaited, Channels
 from mural.errors import PlanError
@@ -28,6 +27,7 @@ from mural.pipeline.instance import Stage
 from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
 from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action, Work
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, random_state, seed_generators, set_random_state
 from mural.shard.layout import Layout

@@ -14,11 +14,11 @@ from time import perf_counter
 
 import torch
 
-from mural.comm import Mesh
 from mural.comm.agree import gather
 from mural.data import Batch
 from mural.errors import TrainingError
 from mural.profile.account import Notes, Profile, Step
+from mural.ranks import Mesh
 from mural.shard.fuse import fusing
 from mural.train.config import Config
 from mural.train.launch import on_local_ranks

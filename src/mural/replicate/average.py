@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm import Mesh
 from mural.errors import PlanError
+from mural.ranks import Mesh
 from mural.replicate.fibres import REPLICAS, group_of, named_axes
 from mural.replicate.gradients import buckets, check_same
 from mural.shard.channel_share import shares_among

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from mural.comm import all_reduce
+from mural.collectives import all_reduce
+from mural.collectives.choose import BACKEND
 from mural.comm.groups import NCCL, backend_of
-from mural.comm.select import BACKEND
 
 
 class Carrier(Protocol):

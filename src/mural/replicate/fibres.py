@@ -8,10 +8,11 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from mural.comm import AXES, SPATIAL, Mesh, Transport
+from mural.comm import Transport
 from mural.comm.groups import new_group
 from mural.comm.presence import roll_call
 from mural.errors import PlanError
+from mural.ranks import AXES, SPATIAL, Mesh
 
 REPLICAS = ("data", *SPATIAL)
 """The axes along which parameters are replicated."""

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from mural.comm import Mesh, algorithms
+from mural.collectives.execute import run
+from mural.collectives.rounds import Collective
+from mural.collectives.team import Team, team_of
+from mural.collectives import algorithms
 from mural.comm.rooms import group_of
-from mural.comm.rounds import Collective
-from mural.comm.run import run
-from mural.comm.team import Team, team_of
 from mural.errors import PlanError
+from mural.ranks import Mesh
 from mural.replicate.gradients import mark_reduced
 
 

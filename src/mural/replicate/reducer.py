@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm import Mesh
-from mural.comm.select import BACKEND
+from mural.collectives.choose import BACKEND
 from mural.errors import LayoutError, PlanError, UnsupportedOp
+from mural.ranks import Mesh
 from mural.replicate.block import Block
 from mural.replicate.buckets import Bucket, Member, arrange
 from mural.replicate.carriers import carrier_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.comm import Mesh
 from mural.geometry import Cuts, Interval
+from mural.ranks import Mesh
 from mural.shard.channel_choice import Layers, Split, chosen
 from mural.shard.channel_layer import ChannelLayer, Channels, Exchange, shared
 from mural.shard.channel_share import Share, mark_share, share_of
@@ -35,7 +35,7 @@ def split_channels(model: nn.Module, mesh: Mesh, layers: Layers = "linear", exch
     name of a block stands for all layers in it. Every rank calls it with equal weights; afterwards each holds its
     shares, and `reduce_gradients` averages those over the ranks that hold the same.
 
-    >>> from mural.comm import init
+    >>> from mural.ranks import init
     >>> split_channels(nn.Sequential(nn.Linear(4, 2)), init())
     ['0:output']
     """

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
-from mural.comm import Mesh
 from mural.comm.exchange import Route, saving_hooks
 from mural.geometry import Cuts, Interval, moves
+from mural.ranks import Mesh
 from mural.shard.channel_turns import Delivery, Line, taken
 from mural.shard.layout import Layout
 from mural.shard.relayout import relayout

@@ -9,10 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from mural.comm import Mesh, fetch
+from mural.comm import fetch
 from mural.comm.exchange import Route
 from mural.errors import LayoutError
 from mural.geometry import Box, Interval, moves
+from mural.ranks import Mesh
 
 
 @dataclass(frozen=True)

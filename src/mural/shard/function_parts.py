@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mural.comm import Mesh
+from mural.ranks import Mesh
 from mural.shard.gradients import raw_gradient, true_gradient
 from mural.shard.layout import Layout
 from mural.shard.ops.pointwise import piece_of

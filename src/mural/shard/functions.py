@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 from torch.utils.checkpoint import _StopRecomputationError
 
-from mural.comm import Mesh, mark
+from mural.comm import mark
 from mural.errors import UnsupportedOp
+from mural.ranks import Mesh
 from mural.shard.function_parts import Part, part_of
 from mural.shard.stray import mirror_gradient
 from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mural.comm import SPATIAL
+from mural.ranks import SPATIAL
 from mural.shard.layout import Layout
 from mural.shard.merge import merged
 from mural.shard.stray import mirror_gradient

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mural.comm.exchange import Route
-from mural.comm.mesh import Mesh
 from mural.geometry import Box, Cuts, Interval, Needs, moves
+from mural.ranks.mesh import Mesh
 
 MIN_EXTENT = 2
 """A windowed operation's output with fewer positions per rank than this becomes replicated along that dim."""

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mural.comm import SPATIAL, Mesh, fetch, stack
+from mural.comm import fetch, stack
 from mural.comm.transport import Transfer
 from mural.geometry import Cuts, Interval
+from mural.ranks import SPATIAL, Mesh
 from mural.shard.fusecost import Constants
 from mural.shard.layout import Layout, route
 from mural.shard.margin import own_spans, wants_in

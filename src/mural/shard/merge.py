@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mural.comm import Mesh, stack
+from mural.comm import stack
+from mural.ranks import Mesh
 
 
 def merged(value: Tensor, mesh: Mesh, axes: Sequence[str], name: str) -> Tensor:

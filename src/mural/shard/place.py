@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from mural.comm import SPATIAL, Mesh, Transport
+from mural.comm import Transport
 from mural.comm.exchange import box_of, stack
 from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, check_bounds, whole
+from mural.ranks import SPATIAL, Mesh
 from mural.shard.checksum import checksum
 from mural.shard.gradients import require_gradient
 from mural.shard.layout import Layout

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import _StopRecomputationError
 
-from mural.comm import Mesh, fetch
+from mural.comm import fetch
 from mural.errors import LayoutError, OutOfTime, UnsupportedOp
 from mural.geometry import Box
+from mural.ranks import Mesh
 from mural.shard.compiler import hide_from_compiler
 from mural.shard.layout import Layout, route
 from mural.shard.margin import Margin, forget

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mural.data import Augment, Source
 from mural.data import scaled as scaled_source
 from mural.errors import ConfigError
-from mural.plan import Plan
+from mural.plans import Plan
 from mural.typed import build, dump, read_toml
 
 Arguments = dict[str, Any]

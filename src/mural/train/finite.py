@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm import Mesh
 from mural.engine import Parallel
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.train.meters import gathered
 

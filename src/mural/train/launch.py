@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import typer
 
-from mural.comm.launch import placement
-from mural.comm.local import run_local
 from mural.errors import PlanError
+from mural.ranks.join import placement
+from mural.ranks.spawn import run_local
 from mural.train.config import Config
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mural.comm import Mesh
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.unread import Unread
 

@@ -15,12 +15,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mural.checkpoint import Checkpoints, State, restore, state_of
 from mural.checkpoint.state import clean
-from mural.comm import Mesh
 from mural.comm.agree import together
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError, MuralError
+from mural.ranks import Mesh
 from mural.shard.channel_share import shares_among
 from mural.train.config import Config
 from mural.train.journal import Journal

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from mural.comm import Mesh
 from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
 from mural.data.loading.label_range import LabelRange
 from mural.data.samples import opened, sample_at
 from mural.engine.needs import Needs
 from mural.errors import ConfigError, DataError
+from mural.ranks import Mesh
 from mural.train.config import Config, Files
 from mural.train.factory import called, named
 

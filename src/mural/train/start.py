@@ -12,13 +12,13 @@ from torch import nn
 
 from mural.checkpoint import Checkpoints
 from mural.checkpoint.folder import steps_in
-from mural.comm import Mesh, init
 from mural.comm.agree import together
-from mural.comm.launch import placement
 from mural.comm.watchdog import Watchdog
 from mural.errors import CheckpointError, ConfigError
 from mural.parallelize import mesh_of, parallelize
-from mural.plan import Plan
+from mural.plans import Plan
+from mural.ranks import Mesh, init
+from mural.ranks.join import placement
 from mural.train.config import Config
 from mural.train.factory import label_range, load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal

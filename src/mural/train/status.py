@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mural.comm.local import RankError
-from mural.comm.local_rank import excused
 from mural.errors import PeerError
+from mural.ranks.spawn import RankError
+from mural.ranks.spawned import excused
 
 FILE = "status.json"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from mural.comm import AXES
 from mural.data import create
 from mural.data.samples import name_at
+from mural.ranks import AXES
 from mural.shard import ShardedTensor
 from mural.train.prediction_names import file_stems
 from mural.train.run import Run

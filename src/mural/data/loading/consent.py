@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from mural.comm import Mesh
 from mural.comm.agree import greatest, said
 from mural.data.loading.reading import Form
 from mural.data.loading.steps import Step
 from mural.data.samples import BadSample, Samples, name_at
 from mural.errors import DataError
+from mural.ranks import Mesh
 
 GOOD, BAD, FATAL = 1, 2, 3
 UNKNOWN = -(2**62)

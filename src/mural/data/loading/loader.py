@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from mural.comm import Mesh
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch, assembled
 from mural.data.loading.consent import Outcome, check_same, consent
@@ -26,6 +25,7 @@ from mural.data.samples import BadSample, Samples
 from mural.engine.needs import Needs
 from mural.errors import DataError
 from mural.geometry import Cuts
+from mural.ranks import Mesh
 
 
 class Loader:

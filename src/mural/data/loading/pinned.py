@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mural.comm.lanes import CudaLanes
-from mural.comm.staging import Pinned
+from mural.comm.copy_streams import CudaLanes
+from mural.comm.host_staging import Pinned
 
 
 class Buffers:

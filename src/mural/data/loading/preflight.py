@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from mural.comm import Mesh
 from mural.comm.agree import greatest, said
 from mural.data.formats.dtypes import TORCH
 from mural.data.loading.pixels import Pixels
@@ -17,6 +16,7 @@ from mural.data.open import open as open_image
 from mural.data.samples import BadSample, Samples, name_at, sample_at
 from mural.data.source import Source, level_of
 from mural.errors import DataError
+from mural.ranks import Mesh
 
 SHOWN = 10
 """Bad samples that an error lists."""

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mural.comm import SPATIAL, Mesh
 from mural.data.loading.augment import Augment, Drawn
 from mural.data.loading.draws import whole_number
 from mural.data.loading.pixels import Pixels
@@ -20,6 +19,7 @@ from mural.data.source import Source, level_of
 from mural.engine.needs import Needs
 from mural.errors import DataError
 from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
+from mural.ranks import SPATIAL, Mesh
 from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims
 

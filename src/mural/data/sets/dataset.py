@@ -10,12 +10,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mural.comm import Mesh
 from mural.data.loading.draws import permutation
 from mural.data.loading.preflight import Facts, check
 from mural.data.samples import Sample, is_path
 from mural.data.sets.pairing import expand, listed, pair
 from mural.errors import DataError
+from mural.ranks import Mesh
 
 Files = str | Path | Sequence[Any]
 """A glob, a folder, a path; or a list of paths, sources, arrays or tensors."""

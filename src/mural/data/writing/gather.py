@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mural.comm import AXES, Mesh
 from mural.comm.agree import gather, together
 from mural.comm.transport import Transfer
 from mural.data.formats.blocks import Index, grid, tile_at, within
@@ -22,6 +21,7 @@ from mural.data.writing.rims import Rim, Rims
 from mural.data.writing.stores import Store
 from mural.errors import DataError
 from mural.geometry import Box, Interval, overlap, volume, whole
+from mural.ranks import AXES, Mesh
 
 AT_ONCE = 64 * 2**20
 """Bytes of units that are sent and written together."""

@@ -22,7 +22,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from mural.comm import Mesh
 from mural.comm.agree import gather, together
 from mural.data.formats.blocks import Index, tile_at, touched, within
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
@@ -35,6 +34,7 @@ from mural.data.writing.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
 from mural.geometry import Interval, overlap, volume, whole
+from mural.ranks import Mesh
 
 
 class Writer:

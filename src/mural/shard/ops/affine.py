@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.comm import SPATIAL
 from mural.errors import LayoutError
 from mural.geometry import Interval
+from mural.ranks import SPATIAL
 from mural.shard.layout import Layout
 from mural.shard.ops.arguments import bound
 from mural.shard.relayout import gather

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.comm import Mesh, mark
+from mural.comm import mark
 from mural.comm.exchange import first_order
 from mural.errors import UnsupportedOp
+from mural.ranks import Mesh
 from mural.shard.merge import merged, stacked
 from mural.shard.ops.arguments import bound, dim_of, dims_of
 from mural.shard.ops.reduce import reduced

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.comm import Mesh, mark, stack
+from mural.comm import mark, stack
 from mural.comm.exchange import first_order
+from mural.ranks import Mesh
 from mural.shard.merge import merged
 from mural.shard.ops.arguments import bound
 from mural.shard.ops.norm import result_dtype

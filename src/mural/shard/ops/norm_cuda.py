@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.comm import Mesh, mark
+from mural.comm import mark
 from mural.comm.exchange import first_order, rows_of
+from mural.ranks import Mesh
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 

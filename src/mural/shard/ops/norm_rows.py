@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.comm import Mesh, mark, stack
+from mural.comm import mark, stack
 from mural.comm.exchange import first_order
+from mural.ranks import Mesh
 from mural.shard.ops.norm_cuda import total_of
 from mural.shard.tensor import ShardedTensor
 

@@ -1,0 +1,155 @@
+"""The run of a collective: a rank's program over a process group, on a flat tensor in place.
+
+A call of 64 KiB takes a fifth of a millisecond, and its messages hold the same time whatever happens here. So what can
+be known before is kept from call to call: the program, the scratch memory and its slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mural.collectives.program import Key, Part, Program, program, segments_of
+from mural.collectives.rounds import Collective
+from mural.collectives.team import Call, Team
+from mural.errors import PlanError
+
+KEPT_JOBS, KEPT_BYTES = 64, 2**27
+"""How many jobs a team keeps, and how many bytes of scratch memory; more are made anew."""
+
+
+class Job:
+    """A collective over tensors of one size and type, ready to be run again and again."""
+
+    def __init__(self, collective: Collective, flat: Tensor, team: Team):
+        if collective.ranks != team.size:
+            raise PlanError(f"{collective.name} has {collective.ranks} ranks, but the group {team.size}")
+        values = flat.numel()
+        self.collective = collective
+        self.words = f"{collective.name} of {described(flat)}, rounds {collective.digest}"
+        segments = segments_of(collective, values, flat.element_size()) if team.eager else 1
+        self.program: Program = program(collective, team.rank, values, segments)
+        memory = torch.empty(self.program.scratch + self.program.spares, dtype=flat.dtype, device=flat.device)
+        self.bytes = memory.nbytes
+        scratch, spares = memory.split([self.program.scratch, self.program.spares])
+        self.spares: list[Tensor] = list(spares.split(values)) if self.program.spares else []
+        self.slots = [
+            [None if m.slot < 0 else scratch[m.slot : m.slot + m.part.stop - m.part.start] for m in step.receives]
+            for step in self.program.steps
+        ]
+
+    def part(self, flat: Tensor, part: Part) -> Tensor:
+        """A part of the tensor or of one of its spare copies."""
+        return (self.spares[part.spare - 1] if part.spare else flat)[part.start : part.stop]
+
+
+def run(collective: Collective, flat: Tensor, team: Team, options: str = "") -> Tensor:
+    """The tensor, which holds at the end what the collective leaves on this rank. Collective.
+
+    It is flat and contiguous, of the same size and type on every rank; CUDA tensors go through pinned memory where
+    the backend sends from host memory alone. `options` are words that have to be the same on every rank.
+    """
+    if not team.staged(flat):
+        carry_out(job_of(collective, flat, team), flat, team, options)
+        return flat
+    host = team.host_copy(flat)
+    carry_out(job_of(collective, host, team), host, team, options)
+    return flat.copy_(host)
+
+
+def described(flat: Tensor) -> str:
+    """The values of a tensor in words."""
+    return f"{flat.numel()} values of {str(flat.dtype).removeprefix('torch.')}"
+
+
+def job_of(collective: Collective, flat: Tensor, team: Team) -> Job:
+    """The job for such a tensor, made now or before."""
+    key = (id(collective), flat.numel(), flat.dtype, flat.device)  # a job keeps its collective, so ids stay apart
+    job = team.jobs.get(key)
+    if job is None:
+        if len(team.jobs) >= KEPT_JOBS or sum(each.bytes for each in team.jobs.values()) > KEPT_BYTES:
+            team.jobs.clear()
+        job = team.jobs[key] = Job(collective, flat, team)
+    return job
+
+
+def carry_out(job: Job, flat: Tensor, team: Team, options: str) -> None:
+    """Make the call, over memory that the backend can send from."""
+    with team.calling(job.words + options) as call:
+        if not flat.numel() and team.watch is not None:
+            team.watch.tell(call)  # others may have values, and wait for this rank's
+        team.connect(flat)
+        (one_by_one if team.eager else round_by_round)(job, flat, team.group, call)
+
+
+def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:
+    """The steps over a backend whose messages are independent of each other."""
+    tag, rows, ahead = call.tag, job.program.steps, job.program.ahead
+    leaving: dict[Key, list[list[Any]]] = {}
+    arriving: list[list[Any]] = []
+    departed = 0
+
+    def free(keys: Sequence[Key]) -> None:
+        """Wait until what was sent from these places has left: a buffer is not reused before its send completes."""
+        for key in keys:
+            for ticket in leaving.pop(key, ()):
+                if ticket:  # gloo would wait for another message the second time
+                    ticket.pop().wait()
+
+    def post(now: int) -> None:
+        while (at := len(arriving)) < len(rows) and at <= now + ahead and rows[at].ready <= now:
+            works: list[Any] = []
+            for message, slot in zip(rows[at].receives, job.slots[at], strict=True):
+                if slot is None:
+                    free(message.part.keys)
+                    slot = job.part(flat, message.part)
+                works.append(group.recv([slot], message.peer, tag))
+            arriving.append(works)
+
+    post(0)
+    for now, row in enumerate(rows):
+        while departed < len(rows) and rows[departed].leave <= now:
+            for message in rows[departed].sends:
+                ticket = [group.send([job.part(flat, message.part)], message.peer, tag)]
+                for key in message.part.keys:
+                    leaving.setdefault(key, []).append(ticket)
+            departed += 1
+        post(now)
+        for message, slot, work in zip(row.receives, job.slots[now], arriving[now], strict=True):
+            work.wait()
+            if slot is not None:
+                free(message.part.keys)
+                combine(job.part(flat, message.part), slot, message.reduce)
+        for local in row.locals:
+            free(local.target.keys)
+            combine(job.part(flat, local.target), job.part(flat, local.source), local.reduce)
+    free(list(leaving))
+
+
+def round_by_round(job: Job, flat: Tensor, group: Any, call: Call) -> None:
+    """The steps over a backend that wants the messages of a round together, as NCCL does."""
+    for row, slots in zip(job.program.steps, job.slots, strict=True):
+        arriving = list(zip(row.receives, slots, strict=True))
+        posts = [(dist.irecv, job.part(flat, m.part) if slot is None else slot, m.peer) for m, slot in arriving]
+        posts += [(dist.isend, job.part(flat, m.part), m.peer) for m in row.sends]
+        if posts:
+            operations = [dist.P2POp(do, tensor, group=group, group_peer=peer) for do, tensor, peer in posts]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        for message, slot in arriving:
+            if slot is not None:
+                combine(job.part(flat, message.part), slot, message.reduce)
+        for local in row.locals:
+            combine(job.part(flat, local.target), job.part(flat, local.source), local.reduce)
+
+
+def combine(target: Tensor, source: Tensor, reduce: bool) -> None:
+    """Add to the target, or replace it."""
+    if reduce:
+        torch.add(target, source, out=target)
+    else:
+        target.copy_(source)

@@ -1,0 +1,295 @@
+"""Ways: what travels in a message's stead, for each pair of ranks; handed over as it is, staged, or through a mailbox.
+
+A message has a wire: the tensor that torch.distributed sends or receives. Handed over, the wire is the message; staged,
+it is a copy in pinned memory; through a mailbox, it is a header of 48 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from mural.comm.copy_streams import Lanes, Moment
+from mural.comm.host_staging import Arena, Buffer
+from mural.comm.shared_gpu.mail import Mail
+from mural.comm.shared_gpu.mailbox import Header, Inbox, Outbox
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A transfer's number, the same on every rank, and the moment when the calling stream had come to it."""
+
+    transfer: int
+    now: Moment
+
+
+class Outgoing(Protocol):
+    """A message that leaves.
+
+    `prompt` says that the wire may be sent at once; else the CPU would wait for the GPU, and does so as late as it can.
+    """
+
+    prompt: ClassVar[bool]
+
+    @property
+    def wire(self) -> Tensor:
+        """What is sent."""
+        ...
+
+    def ready(self) -> None:
+        """Wait until the wire may be sent."""
+        ...
+
+    def begun(self) -> None:
+        """Let go of what is not needed once the wire is on its way."""
+        ...
+
+    def sent(self) -> None:
+        """Give back what the message used; its source may be overwritten from here on."""
+        ...
+
+
+class Incoming(Protocol):
+    """A message that is awaited."""
+
+    @property
+    def wire(self) -> Tensor:
+        """What is received."""
+        ...
+
+    def arrived(self, turn: Turn) -> Tensor:
+        """The message, after its wire was received; its memory was free when the transfer began."""
+        ...
+
+    def skipped(self, turn: Turn) -> None:
+        """Give back what the message used, after its wire was received, when nobody wants it."""
+        ...
+
+
+class Way(Protocol):
+    """How messages travel between this rank and one peer."""
+
+    def send(self, buffer: Tensor, turn: Turn) -> Outgoing:
+        """A message with the values of a flat buffer, which are there when the transfer begins."""
+        ...
+
+    def receive(self, count: int, like: Tensor) -> Incoming:
+        """A message of that many values, of the type and on the device of a tensor."""
+        ...
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a flat tensor."""
+    return tensor.detach().view(torch.uint8)
+
+
+@dataclass
+class Handed:
+    """A message that is its own wire."""
+
+    prompt: ClassVar[bool] = True
+    wire: Tensor
+
+    def ready(self) -> None:
+        """See `Outgoing`."""
+
+    def begun(self) -> None:
+        """See `Outgoing`."""
+
+    def sent(self) -> None:
+        """See `Outgoing`."""
+
+    def arrived(self, turn: Turn) -> Tensor:
+        """See `Incoming`."""
+        return self.wire
+
+    def skipped(self, turn: Turn) -> None:
+        """See `Incoming`."""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Messages handed to the backend in memory that it can use: gloo's on the host, NCCL's groups' where they are."""
+
+    backend: str
+
+    def outbound(self, buffer: Tensor) -> Tensor:
+        """The buffer in memory that the backend can send from."""
+        return buffer.cpu() if self.backend == "gloo" and buffer.is_cuda else buffer
+
+    def send(self, buffer: Tensor, turn: Turn) -> Handed:
+        """See `Way`."""
+        return Handed(self.outbound(buffer))
+
+    def receive(self, count: int, like: Tensor) -> Handed:
+        """See `Way`."""
+        if self.backend == "gloo" and like.is_cuda:
+            return Handed(torch.empty(count, dtype=like.dtype, pin_memory=True))
+        return Handed(torch.empty(count, dtype=like.dtype, device=like.device))
+
+
+@dataclass
+class StagedOut:
+    """A message on its way through pinned memory."""
+
+    prompt: ClassVar[bool] = False
+    arena: Arena
+    buffer: Buffer
+    source: Tensor
+    copied: Moment
+
+    @property
+    def wire(self) -> Tensor:
+        """See `Outgoing`."""
+        return self.buffer.memory[: self.source.nbytes]
+
+    def ready(self) -> None:
+        """See `Outgoing`."""
+        self.arena.lanes.finish(self.copied)
+
+    def begun(self) -> None:
+        """See `Outgoing`."""
+
+    def sent(self) -> None:
+        """See `Outgoing`."""
+        self.arena.give(self.buffer)
+
+
+@dataclass
+class StagedIn:
+    """A message that arrives in pinned memory."""
+
+    arena: Arena
+    buffer: Buffer
+    target: Tensor
+
+    @property
+    def wire(self) -> Tensor:
+        """See `Incoming`."""
+        return self.buffer.memory[: self.target.nbytes]
+
+    def arrived(self, turn: Turn) -> Tensor:
+        """See `Incoming`."""
+        lanes = self.arena.lanes
+        copied = lanes.copy(bytes_of(self.target), self.wire, False, (turn.now,))
+        lanes.join(copied, self.target)
+        self.arena.give(self.buffer, copied)
+        return self.target
+
+    def skipped(self, turn: Turn) -> None:
+        """See `Incoming`."""
+        self.arena.give(self.buffer)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Messages through pinned memory; on the wire they are what `Direct` sends."""
+
+    arena: Arena
+
+    def send(self, buffer: Tensor, turn: Turn) -> StagedOut:
+        """See `Way`."""
+        staging = self.arena.take(buffer.nbytes)
+        copied = self.arena.lanes.copy(staging.memory[: buffer.nbytes], bytes_of(buffer), True, (turn.now,))
+        return StagedOut(self.arena, staging, buffer, copied)
+
+    def receive(self, count: int, like: Tensor) -> StagedIn:
+        """See `Way`."""
+        target = torch.empty(count, dtype=like.dtype, device=self.arena.lanes.device)
+        return StagedIn(self.arena, self.arena.take(target.nbytes), target)
+
+
+@dataclass
+class MailedOut:
+    """A message in a mailbox; its header is the wire."""
+
+    prompt: ClassVar[bool] = True
+    lanes: Lanes
+    source: Tensor | None
+    wire: Tensor
+    copied: Moment
+
+    def ready(self) -> None:
+        """See `Outgoing`."""
+
+    def begun(self) -> None:
+        """See `Outgoing`. The values are in the slot, or will be before the calling stream goes on."""
+        if self.source is not None:
+            self.lanes.join(self.copied, self.source)
+            self.source = None
+
+    def sent(self) -> None:
+        """See `Outgoing`."""
+        self.begun()
+
+
+@dataclass
+class MailedIn:
+    """A message that is read from a peer's mailbox."""
+
+    inbox: Inbox
+    wire: Tensor
+    target: Tensor
+
+    def arrived(self, turn: Turn) -> Tensor:
+        """See `Incoming`."""
+        copied = self.inbox.take(self.wire, turn.transfer, bytes_of(self.target), turn.now)
+        self.inbox.lanes.join(copied, self.target)
+        return self.target
+
+    def skipped(self, turn: Turn) -> None:
+        """See `Incoming`."""
+        self.inbox.skip(self.wire, turn.transfer, self.target.nbytes)
+
+
+@dataclass(frozen=True)
+class Mailed:
+    """Messages through mailboxes."""
+
+    outbox: Outbox
+    inbox: Inbox
+
+    def send(self, buffer: Tensor, turn: Turn) -> MailedOut:
+        """See `Way`."""
+        return MailedOut(self.outbox.lanes, buffer, *self.outbox.put(bytes_of(buffer), turn.transfer, turn.now))
+
+    def receive(self, count: int, like: Tensor) -> MailedIn:
+        """See `Way`."""
+        target = torch.empty(count, dtype=like.dtype, device=self.inbox.lanes.device)
+        return MailedIn(self.inbox, Header.wire(), target)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Messages that take one way if they are small and another if they have at least `limit` bytes."""
+
+    small: Way
+    large: Way
+    limit: int
+
+    def send(self, buffer: Tensor, turn: Turn) -> Outgoing:
+        """See `Way`."""
+        return (self.large if buffer.nbytes >= self.limit else self.small).send(buffer, turn)
+
+    def receive(self, count: int, like: Tensor) -> Incoming:
+        """See `Way`."""
+        return (self.large if count * like.element_size() >= self.limit else self.small).receive(count, like)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """How tensors on one kind of device travel: a way for every peer, the lanes of the copies, and that in words."""
+
+    lanes: Lanes
+    ways: Mapping[int, Way]
+    words: str
+    mail: Mail | None = None
+
+    def home(self, buffer: Tensor) -> Tensor:
+        """A flat buffer as plain values in a row on the lanes' device."""
+        plain: Any = buffer.to(self.lanes.device).resolve_conj().resolve_neg()
+        return plain.contiguous()

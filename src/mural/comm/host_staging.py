@@ -1,0 +1,87 @@
+"""Staging: pinned host memory through which GPU tensors pass, in buffers that are used again."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mural.comm.copy_streams import Lanes, Moment
+
+IDLE_BYTES = 2**29
+"""How many bytes may lie idle; more are given back to the system."""
+
+
+class Pinned:
+    """Page-locked host memory of just the size asked for: torch's own is rounded up to a power of two."""
+
+    def __init__(self, size: int):
+        self.registered = False
+        area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with torch.inference_mode(False):  # buffers outlive evaluations
+            self.memory = torch.frombuffer(area, dtype=torch.uint8)
+        portable = 1  # pinned for every GPU of the process
+        runtime: Any = torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(self.memory.data_ptr(), size, portable)) == 0:
+            self.registered = True
+            return
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda")  # takes the error away, which the next kernel would report as its own
+        with torch.inference_mode(False):
+            self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def __del__(self) -> None:
+        # At the end of the process the driver may be gone, and the memory goes anyway.
+        if self.registered and not sys.is_finalizing():
+            runtime: Any = torch.cuda.cudart()
+            runtime.cudaHostUnregister(self.memory.data_ptr())
+
+
+class Plain:
+    """Ordinary host memory."""
+
+    def __init__(self, size: int):
+        with torch.inference_mode(False):
+            self.memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+Buffer = Pinned | Plain
+
+
+class Arena:
+    """Buffers that messages take and give back, a quarter larger than the message that each was made for."""
+
+    def __init__(self, lanes: Lanes, make: Callable[[int], Buffer] = Pinned):
+        self.lanes, self.make = lanes, make
+        self.idle: list[Buffer] = []
+        self.leaving: list[tuple[Moment, Buffer]] = []
+
+    def take(self, size: int) -> Buffer:
+        """The smallest idle buffer with room for that many bytes, or a new one."""
+        self._collect()
+        self.idle.sort(key=lambda buffer: buffer.memory.nbytes)
+        for index, buffer in enumerate(self.idle):
+            if buffer.memory.nbytes >= size:
+                return self.idle.pop(index)
+        pages = -(-(size + size // 4) // mmap.PAGESIZE)
+        return self.make(pages * mmap.PAGESIZE)
+
+    def give(self, buffer: Buffer, after: Moment = None) -> None:
+        """Give a buffer back, free from a moment on."""
+        if after is None:
+            self.idle.append(buffer)
+        else:
+            self.leaving.append((after, buffer))
+
+    def _collect(self) -> None:
+        still = [(moment, buffer) for moment, buffer in self.leaving if not self.lanes.over(moment)]
+        if len(still) < len(self.leaving):
+            kept = {id(buffer) for _, buffer in still}
+            self.idle += [buffer for _, buffer in self.leaving if id(buffer) not in kept]
+            self.leaving = still
+        while sum(buffer.memory.nbytes for buffer in self.idle) > IDLE_BYTES:
+            self.idle.remove(max(self.idle, key=lambda buffer: buffer.memory.nbytes))

@@ -1,0 +1,73 @@
+"""CUDA IPC: GPU memory and events of one process that another process on the same GPU opens.
+
+torch counts who has opened a shared block, and keeps it until the last one closed it. Mailboxes know better (a slot is
+given up only after the peer said that it closed it), so the count of slots that are kept is given back at once: a
+process that ends first would else warn of blocks that nobody uses. A slot that goes with its own message is counted to
+its end: closing it counts once more, and below zero torch would take the block for opened and never free it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.comm.copy_streams import CudaLanes
+
+
+class CudaMemory:
+    """Slots of mailboxes in GPU memory, from torch's allocator; their marks are interprocess events."""
+
+    def __init__(self, lanes: CudaLanes):
+        self.lanes, self.device = lanes, lanes.device
+
+    def allocate(self, size: int) -> Tensor:
+        """See `Memory`. The block belongs to the outward lane, the only stream of this process that touches it."""
+        with torch.cuda.stream(self.lanes.outward), torch.inference_mode(False):  # slots outlive evaluations
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def share(self, slot: Tensor) -> bytes:
+        """See `Memory`."""
+        storage: Any = slot.untyped_storage()
+        with torch.cuda.stream(self.lanes.outward):
+            return pickle.dumps(storage._share_cuda_())
+
+    def open(self, handle: bytes, brief: bool) -> Tensor:
+        """See `Memory`."""
+        _, block, size, offset, counter, counter_offset, event, _ = pickle.loads(handle)
+        opener: Any = torch.UntypedStorage
+        with torch.cuda.stream(self.lanes.inward), torch.inference_mode(False):
+            # The device has its own number in each process. Marks say when a slot is written: no event is needed.
+            storage = opener._new_shared_cuda(
+                self.device.index, block, size, offset, counter, counter_offset, event, False
+            )
+            if not brief:
+                opener._release_ipc_counter_cuda(counter, counter_offset)
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (size,), (1,))
+
+    def close(self, opened: dict[int, Tensor], numbers: Sequence[int]) -> None:
+        """See `Memory`. torch waits for the current stream when it closes a block: let it be the lane."""
+        with torch.cuda.stream(self.lanes.inward):
+            for number in numbers:
+                opened.pop(number, None)
+
+    def marks(self, count: int) -> list[Any]:
+        """See `Memory`."""
+        return [torch.cuda.Event(interprocess=True) for _ in range(count)]
+
+    def share_marks(self, marks: Sequence[Any]) -> list[bytes]:
+        """See `Memory`."""
+        with torch.cuda.device(self.device):
+            return [mark.ipc_handle() for mark in marks]
+
+    def open_marks(self, handles: Sequence[bytes]) -> list[Any]:
+        """See `Memory`."""
+        return [torch.cuda.Event.from_ipc_handle(self.device, handle) for handle in handles]
+
+    def drain(self) -> None:
+        """See `Memory`."""
+        self.lanes.outward.synchronize()
+        self.lanes.inward.synchronize()

@@ -1,0 +1,233 @@
+"""The mesh: ranks arranged along named axes, and the choice of a grid for an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from mural.comm.transport import Transport
+from mural.errors import PlanError
+from mural.ranks.join import join
+
+SPATIAL = ("spatial0", "spatial1", "spatial2")
+AXES = ("data", "stage", "domain", "channel", *SPATIAL)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks arranged along the axes of `AXES`, in a run all of them; every axis exists, most of size 1.
+
+    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` are the run's
+    ranks that a mesh over some of them consists of, in that order; empty for all.
+
+    Where a batch comes in micro-batches, `now` is the mesh of ranks, and this one that mesh as a micro-batch sees it:
+    its data axis has the ranks of all micro-batches one after the other; those of other times have negative numbers.
+    """
+
+    sizes: tuple[int, ...]
+    rank: int
+    spatial_dims: int
+    transport: Transport = field(repr=False)
+    ranks: tuple[int, ...] = ()
+    now: Mesh | None = field(default=None, repr=False)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.sizes, self.rank, self.spatial_dims, self.transport, self.ranks, self.now))
+
+    def size(self, axis: str) -> int:
+        """The number of ranks along an axis."""
+        return self.sizes[AXES.index(axis)]
+
+    @property
+    def world(self) -> int:
+        """The number of its ranks."""
+        return prod((self.now or self).sizes)
+
+    @cached_property
+    def coordinates(self) -> dict[str, int]:
+        """Where this rank stands along each axis."""
+        return self.coordinates_of(self.rank)
+
+    def coordinates_of(self, rank: int) -> dict[str, int]:
+        """Where a rank stands along each axis."""
+        found: dict[str, int] = {}
+        index = self.ranks.index(rank) if self.ranks else rank
+        for axis, size in reversed(list(zip(AXES, self.sizes, strict=True))):
+            index, found[axis] = divmod(index, size)
+        return found
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The grid over the spatial dims."""
+        return tuple(self.size(axis) for axis in SPATIAL[: self.spatial_dims])
+
+    def rank_at(self, **moved: int) -> int:
+        """The rank at this rank's coordinates, with some of them replaced."""
+        at, index = self.coordinates | moved, 0
+        for axis, size in zip(AXES, self.sizes, strict=True):
+            index = index * size + at[axis]
+        return self.ranks[index] if self.ranks else index
+
+    @cached_property
+    def folded(self) -> Mesh:
+        """The same ranks with the channel axis as part of the data axis: how images lie, and all that is made of them.
+
+        Layers that are split by channels are the only ones that tell the two axes apart.
+        """
+        if self.size("channel") == 1:
+            return self
+        if self.size("stage") * self.size("domain") > 1:
+            raise PlanError(f"{self}: the channel axis does not go with stage and domain; set them to 1, or channel=1")
+        sizes = (self.size("data") * self.size("channel"), 1, 1, 1, *self.sizes[len(AXES) - len(SPATIAL) :])
+        return replace(self, sizes=sizes)
+
+    def alone(self, data_only: bool = True) -> Mesh:
+        """The mesh of the ranks that share this rank's images, or of this rank alone.
+
+        On it nothing travels between data ranks: each trains on images of its own.
+        """
+        kept = AXES.index("data") + 1 if data_only else len(AXES)
+        return replace(self, sizes=(1,) * kept + self.sizes[kept:], ranks=self.peers(AXES[kept:]))
+
+    def peers(self, axes: Iterable[str]) -> tuple[int, ...]:
+        """The ranks that differ from this one along those axes alone, itself included, in one order for all."""
+        return _peers(self, tuple(axes))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All ranks of this mesh, in one order for all."""
+        return self.peers(AXES)
+
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that differ from this one along one axis alone, for each axis that has several."""
+        return tuple(self.peers((axis,)) for axis, size in zip(AXES, self.sizes, strict=True) if size > 1)
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks compute the same loss: data × channel × spatial, over which gradients are averaged."""
+        now = self.now or self
+        return now.size("data") * now.size("channel") * prod(now.spatial)
+
+    def at_time(self, part: int, parts: int) -> Mesh:
+        """This mesh as one of several micro-batches sees it."""
+        return self if parts == 1 else _at_time(self, part, parts)
+
+    def __str__(self) -> str:
+        used = ", ".join(f"{a}={s}" for a, s in zip(AXES, self.sizes, strict=True) if s > 1) or "one rank"
+        return f"Mesh({used}; rank {self.rank} of {self.world}; {self.transport.describe()})"
+
+
+@lru_cache(maxsize=4096)
+def _at_time(mesh: Mesh, part: int, parts: int) -> Mesh:
+    here, world = mesh.ranks or tuple(range(mesh.world)), mesh.world
+    ranks = [here if time == part else range(-1 - time * world, -1 - (time + 1) * world, -1) for time in range(parts)]
+    sizes = (mesh.size("data") * parts, *mesh.sizes[1:])
+    return replace(mesh, sizes=sizes, ranks=tuple(rank for row in ranks for rank in row), now=mesh)
+
+
+@lru_cache(maxsize=4096)
+def _peers(mesh: Mesh, axes: tuple[str, ...]) -> tuple[int, ...]:
+    names = [axis for axis in AXES if axis in axes]
+    ranges = (range(mesh.size(axis)) for axis in names)
+    return tuple(mesh.rank_at(**dict(zip(names, at, strict=True))) for at in product(*ranges))
+
+
+def choose_grid(image: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """The grid of that many ranks whose cuts through the image are smallest in total: least halo traffic.
+
+    >>> choose_grid((4096, 4096), 4), choose_grid((4096, 512), 4), choose_grid((64, 64, 64), 8)
+    ((2, 2), (4, 1), (2, 2, 2))
+    """
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    grids = [g for g in product(divisors, repeat=len(image)) if prod(g) == ranks]
+    fitting = [g for g in grids if all(n <= extent for n, extent in zip(g, image, strict=True))]
+    if not fitting:
+        raise PlanError(f"an image of {tuple(image)} has too few positions for {ranks} ranks: use fewer ranks")
+
+    def cut_surface(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        area = prod(image)
+        return sum((n - 1) * area / extent for n, extent in zip(grid, image, strict=True)), tuple(-n for n in grid)
+
+    return min(fitting, key=cut_surface)
+
+
+def init(
+    spatial: Sequence[int] | int | None = None,
+    data: int = 1,
+    stage: int = 1,
+    channel: int = 1,
+    domain: int = 1,
+    *,
+    image: Sequence[int] | None = None,
+    backend: str | None = None,
+    timeout: float = 600.0,
+) -> Mesh:
+    """The mesh over the process group it finds: one made before, the one that torchrun, mpirun or srun started, or a
+    single process. `mural.ranks.placement()` says which, and why.
+
+    `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural
+    choose the grid with the least traffic for the ranks that `data` and `channel` leave. Ranks along `channel` divide
+    the layers that a plan splits among them, and everywhere else the images, as those along `data` do. Afterwards
+    torch's default random generator is in the same state on every rank.
+
+    `backend`: NCCL where each rank has a GPU of its own, else gloo; "mpi" sends messages through MPI, under mpirun.
+
+    Over gloo, GPU tensors travel through CUDA IPC between ranks that share a GPU (the current device at the first
+    call), where that works and is faster, else through pinned memory; `print(mesh)` says which. The environment
+    variable MURAL_GPU_PATH, set to `ipc` or `pinned` on all ranks, decides instead.
+
+    >>> init(image=(64, 64)).spatial
+    (1, 1)
+    """
+    if domain != 1:
+        raise PlanError(f"domain={domain}: this version runs the other axes; leave domain at 1")
+    grid = () if spatial is None else (spatial,) if isinstance(spatial, int) else tuple(spatial)
+    if not all(type(n) is int and n >= 1 for n in (data, stage, channel, *grid, *(image or ()))):
+        raise PlanError(
+            f"spatial={spatial}, data={data}, stage={stage}, channel={channel}, image={image}: sizes are whole numbers "
+            f"of at least 1"
+        )
+    if stage > 1 and channel > 1:
+        raise PlanError(f"stage={stage} × channel={channel}: the channel axis does not go with stages; set one to 1")
+    world, rank, transport = join(backend, timeout)
+    if spatial is None and image is not None:
+        if world % (data * stage * channel):
+            others = f" × channel={channel}" if channel > 1 else ""
+            raise PlanError(
+                f"data={data} × stage={stage}{others} does not divide {world} ranks: choose divisors of {world}"
+            )
+        grid = choose_grid(image, world // (data * stage * channel))
+    if len(grid) > len(SPATIAL):
+        raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
+    needed = data * stage * channel * prod(grid)
+    if needed != world:
+        stages = (f" × stage={stage}" if stage > 1 else "") + (f" × channel={channel}" if channel > 1 else "")
+        raise PlanError(
+            f"spatial={grid} × data={data}{stages} needs {needed} ranks, but {world} run: "
+            f"start {needed} ranks, or let init(image=…) choose the grid"
+        )
+    sizes = (data, stage, domain, channel, *grid, *(1,) * (len(SPATIAL) - len(grid)))
+    mesh = Mesh(sizes, rank, len(grid), transport)
+    align_generators(mesh)
+    return mesh
+
+
+def align_generators(mesh: Mesh) -> None:
+    """Put torch's default generators into the state that rank 0 has, on every rank."""
+    if mesh.world > 1:
+        state = mesh.transport.outbound(torch.get_rng_state())
+        with mesh.transport.meeting("mural.init"):
+            dist.broadcast(state, src=0, group=mesh.transport.group)
+        torch.set_rng_state(state.cpu())
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(torch.initial_seed())
