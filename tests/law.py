@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import mural
 from mural.comm.verdict import given_up
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from ranks import DEVICE, run_on
 
 TOLERANCE = 1e-10

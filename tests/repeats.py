@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import mural
 from law import TOLERANCE, Grid, difference, full, image, loss_of, tensors_of
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from ranks import run_on
 
 

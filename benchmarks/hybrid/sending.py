@@ -12,9 +12,9 @@ from problems import NETS, plan_of, seeded
 from torch import Tensor, nn
 
 import mural
+from mural.channel.payload import Size, gradient_values, sizes, split_values
+from mural.channel.which_layers import chosen
 from mural.engine.traffic import traffic, value_bytes
-from mural.shard.channel_choice import chosen
-from mural.shard.payload import Size, gradient_values, sizes, split_values
 
 FLOAT = 4
 
@@ -155,7 +155,7 @@ class Sizes:
 
 
 def expected(layers: Sequence[dict[str, Any]], images: int, channel: int, data: int) -> float:
-    """The values that `mural.shard.payload` says all ranks send, for layers of which some are split."""
+    """The values that `mural.channel.payload` says all ranks send, for layers of which some are split."""
     total = 0.0
     for number, row in enumerate(layers):
         size = Size(*(row[key] for key in ("name", "parameters", "inputs", "outputs", "kept")))

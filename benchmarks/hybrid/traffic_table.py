@@ -10,7 +10,7 @@ from harness.results import Record
 from harness.tables import NONE, markdown
 from published import CROSSOVER
 
-from mural.shard.payload import Size, data_parallel, model_parallel
+from mural.channel.payload import Size, data_parallel, model_parallel
 
 WAYS = ("data", "model", "hybrid")
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mural.channel.split import split_channels
 from mural.comm.presence import roll_call
 from mural.comm.verdict import ANEW, given_up
 from mural.engine import Loss, Parallel, Pipelined, materialize, share_from_first
@@ -22,7 +23,6 @@ from mural.errors import PeerError
 from mural.pipeline.route import Route
 from mural.plans import Plan
 from mural.ranks import Mesh, init
-from mural.shard.channel import split_channels
 
 
 def parallelize(

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
+from mural.channel.share import share_of
 from mural.checkpoint import Checkpoints, restore, state_of
 from mural.checkpoint.shares import placed_state
 from mural.errors import CheckpointError
-from mural.shard.channel_share import share_of
 from ranks import run_on
 
 Plan = mural.Plan

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import mural
 from law import Expr, Grid, compare, image, loss_of
 from mural.models import UNet
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from ranks import restart, run_on
 
 SHORT = timedelta(seconds=2)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
+from mural.channel.share import share_of
 from mural.errors import LayoutError, PlanError
-from mural.shard.channel_share import share_of
 from ranks import run_on
 
 SPLIT = mural.Plan(channel=2)

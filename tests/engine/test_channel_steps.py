@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
-from mural.shard.channel import split_channels
-from mural.shard.channel_share import share_of, shares_among
+from mural.channel.share import share_of, shares_among
+from mural.channel.split import split_channels
 from ranks import run_on
 
 Plan = mural.Plan

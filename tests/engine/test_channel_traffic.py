@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import mural
-from mural.engine.traffic import LayerTraffic, traffic, value_bytes
-from mural.models import LeNet5, alexnet, vgg19
-from mural.shard.payload import (
+from mural.channel.payload import (
     Size,
     crossover,
     data_parallel,
@@ -20,6 +18,8 @@ from mural.shard.payload import (
     sizes,
     split_values,
 )
+from mural.engine.traffic import LayerTraffic, traffic, value_bytes
+from mural.models import LeNet5, alexnet, vgg19
 from ranks import run_on
 
 Plan = mural.Plan

@@ -18,7 +18,7 @@ from mural.collectives.algorithms import ALGORITHMS
 from mural.comm.transport import Transport
 from mural.errors import UnsupportedOp
 from mural.federated.federation import read
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 
 REFUSED = "refused"
 

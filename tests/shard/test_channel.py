@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
+from mural.channel.share import share_of
 from mural.models import LeNet5, UNet
-from mural.shard.channel_share import share_of
 from ranks import DEVICE, run_on
 
 TOLERANCE = 1e-10

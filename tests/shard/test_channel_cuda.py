@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
-from mural.shard.channel_share import share_of
+from mural.channel.share import share_of
 from ranks import run_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
+from mural.channel.share import share_of
+from mural.channel.which_layers import chosen
 from mural.errors import PlanError
-from mural.shard import channel_layer
-from mural.shard.channel_choice import chosen
-from mural.shard.channel_share import share_of
 from ranks import restart, run_on
 
 TOLERANCE = 1e-10

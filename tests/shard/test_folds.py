@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mural
 from law import Expr, Grid, holds, image, some, tensors_of
-from mural.shard.regroup import groups, spans
+from mural.shard.folds.regroup import groups, spans
 from ranks import run_on
 
 GRIDS = [Grid((2, 1)), Grid((1, 2)), Grid((2, 2)), Grid((1, 2), data=2), Grid((2, 2), cuts=((3, 5), (7, 5)))]

@@ -10,10 +10,10 @@ import pytest
 from mural.comm import Transport
 from mural.geometry import Cuts, Interval, Window
 from mural.ranks import SPATIAL, Mesh
-from mural.shard.chain import PATIENCE, Site, levels_after, new_site
-from mural.shard.fusecost import Constants, Layer, Part, alone, first_part, together
+from mural.shard.halo.fuse_cost import Constants, Layer, Part, alone, first_part, together
+from mural.shard.halo.margin import common, covers, hull, own_spans
+from mural.shard.halo.window_chain import PATIENCE, Site, levels_after, new_site
 from mural.shard.layout import Layout
-from mural.shard.margin import common, covers, hull, own_spans
 
 COSTS = Constants()
 LAYER = Layer(flops=1e4, outputs=1000, halo=10_000, exchanges=True)

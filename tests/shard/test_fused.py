@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from law import TOLERANCE, Grid, difference, image, some
 from mural.models import CNN2D, FCN2D, resnet18
-from mural.shard.fuse import fusing
-from mural.shard.fusecost import Constants
+from mural.shard.halo.fuse import fusing
+from mural.shard.halo.fuse_cost import Constants
 from ranks import run_on
 from repeats import holds_in_steps, seeded, steps
 

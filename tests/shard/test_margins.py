@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mural
 from law import TOLERANCE, Grid, difference, full, image, loss_of, raises
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from ranks import run_on
 from repeats import holds_in_steps, seeded
 

@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 import mural
 from law import Expr, Grid, difference, holds, image, raises, some
 from mural.geometry import Interval
-from mural.shard.ops import deform, order
-from mural.shard.ops.diff import diff_rule
-from mural.shard.ops.unfold import fold_rule, unfold_rule
+from mural.shard.ops.reduce import order
+from mural.shard.ops.windowed import deform
+from mural.shard.ops.windowed.diff import diff_rule
+from mural.shard.ops.windowed.unfold import fold_rule, unfold_rule
 from mural.shard.rules import tile
 from ranks import run_on
 

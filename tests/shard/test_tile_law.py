@@ -20,11 +20,11 @@ from torch import Tensor
 
 import mural
 from mural.geometry import Box, Interval, Remap, Window
-from mural.shard.ops.adaptive import adaptive_rule
-from mural.shard.ops.conv import conv_rule, each, transposed_rule
-from mural.shard.ops.pad import constant_rule, remap_rule
-from mural.shard.ops.pool import avg_pool_rule, max_pool_rule
-from mural.shard.ops.resample import Taps, interpolate_rule, shuffle_rule, target_sizes, unshuffle_rule
+from mural.shard.ops.windowed.adaptive import adaptive_rule
+from mural.shard.ops.windowed.conv import conv_rule, each, transposed_rule
+from mural.shard.ops.windowed.pad import constant_rule, remap_rule
+from mural.shard.ops.windowed.pool import avg_pool_rule, max_pool_rule
+from mural.shard.ops.windowed.resample import Taps, interpolate_rule, shuffle_rule, target_sizes, unshuffle_rule
 from mural.shard.rules import Windowed, tile
 
 TOLERANCE = 1e-10

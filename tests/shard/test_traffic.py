@@ -8,7 +8,7 @@ from torch import nn
 
 from law import FUSED, Grid, image
 from mural.geometry import Cuts, Interval, Window, moves, traffic
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from ranks import run_on
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mural.shard import ShardedTensor
-from mural.shard.rows import Rows
+from mural.shard.batch_rows import Rows
 
 
 @dataclass(frozen=True)

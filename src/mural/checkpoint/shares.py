@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.channel.share import share_of
 from mural.checkpoint.manifest import Entry
 from mural.checkpoint.pieces import Piece
 from mural.errors import CheckpointError
-from mural.shard.channel_share import share_of
 
 
 def placed(tensor: Tensor) -> Tensor | Piece:

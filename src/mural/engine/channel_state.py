@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
+from mural.channel.share import share_of, shares_among
 from mural.comm import stack
 from mural.comm.agree import together
 from mural.engine.extra_state import load_from_first, set_extra
 from mural.engine.sharing import fill, share_from_first, shared
 from mural.engine.whole_state import released, substituted
 from mural.ranks import Mesh
-from mural.shard.channel_share import share_of, shares_among
 
 
 def joined_state(model: nn.Module, *, wanted: bool) -> dict[str, Any]:

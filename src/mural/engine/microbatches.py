@@ -10,8 +10,8 @@ from torch import Tensor
 from mural.engine.inputs import all_readable
 from mural.geometry import Cuts
 from mural.shard import ShardedTensor
+from mural.shard.batch_rows import Rows
 from mural.shard.relayout import relayout
-from mural.shard.rows import Rows
 from mural.shard.unread import Unread
 
 

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
+from mural.channel.misuse import Watch
+from mural.channel.share import share_of, shares_among
 from mural.comm.agree import any_rank
 from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
@@ -32,8 +34,6 @@ from mural.replicate import Reducer, reduce_gradients
 from mural.replicate.average import average
 from mural.replicate.waiting import wait_for
 from mural.shard import ShardedTensor, batchnorm_scope
-from mural.shard.channel_share import share_of, shares_among
-from mural.shard.channel_watch import Watch
 from mural.shard.generators import generators_kept, seed_generators
 
 Loss = Callable[[Any, Any], Tensor]

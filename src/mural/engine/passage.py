@@ -17,9 +17,9 @@ from mural.pipeline.instance import Stage
 from mural.pipeline.lossparts import Dims, carriers, gradients, joined_results, loss_weights, undivided
 from mural.pipeline.runner import Ends
 from mural.shard import ShardedTensor
+from mural.shard.batch_rows import Rows, rows_of_batch
 from mural.shard.generators import generators_kept, seed_generators
 from mural.shard.in_time import batch_dim, lifted, lowered
-from mural.shard.rows import Rows, rows_of_batch
 
 Loss = Callable[[Any, Any], Tensor]
 

@@ -42,7 +42,7 @@ from mural.pipeline.runs import Runs, moving, shared_apart
 from mural.plans import Plan
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor, batchnorm_scope
-from mural.shard.rows import Rows
+from mural.shard.batch_rows import Rows
 from mural.shard.unread import Unread
 
 

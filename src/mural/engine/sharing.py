@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mural.channel.share import share_of
 from mural.ranks import Mesh
-from mural.shard.channel_share import share_of
 
 
 def shared(value: Tensor, mesh: Mesh, owner: int) -> Tensor:

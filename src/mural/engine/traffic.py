@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from mural.channel.layer import KIND
 from mural.comm.agree import gather
 from mural.engine.inputs import Image
 from mural.engine.parallel import Parallel
-from mural.shard.channel_layer import KIND
 
 
 @dataclass(frozen=True)

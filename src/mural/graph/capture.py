@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from mural.channel.share import share_of
 from mural.errors import UnsupportedOp
 from mural.graph.held import as_it_was
 from mural.graph.nodes import Graph, Shape
 from mural.graph.recorder import Recorder
 from mural.graph.touched import Touches
 from mural.graph.without_memory import META, twin_of
-from mural.shard.channel_share import share_of
 
 Shapes = Sequence[int] | Sequence[Sequence[int]]
 Dtypes = torch.dtype | Sequence[torch.dtype] | None

@@ -20,7 +20,7 @@ from mural.pipeline.part import Part
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, random_state, set_random_state
-from mural.shard.gradients import raw_gradient, require_gradient, true_gradient
+from mural.shard.gradient_scale import raw_gradient, require_gradient, true_gradient
 from mural.shard.layout import Layout
 
 Scope = Callable[[], Any]

@@ -25,7 +25,7 @@ from mural.comm import stack
 from mural.errors import PlanError
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
-from mural.shard.gradients import true_gradient
+from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]

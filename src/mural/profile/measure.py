@@ -19,7 +19,7 @@ from mural.data import Batch
 from mural.errors import TrainingError
 from mural.profile.account import Notes, Profile, Step
 from mural.ranks import Mesh
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from mural.train.config import Config
 from mural.train.launch import on_local_ranks
 from mural.train.loop import update

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mural.channel.share import shares_among
 from mural.errors import PlanError
 from mural.ranks import Mesh
 from mural.replicate.fibres import REPLICAS, group_of, named_axes
 from mural.replicate.gradients import buckets, check_same
-from mural.shard.channel_share import shares_among
 
 
 @torch.no_grad()

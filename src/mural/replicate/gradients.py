@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mural.channel.share import share_of, shares_among
 from mural.comm import Transport
 from mural.errors import LayoutError
 from mural.ranks import Mesh
 from mural.replicate.fibres import REPLICAS, group_of
 from mural.replicate.waiting import wait_for
-from mural.shard.channel_share import share_of, shares_among
 
 BUCKET_BYTES = 32 * 2**20
 

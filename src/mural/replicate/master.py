@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from mural.collectives import algorithms
 from mural.collectives.execute import run
 from mural.collectives.rounds import Collective
 from mural.collectives.team import Team, team_of
-from mural.collectives import algorithms
 from mural.comm.rooms import group_of
 from mural.errors import PlanError
 from mural.ranks import Mesh

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mural.channel.share import share_of
 from mural.collectives.choose import BACKEND
 from mural.errors import LayoutError, PlanError, UnsupportedOp
 from mural.ranks import Mesh
@@ -26,7 +27,6 @@ from mural.replicate.buckets import Bucket, Member, arrange
 from mural.replicate.carriers import carrier_of
 from mural.replicate.fibres import group_of, named_axes
 from mural.replicate.gradients import check_same, mark_reduced
-from mural.shard.channel_share import share_of
 
 BUCKET_BYTES = 25 * 2**20
 

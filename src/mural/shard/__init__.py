@@ -3,8 +3,8 @@
 from mural.shard import ops
 from mural.shard.functions import watch_functions
 from mural.shard.layout import Layout
-from mural.shard.ops.loss import dice_loss
-from mural.shard.ops.norm_rank import batchnorm_scope
+from mural.shard.ops.norm.rank_statistics import batchnorm_scope
+from mural.shard.ops.reduce.losses import dice_loss
 from mural.shard.place import shard
 from mural.shard.rules import Windowed, tile
 from mural.shard.scripted import watch_compiled

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from mural.ranks import Mesh
-from mural.shard.gradients import raw_gradient, true_gradient
+from mural.shard.folds.regroup import Folds
+from mural.shard.folds.reshape import reshaped, settled
+from mural.shard.gradient_scale import raw_gradient, true_gradient
 from mural.shard.layout import Layout
-from mural.shard.ops.pointwise import piece_of
-from mural.shard.regroup import Folds
-from mural.shard.reshape import reshaped, settled
+from mural.shard.ops.pointwise.elementwise import piece_of
 from mural.shard.tensor import ShardedTensor, unfolded
 
 

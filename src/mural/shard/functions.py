@@ -30,7 +30,7 @@ from mural.comm import mark
 from mural.errors import UnsupportedOp
 from mural.ranks import Mesh
 from mural.shard.function_parts import Part, part_of
-from mural.shard.stray import mirror_gradient
+from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in
 
 FOREIGN = ("torch.", "mural.")

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from mural.errors import OutOfTime
 from mural.geometry import Cuts
+from mural.shard.batch_rows import Rows
+from mural.shard.folds.regroup import spans
 from mural.shard.layout import Layout
-from mural.shard.regroup import spans
-from mural.shard.rows import Rows
 from mural.shard.tensor import ShardedTensor
 
 

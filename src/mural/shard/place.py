@@ -19,7 +19,7 @@ from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, check_bounds, whole
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.checksum import checksum
-from mural.shard.gradients import require_gradient
+from mural.shard.gradient_scale import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 

@@ -19,10 +19,10 @@ from mural.errors import LayoutError, OutOfTime, UnsupportedOp
 from mural.geometry import Box
 from mural.ranks import Mesh
 from mural.shard.compiler import hide_from_compiler
+from mural.shard.folds.regroup import Folds, folded_shape
+from mural.shard.gradient_guard import REFUSING, mirror_gradient
+from mural.shard.halo.margin import Margin, forget
 from mural.shard.layout import Layout, route
-from mural.shard.margin import Margin, forget
-from mural.shard.regroup import Folds, folded_shape
-from mural.shard.stray import REFUSING, mirror_gradient
 from mural.shard.table import FOLDED, RESHAPING, TABLE, name_of
 
 

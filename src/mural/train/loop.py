@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.comm.agree import any_rank
 from mural.data import Batch
 from mural.errors import TrainingError
-from mural.shard.fuse import fusing
+from mural.shard.halo.fuse import fusing
 from mural.train.config import Config
 from mural.train.finite import first_bad
 from mural.train.launch import on_local_ranks

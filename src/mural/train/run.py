@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from mural.channel.share import shares_among
 from mural.checkpoint import Checkpoints, State, restore, state_of
 from mural.checkpoint.state import clean
 from mural.comm.agree import together
@@ -21,7 +22,6 @@ from mural.data import Batch, Loader
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError, MuralError
 from mural.ranks import Mesh
-from mural.shard.channel_share import shares_among
 from mural.train.config import Config
 from mural.train.journal import Journal
 from mural.train.meters import Meter

@@ -17,7 +17,7 @@ from mural.data.loading.draws import generator, seed_of, uniform, whole_number
 from mural.data.loading.view import Turn
 from mural.errors import DataError
 from mural.geometry import Box, overlap
-from mural.shard.ops.random import BLOCK, blocks, lattice
+from mural.shard.ops.random.lattice import BLOCK, blocks, lattice
 
 SERIAL = 2**14
 """Fewer values than torch divides among threads, and a multiple of the widest vector register."""

@@ -1,0 +1,169 @@
+"""Margins: positions of neighbours around a piece that this rank computed as well, so that it need not ask for them.
+
+own box        extended piece
++-----+        +.........+
+|     |   ->   . +-----+ .      Each rank's extended piece has the values that its neighbours hold there.
+|     |        . |     | .      Operations that know of margins run on it; all others see the own piece,
++-----+        . +-----+ .      which is cut out of it when somebody first asks for it.
+               +.........+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from mural.comm.exchange import Slices, give_back, within
+from mural.errors import LayoutError
+from mural.geometry import Box, Interval
+from mural.shard.layout import Layout, Want, route
+
+Spans = tuple[tuple[Interval, ...], ...]
+"""For each dim, an interval for every coordinate of its mesh axis; a single one where the dim belongs to no axis."""
+
+
+@lru_cache(maxsize=4096)
+def own_spans(layout: Layout) -> Spans:
+    """What every rank owns."""
+    return tuple(
+        (Interval(0, n),) if cuts is None else cuts.intervals()
+        for n, cuts in zip(layout.shape, layout.cuts, strict=True)
+    )
+
+
+def box_in(spans: Spans, layout: Layout) -> Box:
+    """This rank's box."""
+    at = layout.mesh.coordinates
+    return tuple(
+        intervals[0] if cuts is None else intervals[at[axis or ""]]
+        for intervals, cuts, axis in zip(spans, layout.cuts, layout.axes, strict=True)
+    )
+
+
+def wants_in(spans: Spans, layout: Layout) -> tuple[Want, ...]:
+    """The spans as what every rank needs."""
+    return tuple(
+        (None if cuts is None else axis, tuple((i,) for i in intervals))
+        for intervals, cuts, axis in zip(spans, layout.cuts, layout.axes, strict=True)
+    )
+
+
+def covers(outer: Spans, inner: Spans) -> bool:
+    """Whether every rank has, in one, all of the other."""
+    return all(a.contains(b) for o, i in zip(outer, inner, strict=True) for a, b in zip(o, i, strict=True))
+
+
+def common(a: Spans, b: Spans) -> Spans:
+    """What every rank has in both."""
+    return tuple(tuple(x & y for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
+
+
+def hull(a: Spans, b: Spans) -> Spans:
+    """The smallest spans that cover both."""
+    return tuple(
+        tuple(Interval(min(x.start, y.start), max(x.stop, y.stop)) for x, y in zip(p, q, strict=True))
+        for p, q in zip(a, b, strict=True)
+    )
+
+
+_pieces: WeakValueDictionary[int, Margin] = WeakValueDictionary()
+"""The margins whose own piece was cut out, by the memory of that piece."""
+
+
+@dataclass(eq=False)
+class Margin:
+    """The extended piece of a tensor.
+
+    `live` says that operations may still read it, and `used` that one did, so that gradients of the tensor do not
+    all come through its own piece. Both are the same on every rank.
+    """
+
+    extended: Tensor
+    spans: Spans
+    placement: Layout
+    live: bool = True
+    used: bool = False
+    piece: Tensor | None = None
+    version: int = 0
+    grad: Tensor | None = None
+    keeper: Any = None
+
+    @property
+    def crop(self) -> Slices:
+        """Where the own box lies in the extended piece."""
+        return within(box_in(self.spans, self.placement), self.placement.box)
+
+    def cut_out(self) -> Tensor:
+        """The own piece, with the history of the extended one whatever the mode in which it is asked for."""
+        if self.piece is None:
+            with torch.inference_mode(False), torch.enable_grad():
+                self.piece = self.extended[self.crop].clone()
+            self.version = self.piece._version
+            _pieces[self.piece.untyped_storage()._cdata] = self
+        return self.piece
+
+    def read(self, spans: Spans) -> Tensor:
+        """The part of the extended piece at those spans, for an operation that runs on it."""
+        self.check()
+        self.used = True
+        box = box_in(self.spans, self.placement)
+        part = box_in(spans, self.placement)
+        return self.extended if box == part else self.extended[within(box, part)]
+
+    def check(self) -> None:
+        """Raise if somebody wrote to the own piece: the neighbours' margins do not know of it."""
+        if self.piece is not None and self.piece._version != self.version:
+            raise LayoutError(
+                f"the piece of a sharded tensor of shape {self.placement.shape} was written in place through .local, "
+                f"but its neighbours computed those positions too: write to the sharded tensor itself, or to a clone, "
+                f"or run the model in `with fusing(False)` of mural.shard.halo.fuse"
+            )
+
+    def homed(self, grad: Tensor) -> Tensor:
+        """The gradient of the own piece, from the gradients of all ranks' extended pieces; collective."""
+        self.check()
+        found = route(self.placement, wants_in(self.spans, self.placement))
+        shape = self.placement.local_shape
+        return give_back(grad, found, self.placement.mesh.transport, "gradient of a margin", shape)
+
+    def hook(self, of_own: Callable[[Tensor], Tensor | None]) -> Any:
+        """Call a hook with the gradient of the own piece; it may return another."""
+
+        def on_extended(grad: Tensor) -> Tensor:
+            own = self.homed(grad)
+            changed = of_own(own)
+            return self.spread(own if changed is None else changed)
+
+        handle = self.extended.register_hook(on_extended)
+        if self.keeper is not None:
+            self.retain()
+        return handle
+
+    def retain(self) -> None:
+        """Keep the gradient of the own piece as `grad`; after all hooks, as torch does."""
+        if self.keeper is not None:
+            self.keeper.remove()
+        self.keeper = self.extended.register_hook(self.keep)
+
+    def keep(self, grad: Tensor) -> None:
+        """Keep the gradient of the own piece."""
+        own = self.homed(grad)
+        self.grad = own if self.grad is None else self.grad + own
+
+    def spread(self, grad: Tensor) -> Tensor:
+        """The gradient of the extended piece that amounts to a gradient of the own one."""
+        whole = torch.zeros_like(self.extended)
+        whole[self.crop] = grad
+        return whole
+
+
+def forget(local: Tensor) -> None:
+    """Before a write to a piece: no operation reads a margin of it, or of a tensor that it is a view of, any more."""
+    if len(_pieces) and (margin := _pieces.get(local.untyped_storage()._cdata)) is not None:
+        margin.live = False

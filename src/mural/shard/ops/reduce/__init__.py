@@ -1,0 +1,5 @@
+"""Operations that look at all positions: sums, extremes, softmax, order, scans and losses."""
+
+from mural.shard.ops.reduce import extremes, histogram, losses, order, scan, softmax, sums
+
+__all__ = ["extremes", "histogram", "losses", "order", "scan", "softmax", "sums"]

@@ -1,0 +1,114 @@
+"""Joins: tensors one after the other, side by side, and repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.errors import LayoutError
+from mural.geometry import Interval
+from mural.shard.layout import Layout, Want
+from mural.shard.ops.call_arguments import bound, dim_of
+from mural.shard.ops.pointwise.elementwise import common_layout, piece_of
+from mural.shard.ops.view.slices import sliced, unsqueezed
+from mural.shard.relayout import pull
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor
+
+
+@register("view", "repeat", "tile")
+def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor several times along its dims, by joining it with itself where a dim is cut."""
+    x, *rest = args
+    times = kwargs.get(
+        "repeats", kwargs.get("dims", rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest)
+    )
+    if len(times) < x.ndim and name_of(func) == "repeat":
+        raise RuntimeError(f"repeat: {tuple(times)} has fewer numbers than the tensor has dims ({x.ndim})")
+    counts = [1] * (x.ndim - len(times)) + [int(n) for n in times]
+    for _ in range(len(counts) - x.ndim):
+        x = unsqueezed(x, 0)
+    for dim, count in enumerate(counts):
+        x = joined([x] * count, dim, "repeat") if count != 1 else x
+    return x
+
+
+@register("view", "cat", "concat", "concatenate")
+def cat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Tensors one after the other along a dim."""
+    tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
+    return joined(list(tensors), dim, "cat")
+
+
+@register("view", "stack")
+def stack_new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Tensors side by side along a new dim."""
+    tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
+    dim = dim_of(dim, tensors[0].ndim + 1, "stack")
+    return joined(
+        [unsqueezed(t, dim) if isinstance(t, ShardedTensor) else t.unsqueeze(dim) for t in tensors],
+        dim,
+        "stack",
+    )
+
+
+def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
+    """Tensors one after the other along a dim, which is cut in the image's proportions if it was cut."""
+    tensors = [t for t in tensors if t.ndim != 1 or t.shape[0]] or tensors[:1]  # torch skips empty 1-D tensors
+    dim = dim_of(dim, tensors[0].ndim, name)
+    sharded = [t for t in tensors if isinstance(t, ShardedTensor)]
+    if len(sharded) == len(tensors) and (place := side_by_side(tuple(t.placement for t in sharded), dim)) is not None:
+        return ShardedTensor(torch.cat([t.local for t in sharded], dim), place)
+    rest = [tuple(n for d, n in enumerate(t.shape) if d != dim) for t in tensors]
+    if len(set(rest)) != 1:
+        raise LayoutError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
+    total = sum(t.shape[dim] for t in tensors)
+    slim = [
+        t.narrow(dim, 0, 1) if not isinstance(t, ShardedTensor) else sliced(t, dim, 0, 1)
+        for t in tensors
+        if t.shape[dim]
+    ]
+    base = common_layout(torch.cat, slim) if len(slim) > 1 else sharded[0].placement
+    cut = [t for t in sharded if t.placement.cuts[dim] is not None]
+    if not cut:
+        layout = base.with_cut(dim, None, total)
+        pieces = [piece_of(t, layout.with_cut(dim, None, t.shape[dim]), name) for t in tensors]
+        return ShardedTensor(torch.cat(pieces, dim), layout)
+    first = cut[0].placement
+    layout = base.with_cut(dim, first.cut_for(dim, total), total)
+    layout = replace(layout, axes=(*layout.axes[:dim], first.axes[dim], *layout.axes[dim + 1 :]))
+    pieces, offset = [], 0
+    for tensor in tensors:
+        wants = list(layout.wants())
+        axis, intervals = wants[dim]
+        extent = tensor.shape[dim]
+        inside = tuple(((span & Interval(offset, offset + extent)).shift(-offset),) for (span,) in intervals)
+        wants[dim] = (axis, tuple((Interval(0, 0),) if span.size == 0 else (span,) for (span,) in inside))
+        pieces.append(part_of(tensor, tuple(wants), layout, name))
+        offset += extent
+    return ShardedTensor(torch.cat(pieces, dim), layout)
+
+
+@lru_cache(maxsize=4096)
+def side_by_side(layouts: tuple[Layout, ...], dim: int) -> Layout | None:
+    """The layout of tensors one after the other along a dim of no axis, if they differ in nothing else; else None."""
+    first = layouts[0]
+    if first.axes[dim] is not None or any(
+        lay.ndim != first.ndim or lay.with_cut(dim, lay.cuts[dim], first.shape[dim]) != first for lay in layouts
+    ):
+        return None
+    return first.with_cut(dim, None, sum(lay.shape[dim] for lay in layouts))
+
+
+def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) -> Tensor:
+    """What this rank wants of a sharded tensor, or of one that every rank holds whole."""
+    if isinstance(tensor, ShardedTensor):
+        return pull(tensor, wants, name)
+    at = layout.mesh.coordinates
+    mine = [intervals[at[axis] if axis else 0][0] for axis, intervals in wants]
+    return tensor[tuple(slice(i.start, i.stop) for i in mine)]

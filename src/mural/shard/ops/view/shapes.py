@@ -1,0 +1,104 @@
+"""Permutations and reshapes: data stay where they are wherever the cut dims stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.errors import UnsupportedOp
+from mural.shard.folds.reshape import reshaped
+from mural.shard.ops.call_arguments import bound, dim_of
+from mural.shard.ops.pointwise.elementwise import common_layout, piece_of
+from mural.shard.ops.view.slices import seen_from, unsqueezed
+from mural.shard.relayout import gather, moves_data
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor
+
+
+@register("view", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
+def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """The dims in another order; torch itself says in which, on a tensor whose extents are the dims' numbers."""
+    x = args[0]
+    probe = torch.empty_strided((2,) * x.ndim, tuple(range(1, x.ndim + 1)), device="meta")
+    order = [s - 1 for s in func(probe, *args[1:], **kwargs).stride()]
+    return permuted(x, order)
+
+
+def permuted(x: ShardedTensor, order: Sequence[int]) -> ShardedTensor:
+    """The dims in that order."""
+    layout = x.placement.pick(order, [x.placement.shape[d] for d in order])
+    return seen_from(x, ShardedTensor(x.local.permute(*order), layout, x.aliased))
+
+
+@register("view", "T.__get__", "mT.__get__")
+def transposed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """`.T` and `.mT`."""
+    order = list(range(args[0].ndim))
+    if getattr(func, "__self__", None) is torch.Tensor.mT:
+        return permuted(args[0], [*order[:-2], order[-1], order[-2]])
+    return permuted(args[0], order[::-1])
+
+
+@register("view", "unsqueeze")
+def unsqueeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A new dim of extent 1."""
+    x, dim = bound(args, kwargs, ("input", "dim"))
+    return unsqueezed(x, dim_of(dim, x.ndim + 1, "unsqueeze"))
+
+
+@register("view", "squeeze")
+def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without dims of extent 1."""
+    x = args[0]
+    dims = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(x.ndim)))
+    chosen = [dim_of(d, x.ndim, "squeeze") for d in ((dims,) if isinstance(dims, int) else dims)]
+    gone = {d for d in chosen if x.shape[d] == 1}
+    whole = gather(x, sorted(gone), "squeeze")
+    keep = [d for d in range(x.ndim) if d not in gone]
+    layout = whole.placement.pick(keep, [x.shape[d] for d in keep])
+    local = whole.local.squeeze(tuple(sorted(gone)))
+    lost = "squeeze" if moves_data(x, whole.placement) else x.aliased
+    return ShardedTensor(local, layout, lost) if keep else local
+
+
+@register("view", "reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "ravel")
+def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Another shape; torch itself says which, on a tensor without memory."""
+    x = args[0]
+    name = name_of(func)
+    if any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
+        raise UnsupportedOp("view(dtype) of a sharded tensor")
+    probe = torch.empty(tuple(x.shape), device="meta")
+    others = [torch.empty(tuple(a.shape), device="meta") if isinstance(a, Tensor) else a for a in args[1:]]
+    made = reshaped(x, tuple(func(probe, *others, **kwargs).shape), name)
+    return made if made.ndim else made.local
+
+
+@register("view", "expand", "expand_as", "broadcast_to")
+def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Dims of extent 1 repeated without memory; like the other tensor where one is given."""
+    x = args[0]
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        layout = common_layout(func, (x, args[1]))
+    else:
+        probe = func(torch.empty(tuple(x.shape), device="meta"), *args[1:], **kwargs)
+        layout = x.placement.pick([None] * (probe.ndim - x.ndim) + list(range(x.ndim)), probe.shape)
+        grown = [d for d in range(probe.ndim) if layout.shape[d] != ((1,) * probe.ndim + tuple(x.shape))[x.ndim + d]]
+        layout = layout.gathered(grown)
+    local = piece_of(x, layout, name_of(func)).expand(layout.local_shape)
+    return ShardedTensor(local, layout, x.aliased if isinstance(x, ShardedTensor) else "")
+
+
+@register("view", "view_as_complex", "view_as_real")
+def complex_view(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """Pairs of the last dim as complex numbers, and back."""
+    x: ShardedTensor = args[0]
+    if name_of(func) == "view_as_complex":
+        x = gather(x, (x.ndim - 1,), "view_as_complex")
+        layout = x.placement.pick(range(x.ndim - 1), x.shape[:-1])
+    else:
+        layout = x.placement.pick([*range(x.ndim), None], (*x.shape, 2))
+    return ShardedTensor(func(x.local), layout, x.aliased)

@@ -1,0 +1,249 @@
+"""Convolution and transposed convolution with every argument of their signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mural.geometry import Window
+from mural.shard.halo.conv_strips import ConvArguments, strip_conv, strips
+from mural.shard.halo.fuse import through
+from mural.shard.layout import Layout
+from mural.shard.ops.call_arguments import bound
+from mural.shard.relayout import gather
+from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed
+from mural.shard.table import name_of, register
+from mural.shard.tensor import ShardedTensor
+
+CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED_CONVS: dict[int, Callable[..., Tensor]] = {
+    1: F.conv_transpose1d,
+    2: F.conv_transpose2d,
+    3: F.conv_transpose3d,
+}
+
+
+def each(value: Any, dims: int) -> tuple[int, ...]:
+    """One number per spatial dim.
+
+    >>> each(2, 3), each((1, 2), 2), each([4], 2)
+    ((2, 2, 2), (1, 2), (4, 4))
+    """
+    if isinstance(value, int):
+        return (value,) * dims
+    values = tuple(int(v) for v in value)
+    return values * dims if len(values) == 1 else values
+
+
+@dataclass(frozen=True)
+class ConvWindows:
+    """A convolution's windows, and its arguments with one number per dim."""
+
+    windows: tuple[Window, ...]
+    arguments: ConvArguments
+
+
+@lru_cache(maxsize=4096)
+def conv_windows(
+    extents: tuple[int, ...], kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
+) -> ConvWindows:
+    """The windows of a convolution of an image with these extents."""
+    n = len(extents)
+    strides, dilations = each(stride, n), each(dilation, n)
+    if min(*strides, *dilations) < 1:
+        raise RuntimeError(f"stride {strides} and dilation {dilations} must be at least 1")
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise ValueError(f"padding={padding!r}: use a number, 'same' or 'valid'")
+        if padding == "same" and any(s != 1 for s in strides):
+            raise RuntimeError(f"padding='same' needs stride 1, not {strides}")
+        reach = tuple(d * (k - 1) for d, k in zip(dilations, kernel, strict=True))
+        pads = tuple(r // 2 if padding == "same" else 0 for r in reach)
+        outs: tuple[int | None, ...] = extents if padding == "same" else (None,) * n
+    else:
+        pads, outs = each(padding, n), (None,) * n
+    windows = tuple(
+        Window.conv(e, k, s, p, d, out)
+        for e, k, s, p, d, out in zip(extents, kernel, strides, pads, dilations, outs, strict=True)
+    )
+    for window, e, k in zip(windows, extents, kernel, strict=True):
+        if window.out_extent < 1:
+            raise RuntimeError(f"a convolution with kernel {k} has no output on an image of extent {e} {extents}")
+    return ConvWindows(windows, ConvArguments(strides, dilations, groups))
+
+
+def frozen(value: Any) -> Any:
+    """An argument that can be a key: a list as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def conv_rule(
+    extents: tuple[int, ...],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Windowed:
+    """The rule of a convolution of an image with these extents: windows, and the valid run."""
+    kernel = tuple(weight.shape[2:])
+    found = conv_windows(extents, kernel, frozen(stride), frozen(padding), frozen(dilation), groups)
+    return rule_of_windows(found, weight, bias)
+
+
+def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> Windowed:
+    """The rule of a convolution with those windows."""
+    n, arguments = len(found.windows), found.arguments
+
+    def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        borders = [place.border for place in places]
+        both = tuple(min(border) for border in borders)
+        extra = [m for border, b in zip(borders[::-1], both[::-1], strict=True) for m in (border[0] - b, border[1] - b)]
+        if any(extra):
+            piece = F.pad(piece, extra)
+        return CONVS[n](piece, weight, bias, arguments.stride, both, arguments.dilation, arguments.groups)
+
+    return Windowed(f"conv{n}d", found.windows, run)
+
+
+@lru_cache(maxsize=4096)
+def whole_output(
+    layout: Layout, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
+) -> Layout | None:
+    """The layout of a convolution's output where ranks have whole images before and behind it: torch's own is exact."""
+    dims = range(layout.ndim - len(kernel), layout.ndim)
+    found = conv_windows(layout.shape[dims.start :], kernel, stride, padding, dilation, groups)
+    target = layout.resized({d: w.out_extent for d, w in zip(dims, found.windows, strict=True) if not is_identity(w)})
+    return None if any(layout.is_cut(d) or target.is_cut(d) for d in dims) else target
+
+
+def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
+    """The tensor with its channels whole on every rank, where a permutation has cut them."""
+    channel = x.ndim - dims - 1
+    return gather(x, (channel,), "convolution") if channel >= 0 and x.placement.is_cut(channel) else x
+
+
+def check_parameters(
+    x: ShardedTensor, weight: Tensor, bias: Tensor | None, channels: int, outputs: int, amounts: Any
+) -> None:
+    """Raise what torch would raise, before anything is sent: a kernel that raises later would leave messages behind."""
+    n = weight.ndim - 2
+    if x.ndim not in (n + 1, n + 2) or x.shape[-n - 1] != channels:
+        raise RuntimeError(
+            f"weight {tuple(weight.shape)} needs {channels} channels and {n} dims, input is {tuple(x.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (outputs,):
+        raise RuntimeError(f"the bias has shape {tuple(bias.shape)}, but the convolution has {outputs} outputs")
+    if not isinstance(amounts, str) and min((amounts,) if isinstance(amounts, int) else amounts) < 0:
+        raise RuntimeError(f"negative padding {amounts} is not supported")
+    if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise RuntimeError(f"input is {x.dtype} and weight {weight.dtype}: they should be the same")
+
+
+@register("windowed", "conv1d", "conv2d", "conv3d")
+def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A convolution: by halo strips where they apply, else on the attached window."""
+    x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
+    n = weight.ndim - 2
+    x = whole_channels(x, n)
+    if weight.shape[0] % groups:
+        raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
+    check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
+    kernel = tuple(weight.shape[2:])
+    given = kernel, frozen(stride), frozen(padding), frozen(dilation), groups
+    whole = whole_output(x.placement, *given)
+    if whole is not None and x.local.numel():
+        local = func(x.local, weight, bias, stride, padding, dilation, groups)
+        return ShardedTensor(local, whole.uncut_resized(local.shape))
+    found = conv_windows(x.placement.shape[x.ndim - n :], *given)
+    rule = rule_of_windows(found, weight, bias)
+    target = output_layout(x.placement, rule)
+
+    def usual() -> ShardedTensor:
+        if x.ndim == weight.ndim:
+            plan = strips(x.placement, target, found.windows)
+            if plan is not None:
+                return strip_conv(x, weight, bias, plan, target, found.arguments)
+        return windowed(x, rule)
+
+    return through(x, rule, usual, weight, 2.0 * weight.numel())
+
+
+def transposed_rule(
+    extents: tuple[int, ...],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Windowed:
+    """The rule of a transposed convolution of an image with these extents."""
+    n = len(extents)
+    strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
+    kernel, more = tuple(weight.shape[2:]), each(output_padding, n)
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
+        raise RuntimeError(f"output_padding {more} must be smaller than stride {strides} or dilation {dilations}")
+    windows = tuple(
+        Window.transposed(e, k, s, p, o, d)
+        for e, k, s, p, o, d in zip(extents, kernel, strides, pads, more, dilations, strict=True)
+    )
+    if any(w.out_extent < 1 for w in windows):
+        raise RuntimeError(f"a transposed convolution with padding {pads} has no output on extents {extents}")
+
+    def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        if any(place.have[0].size == 0 for place in places):
+            return unreached(piece, places)
+        y = TRANSPOSED_CONVS[n](piece, weight, None, strides, 0, 0, groups, dilations)
+        amounts: list[int] = []
+        for place, s, p, k, d in zip(places, strides, pads, kernel, dilations, strict=True):
+            first = place.have[0].start * s - p
+            last = (place.have[0].stop - 1) * s - p + d * (k - 1) + 1
+            amounts = [first - place.out.start, place.out.stop - last, *amounts]
+        return biased(crop_or_pad(y, amounts))
+
+    def biased(y: Tensor) -> Tensor:
+        return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * n)
+
+    def unreached(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        """Outputs that no input reaches: the bias, connected to piece and weight."""
+        channels = weight.shape[1] * groups
+        shape = (*piece.shape[: piece.ndim - n - 1], channels, *(place.out.size for place in places))
+        return biased(piece.new_zeros(shape) + 0 * (piece.sum() + weight.sum()))
+
+    return Windowed(f"conv_transpose{n}d", windows, run)
+
+
+def crop_or_pad(y: Tensor, amounts: list[int]) -> Tensor:
+    """`F.pad` with zeros; a crop alone is a view."""
+    if any(a > 0 for a in amounts):
+        return F.pad(y, amounts)
+    for i in range(0, len(amounts), 2):
+        if amounts[i] or amounts[i + 1]:
+            dim = y.ndim - 1 - i // 2
+            y = y.narrow(dim, -amounts[i], y.shape[dim] + amounts[i] + amounts[i + 1])
+    return y
+
+
+@register("windowed", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """A transposed convolution."""
+    x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
+    n = int(name_of(func)[-2])
+    x = whole_channels(x, n)
+    bias, _, padding, more, groups, _ = rest
+    check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
+    rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)
+    whole = of_whole_images(x, rule, lambda piece: func(piece, weight, *rest))
+    return through(x, rule, None, weight, 2.0 * weight.numel() / prod(each(rest[1], n))) if whole is None else whole
