@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from mural import bench, cli
 from mural.demo import Settings
-from mural.demo.run import Board, Disagreement
-from mural.demo.train import Step
+from mural.demo.both_runs import Step
+from mural.demo.course import Board, Disagreement
 from mural.errors import PlanError
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mural.doctor import Item, Report, Section, examine, features, speed
 from mural.doctor.features import Feature, optional
-from mural.doctor.report import found
+from mural.doctor.findings import found
 from ranks import run_on
 
 TITLES = ["launch", "versions", "machine", "backends and launchers", "optional features", "speeds"]

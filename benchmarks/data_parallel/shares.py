@@ -27,7 +27,7 @@ from torch import Tensor
 
 import mural
 from mural.comm import Transport
-from mural.replicate import Reducer
+from mural.gradients import Reducer
 
 WARMUP = 3
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mural
-from mural.replicate import Reducer
+from mural.gradients import Reducer
 from mural.shard import batchnorm_scope
 
 Step = Callable[[], Tensor]

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import mural
 from mural.collectives.algorithms import all_reduction
 from mural.comm.trace import Trace
+from mural.gradients import Reducer
+from mural.gradients.master import Master
 from mural.profile.account import Notes, Profile, Shares, Step, mean
 from mural.ranks import Mesh
-from mural.replicate import Reducer
-from mural.replicate.master import Master
 
 WARMUP = 2
 STEPS = 4

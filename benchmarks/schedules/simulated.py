@@ -13,9 +13,9 @@ from typing import Any
 
 from mural.pipeline.gems import gems
 from mural.pipeline.interleaved import interleaved
-from mural.pipeline.messages import Edge, with_messages
 from mural.pipeline.schedule import Schedule, gpipe, one_f_one_b, sequential
 from mural.pipeline.timeline import Costs, Timeline, simulate
+from mural.pipeline.transfers import Edge, with_messages
 
 SEATS = (2, 3, 4, 6, 8, 12, 16)
 MICROBATCHES = (1, 2, 4, 8, 16, 32)

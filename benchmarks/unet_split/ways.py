@@ -15,9 +15,9 @@ from memory import Need, Span
 from nets import Net
 from published import BLOCKS, FIGURE_7, FIGURE_8
 
-from mural.engine.cuts import stage_starts
-from mural.engine.guess import graph_for
+from mural.engine.example_image import graph_for
 from mural.engine.recompute import chosen
+from mural.engine.stage_starts import stage_starts
 from mural.graph import Graph
 from mural.graph.cuts import cut_name, resolve_cuts
 from mural.pipeline.partition import bound, partition

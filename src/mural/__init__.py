@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from mural import comm
-from mural.capture import capture
 from mural.check import check
 from mural.data import open
 from mural.errors import LayoutError as LayoutError
@@ -12,11 +11,12 @@ from mural.errors import PeerError as PeerError
 from mural.errors import PlanError as PlanError
 from mural.errors import UnsupportedOp as UnsupportedOp
 from mural.geometry import Cuts
+from mural.gradients import reduce_gradients
+from mural.model_graph import capture
 from mural.parallelize import parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh as Mesh
 from mural.ranks import init
-from mural.replicate import reduce_gradients
 from mural.shard import ShardedTensor, dice_loss, shard
 
 if TYPE_CHECKING:

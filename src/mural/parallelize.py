@@ -13,12 +13,12 @@ from mural.channel.split import split_channels
 from mural.comm.presence import roll_call
 from mural.comm.verdict import ANEW, given_up
 from mural.engine import Loss, Parallel, Pipelined, materialize, share_from_first
-from mural.engine.cuts import stage_starts
 from mural.engine.division import Division
-from mural.engine.guess import graph_for, likely_graph
+from mural.engine.example_image import graph_for, likely_graph
 from mural.engine.parallel import unwrapped
 from mural.engine.recompute import recompute
-from mural.engine.seating import Seating, check_mesh
+from mural.engine.stage_ranks import Seating, check_mesh
+from mural.engine.stage_starts import stage_starts
 from mural.errors import PeerError
 from mural.pipeline.route import Route
 from mural.plans import Plan

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import mural
 from law import difference, image
+from mural.gradients.master import Master
 from mural.models import LeNet5, UNet
-from mural.replicate.master import Master
 
 STEPS = 3
 HYBRIDS: dict[int, tuple[dict[str, Any], ...]] = {

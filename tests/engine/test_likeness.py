@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import mural
 from law import Grid, image, raises
-from mural.engine.likeness import due
+from mural.engine.same_inputs import due
 from mural.shard import place
 from mural.shard.checksum import checksum
 from ranks import run_on

@@ -189,7 +189,7 @@ def losses(folder: Path) -> list[float]:
 
 def profiles(world: int) -> Iterator[Sequence[Outcome]]:
     """`mural profile`: a profile in which each rank waited and worked."""
-    from mural.profile.measure import profile
+    from mural.profile.profiled_steps import profile
 
     with tempfile.TemporaryDirectory(prefix="mural-gpu-") as folder:
         write_images(Path(folder))

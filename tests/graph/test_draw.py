@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 import mural
 from mural import Plan
 from mural.cli import graph as graph_command
-from mural.engine.cuts import stage_starts
+from mural.engine.stage_starts import stage_starts
 from mural.errors import ConfigError, PlanError
 from mural.graph import Graph, capture
 from mural.graph.blocks import blocks

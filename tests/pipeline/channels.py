@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from mural.pipeline.messages import Parcel, Program, Receive, Send, needed_by
 from mural.pipeline.schedule import Action
+from mural.pipeline.transfers import Parcel, Program, Receive, Send, needed_by
 
 Happened = tuple[str, int]
 """How a seat ended ("done", "stuck", "wrong" or "unready"), and at which step of its list."""

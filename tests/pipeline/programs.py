@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mural.pipeline.gems import gems
 from mural.pipeline.interleaved import interleaved
-from mural.pipeline.messages import Edge, Program, Receive, Send, Step, with_messages
 from mural.pipeline.schedule import Schedule, forward_only, gpipe, one_f_one_b, sequential
+from mural.pipeline.transfers import Edge, Program, Receive, Send, Step, with_messages
 
 MAKERS = {
     "sequential": sequential,

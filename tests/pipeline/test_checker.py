@@ -15,8 +15,8 @@ from programs import MAKERS, programs, tampered
 
 from mural.errors import PlanError
 from mural.pipeline.checker import check
-from mural.pipeline.messages import Edge, Parcel, Program, Receive, Send, with_messages
 from mural.pipeline.schedule import Action, gpipe, one_f_one_b, sequential
+from mural.pipeline.transfers import Edge, Parcel, Program, Receive, Send, with_messages
 from ranks import restart, run_on
 
 CHAIN = (Edge(("x", 0), 0, (1,)), Edge(("y", 0), 1, (2,)), Edge(("skip", 0), 0, (2,)))

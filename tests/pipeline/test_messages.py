@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from programs import edges, programs, schedules
 
 from mural.errors import PlanError
-from mural.pipeline.messages import Edge, Parcel, Program, Receive, Send, made_by, needed_by, posting, with_messages
 from mural.pipeline.schedule import Action, one_f_one_b
+from mural.pipeline.transfers import Edge, Parcel, Program, Receive, Send, made_by, needed_by, posting, with_messages
 
 
 def channels(program: Program, kind: type) -> dict[tuple[int, int], list[Parcel]]:

@@ -423,7 +423,7 @@ def planned(plan: mural.Plan) -> str:
 
 def graph_rules(plan: mural.Plan) -> None:
     """What is checked before ranks are asked for."""
-    from mural.engine.cuts import stage_starts
+    from mural.engine.stage_starts import stage_starts
 
     if plan.stage > 1:
         stage_starts(graph_of("unet"), plan)

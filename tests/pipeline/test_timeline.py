@@ -15,9 +15,9 @@ from mural.errors import PlanError
 from mural.pipeline.gantt import svg, text
 from mural.pipeline.gems import gems
 from mural.pipeline.interleaved import interleaved
-from mural.pipeline.messages import Edge, Program, needed_by, with_messages
 from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, one_f_one_b, sequential
 from mural.pipeline.timeline import Costs, Timeline, simulate
+from mural.pipeline.transfers import Edge, Program, needed_by, with_messages
 
 
 def chained(schedule: Schedule, size: int = 0) -> Program:

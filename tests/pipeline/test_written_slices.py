@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mural
 from mural import cost
-from mural.engine.cuts import stage_starts
+from mural.engine.stage_starts import stage_starts
 from mural.graph import capture
 from ranks import run_on
 

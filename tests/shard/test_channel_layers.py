@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import mural
 from law import difference, image
+from mural.channel import layer as channel_layer
 from mural.channel.share import share_of
 from mural.channel.which_layers import chosen
 from mural.errors import PlanError

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from mural.checkpoint import export
 from mural.train import Config, Result
-from mural.train.check import compare
 from mural.train.loop import fit_rank
+from mural.train.run_check import compare
 from ranks import run_on
 
 SPLIT = {"channel": 2, "channel_layers": "all", "channel_exchange": "rank"}

@@ -14,7 +14,7 @@ from runs import run_config
 from mural.errors import ConfigError
 from mural.train.config import ModelConfig
 from mural.train.factory import make_model, named
-from mural.train.launch import on_local_ranks
+from mural.train.local_ranks import on_local_ranks
 
 NET = """
 from torch import nn

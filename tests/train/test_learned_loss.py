@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from mural.checkpoint import export, open_snapshot
 from mural.errors import CheckpointError
 from mural.train import Config
-from mural.train.check import compare
 from mural.train.loop import fit_rank
+from mural.train.run_check import compare
 from ranks import run_on
 
 FILE = Path(__file__).with_name("learned_loss.py")

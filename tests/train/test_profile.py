@@ -10,7 +10,7 @@ import pytest
 from runs import run_config, write_images
 
 from mural.profile import Profile, chrome_trace
-from mural.profile.measure import profile_rank
+from mural.profile.profiled_steps import profile_rank
 from ranks import run_on
 
 

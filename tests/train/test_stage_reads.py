@@ -14,8 +14,8 @@ from runs import SIDE, run_config, write_images
 
 from mural.data.formats.stored import FileSource
 from mural.train import Config
-from mural.train.check import compare
 from mural.train.loop import fit_rank
+from mural.train.run_check import compare
 from ranks import RankError, restart, run_on
 
 IMAGE, MASK = SIDE * SIDE * 3, SIDE * SIDE

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mural.check.comparison import Row
 from mural.check.leaves import Gap, counted_in_ulps, gap, kept, largest
-from mural.check.steps import Entry, Name
+from mural.check.updates import Entry, Name
 
 PROBES = 4
 """Runs with moved inputs, at least; every rank makes one."""

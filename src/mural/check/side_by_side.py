@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from mural.check.alone import Plain, device_of, quiet, trial
-from mural.check.case import Case
+from mural.check.compared_case import Case
 from mural.check.comparison import Comparison
 from mural.check.copies import copied
+from mural.check.plain_run import Plain, device_of, quiet, trial
 from mural.comm.agree import gather, together
 from mural.engine import Loss, materialize, share_from_first
 from mural.engine.loss_terms import LossTerms

@@ -1,6 +1,16 @@
 """The command line: each verb parses its options, then calls one public function."""
 
-from mural.cli import bench, data, demo, doctor, graph, profile, train
+from mural.cli import bench_verb, convert_verb, demo_verb, doctor_verb, graph_verb, profile_verb, train_verbs
 from mural.cli.app import app, main
 
-__all__ = ["app", "bench", "data", "demo", "doctor", "graph", "main", "profile", "train"]
+__all__ = [
+    "app",
+    "bench_verb",
+    "convert_verb",
+    "demo_verb",
+    "doctor_verb",
+    "graph_verb",
+    "main",
+    "profile_verb",
+    "train_verbs",
+]

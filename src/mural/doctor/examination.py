@@ -11,8 +11,8 @@ import torch.distributed as dist
 from mural.comm.groups import NCCL, backend_of
 from mural.comm.shared_gpu.introduction import gathered
 from mural.doctor.features import backends, features
+from mural.doctor.findings import Item, Report, Section, found
 from mural.doctor.machine import machine, versions
-from mural.doctor.report import Item, Report, Section, found
 from mural.doctor.speed import SECONDS, link_items, local_link, speeds, trips
 from mural.ranks import Placement, placement
 from mural.ranks.join import join

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl as nccl_of_torch
 
-from mural.doctor.report import Item, found
+from mural.doctor.findings import Item, found
 from mural.ranks.spawn import equipment
 
 SECONDS = 30.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from mural.doctor.report import Item, found, size
+from mural.doctor.findings import Item, found, size
 from mural.ranks.spawn import processors
 
 SMALL_SHARED_MEMORY, FEW_FILES = 2**30, 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mural.doctor.report import Item, found, size
+from mural.doctor.findings import Item, found, size
 from mural.ranks import init, run_local
 from mural.shard import shard
 

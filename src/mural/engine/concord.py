@@ -22,8 +22,8 @@ from mural.comm.presence import ended, hang_up
 from mural.comm.rooms import leave, room
 from mural.comm.verdict import ANEW
 from mural.errors import PeerError
+from mural.gradients.waiting import wait_for
 from mural.ranks import Mesh
-from mural.replicate.waiting import wait_for
 
 
 class Concord:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from mural.comm.rooms import group_of
 from mural.engine.loss_terms import LOSS, LossTerms
-from mural.engine.seating import Seating
+from mural.engine.stage_ranks import Seating
 from mural.errors import PlanError
+from mural.gradients.carriers import summed
 from mural.graph import Graph
 from mural.pipeline.route import Route, named_tensors
 from mural.ranks import Mesh
-from mural.replicate.carriers import summed
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils import _pytree as pytree
 
 from mural.comm.agree import gather, together
-from mural.engine.sharing import share_from_first
+from mural.engine.broadcast_values import share_from_first
 from mural.errors import LayoutError
 from mural.ranks import Mesh
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mural.engine.broadcast_values import share_from_first
 from mural.engine.extra_state import keepers
 from mural.engine.loss_variables import Path, held_by
 from mural.engine.materialize import materialize
-from mural.engine.sharing import share_from_first
 from mural.errors import PlanError
 from mural.ranks import Mesh
 

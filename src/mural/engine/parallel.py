@@ -20,19 +20,19 @@ from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
 from mural.engine.extra_state import load_replicated, on_cpu
 from mural.engine.inputs import Image, Inputs, check_filled
-from mural.engine.likeness import Likeness
 from mural.engine.loss_leaves import check_leaves
 from mural.engine.loss_terms import LossTerms
 from mural.engine.needs import Needs
 from mural.engine.parameter_hooks import check_hooks
-from mural.engine.rebound import make_plain
+from mural.engine.rebound_buffers import make_plain
+from mural.engine.same_inputs import Likeness
 from mural.engine.unwrapped import unwrapped
 from mural.errors import LayoutError
+from mural.gradients import Reducer, reduce_gradients
+from mural.gradients.average import average
+from mural.gradients.waiting import wait_for
 from mural.plans import Plan
 from mural.ranks import SPATIAL, Mesh
-from mural.replicate import Reducer, reduce_gradients
-from mural.replicate.average import average
-from mural.replicate.waiting import wait_for
 from mural.shard import ShardedTensor, batchnorm_scope
 from mural.shard.generators import generators_kept, seed_generators
 

@@ -16,13 +16,12 @@ from torch.utils import _pytree as pytree
 
 from mural.comm.channels import Channels
 from mural.comm.verdict import shared_fate
+from mural.engine.batch_pass import Passage, Training
 from mural.engine.concord import Concord
 from mural.engine.division import Division, Holders, release
-from mural.engine.elsewhere import staged
 from mural.engine.extra_state import extra_of_owners
+from mural.engine.gems_statistics import Statistics
 from mural.engine.inputs import Image, Inputs, check_image, on_seat, shape_of
-from mural.engine.itinerary import Itineraries, Trip
-from mural.engine.likeness import Likeness
 from mural.engine.loss_leaves import check_leaves
 from mural.engine.loss_terms import LossTerms
 from mural.engine.microbatches import rows_of
@@ -30,15 +29,16 @@ from mural.engine.needs import Needs
 from mural.engine.other_stages import check_present, naming_absent
 from mural.engine.parallel import Loss, Parallel
 from mural.engine.parameter_hooks import check_hooks
-from mural.engine.passage import Passage, Training
-from mural.engine.rebound import make_plain
-from mural.engine.statistics import Statistics
+from mural.engine.rebound_buffers import make_plain
+from mural.engine.remote_results import staged
+from mural.engine.same_inputs import Likeness
+from mural.engine.stage_programs import Itineraries, Trip
 from mural.engine.step_loss import StepLoss
 from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
 from mural.graph import Graph
 from mural.pipeline.runner import Runner
-from mural.pipeline.runs import Runs, moving, shared_apart
+from mural.pipeline.step_runs import Runs, moving, shared_apart
 from mural.plans import Plan
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor, batchnorm_scope

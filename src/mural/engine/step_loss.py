@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mural.engine.loss_variables import held_by
 from mural.graph.commons import Commons, Name
 from mural.graph.held import Held
-from mural.pipeline.runs import check_left
+from mural.pipeline.step_runs import check_left
 
 
 class StepLoss:

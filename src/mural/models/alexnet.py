@@ -7,7 +7,7 @@ single device. A state dict of torchvision's model loads as it is.
 import torch
 from torch import Tensor, nn
 
-from mural.models.arguments import check_image, check_positive, check_rate
+from mural.models.checked_arguments import check_image, check_positive, check_rate
 
 # Channels of the five convolutions and of the linear layers, in multiples of the width.
 CHANNELS = (1, 3, 6, 4, 4)

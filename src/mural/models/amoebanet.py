@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.models.arguments import check_image, check_positive
+from mural.models.checked_arguments import check_image, check_positive
 
 
 def relu_conv_norm(inputs: int, outputs: int, kernel: tuple[int, int] = (1, 1), stride: int = 1) -> list[nn.Module]:

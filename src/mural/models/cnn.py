@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from mural.models.arguments import check_choice, check_image, check_positive
-from mural.models.layers import LAYERS, Layers
+from mural.models.checked_arguments import check_choice, check_image, check_positive
+from mural.models.layers_by_dims import LAYERS, Layers
 
 Head = Literal["image", "positions"]
 

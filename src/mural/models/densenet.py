@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.models.arguments import check_image, check_positive, check_rate
-from mural.models.layers import dropout
+from mural.models.checked_arguments import check_image, check_positive, check_rate
+from mural.models.layers_by_dims import dropout
 
 # Depth → how many layers each of the four blocks has.
 DEPTHS: Mapping[int, tuple[int, int, int, int]] = {

@@ -18,8 +18,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from mural.models.arguments import check_image, check_positive, check_rate
-from mural.models.layers import LAYERS
+from mural.models.checked_arguments import check_image, check_positive, check_rate
+from mural.models.layers_by_dims import LAYERS
 
 LAYERS_2D = LAYERS[2]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.models.arguments import check_image, check_positive, check_rate
+from mural.models.checked_arguments import check_image, check_positive, check_rate
 
 Kernel = tuple[int, int]
 

@@ -16,7 +16,7 @@ of parallelism sends less; its «up to 35 nodes» is 61,706 / 1,790:
 
 from torch import Tensor, nn
 
-from mural.models.arguments import check_image, check_positive
+from mural.models.checked_arguments import check_image, check_positive
 
 
 def kept(extent: int) -> int:

@@ -13,7 +13,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from mural.models.arguments import check_positive
+from mural.models.checked_arguments import check_positive
 
 
 class Perceptron(nn.Module):

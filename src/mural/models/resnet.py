@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mural.models.arguments import check_choice, check_image, check_positive
+from mural.models.checked_arguments import check_choice, check_image, check_positive
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

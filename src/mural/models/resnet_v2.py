@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mural.models.arguments import check_choice, check_image, check_positive
+from mural.models.checked_arguments import check_choice, check_image, check_positive
 
 Form = Literal["paper", "keras"]
 

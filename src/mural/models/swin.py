@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.models.arguments import check_choice, check_heads, check_image, check_positive, check_rate
-from mural.models.layers import LAYERS
-from mural.models.layers import dropout as drop
+from mural.models.checked_arguments import check_choice, check_heads, check_image, check_positive, check_rate
+from mural.models.layers_by_dims import LAYERS
+from mural.models.layers_by_dims import dropout as drop
 from mural.models.transformer import DropPath, initialize, mlp, pad_to_multiple, rates
 
 Head = Literal["image", "pixels"]

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.models.layers import dropout
+from mural.models.layers_by_dims import dropout
 
 
 class DropPath(nn.Module):

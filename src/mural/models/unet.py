@@ -26,8 +26,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mural.models.arguments import check_choice, check_image, check_positive
-from mural.models.layers import LAYERS, NORMS, Layers, Norm, conv_norm
+from mural.models.checked_arguments import check_choice, check_image, check_positive
+from mural.models.layers_by_dims import LAYERS, NORMS, Layers, Norm, conv_norm
 
 Block = Literal["plain", "residual"]
 Upsample = Literal["transposed", "interpolate", "repeat"]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mural.models.arguments import check_choice, check_image, check_positive, check_rate
+from mural.models.checked_arguments import check_choice, check_image, check_positive, check_rate
 
 # Depth → how many convolutions each of the five stages has; three linear layers make up the rest.
 DEPTHS: Mapping[int, tuple[int, int, int, int, int]] = {

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mural.errors import PlanError
-from mural.pipeline.messages import Parcel, Program, Receive, Send, Step, needed_by
 from mural.pipeline.schedule import Action
+from mural.pipeline.transfers import Parcel, Program, Receive, Send, Step, needed_by
 
 End = Literal["done", "stuck", "wrong", "unready"]
 Channel = tuple[int, int]
@@ -103,7 +103,7 @@ class Verdict:
 def check(program: Program, strict: bool = True) -> Verdict:
     """The verdict on a program: how each seat ends, and what is left over.
 
-    >>> from mural.pipeline.messages import Edge, with_messages
+    >>> from mural.pipeline.transfers import Edge, with_messages
     >>> from mural.pipeline.schedule import one_f_one_b
     >>> edges = [Edge(("x", 0), 0, (1,)), Edge(("y", 0), 1, (2,)), Edge(("skip", 0), 0, (2,))]
     >>> print(check(with_messages(one_f_one_b(3, 4), edges)))

@@ -14,7 +14,7 @@ from mural.errors import PlanError
 from mural.graph import Graph, Node
 from mural.graph.script import Key, Script, Stretch, script_of
 from mural.graph.sites import Call
-from mural.pipeline.messages import Edge
+from mural.pipeline.transfers import Edge
 
 RANDOM = "random state"
 """What a stage hands on so that the next one draws the numbers that would come next; the pick is the stage's number."""

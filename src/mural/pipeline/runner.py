@@ -23,10 +23,10 @@ from mural.errors import PlanError
 from mural.geometry import Box, volume
 from mural.graph.script import Key
 from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
-from mural.pipeline.instance import Stage
-from mural.pipeline.messages import Parcel, Program, Receive, Send, made_by, needed_by
 from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action, Work
+from mural.pipeline.stage import Stage
+from mural.pipeline.transfers import Parcel, Program, Receive, Send, made_by, needed_by
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, random_state, seed_generators, set_random_state

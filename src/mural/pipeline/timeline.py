@@ -24,8 +24,8 @@ from math import inf
 
 from mural.errors import PlanError
 from mural.pipeline.checker import Channel, check
-from mural.pipeline.messages import Edge, Parcel, Program, Receive, Send, made_by, needed_by
 from mural.pipeline.schedule import Action, Schedule
+from mural.pipeline.transfers import Edge, Parcel, Program, Receive, Send, made_by, needed_by
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Timeline:
 def simulate(program: Program, costs: Costs) -> Timeline:
     """The timeline of a program at these costs.
 
-    >>> from mural.pipeline.messages import with_messages
+    >>> from mural.pipeline.transfers import with_messages
     >>> from mural.pipeline.schedule import one_f_one_b
     >>> edges = [Edge(("x", 0), 0, (1,), bytes=10)]
     >>> found = simulate(with_messages(one_f_one_b(2, 3), edges), Costs((1, 1), (2, 2), kept=(100, 100)))

@@ -16,11 +16,11 @@ from mural.errors import TrainingError
 from mural.shard.halo.fuse import fusing
 from mural.train.config import Config
 from mural.train.finite import first_bad
-from mural.train.launch import on_local_ranks
-from mural.train.run import Result, Run
+from mural.train.local_ranks import on_local_ranks
 from mural.train.signals import StopRequest
 from mural.train.start import start
 from mural.train.status import Position, told_of_ranks
+from mural.train.training_run import Result, Run
 from mural.train.validate import validate
 
 

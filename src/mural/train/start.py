@@ -20,12 +20,12 @@ from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
 from mural.train.config import Config
+from mural.train.configured_samples import Fitting, datasets, first_shape, held_out_loader, training_loader
 from mural.train.factory import label_range, load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
 from mural.train.meters import Meter
-from mural.train.run import Run
-from mural.train.samples import Fitting, datasets, first_shape, held_out_loader, training_loader
 from mural.train.status import Status
+from mural.train.training_run import Run
 
 CHECKPOINTS = "checkpoints"
 

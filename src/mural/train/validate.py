@@ -13,8 +13,8 @@ from mural.data.samples import name_at
 from mural.ranks import AXES
 from mural.shard import ShardedTensor
 from mural.train.prediction_names import file_stems
-from mural.train.run import Run
 from mural.train.scores import Scores
+from mural.train.training_run import Run
 
 PREDICTIONS = "predictions"
 SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif"}

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from mural.check.alone import Plain
 from mural.check.comparison import Row
 from mural.check.copies import copied
+from mural.check.plain_run import Plain
 from mural.check.rounding import PROBES, At, Reference, gaps, left_behind, move
-from mural.check.steps import Stepping, steps
+from mural.check.updates import Stepping, steps
 from mural.comm.agree import gather, together
 from mural.engine import Loss
 from mural.engine.inputs import shape_of

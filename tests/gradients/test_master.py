@@ -13,9 +13,9 @@ from torch import nn
 
 import mural
 from mural.errors import PlanError
+from mural.gradients import master as master_module
+from mural.gradients.master import Master
 from mural.models import UNet
-from mural.replicate import master as master_module
-from mural.replicate.master import Master
 from ranks import run_on
 
 

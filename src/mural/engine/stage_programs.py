@@ -22,12 +22,12 @@ from mural.graph.follow import Changed, Follower
 from mural.graph.held import Held
 from mural.graph.intercept import paths_of
 from mural.pipeline.checker import check
-from mural.pipeline.instance import Stage
-from mural.pipeline.messages import Edge, Program, with_messages
-from mural.pipeline.part import Part, Piece, Whole
 from mural.pipeline.route import Route
 from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
+from mural.pipeline.stage import Stage
+from mural.pipeline.stage_part import Part, Piece, Whole
+from mural.pipeline.transfers import Edge, Program, with_messages
 from mural.shard.unread import Unread
 
 ROUTES = 16

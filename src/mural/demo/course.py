@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mural.demo.both_runs import IMAGE, MASK, PREDICTION, Run, Step, Usage, build, plain_process, sharded_rank
 from mural.demo.picture import draw
 from mural.demo.settings import Settings
 from mural.demo.tissue import tissue
-from mural.demo.train import IMAGE, MASK, PREDICTION, Run, Step, Usage, build, plain_process, sharded_rank
 from mural.errors import MuralError
 from mural.ranks import RankError, run_local
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.replicate.carriers import Carrier
-from mural.replicate.gradients import is_reduced, mark_reduced
+from mural.gradients.carriers import Carrier
+from mural.gradients.reduction import is_reduced, mark_reduced
 
 ALIGN = 16
 """Slots begin at multiples of this many values, so that kernels can load whole vectors."""

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import mural
 from law import Grid, difference, image
+from mural.gradients import Reducer, is_reduced
+from mural.gradients.buckets import arrange
+from mural.gradients.fibres import fibres, named_axes
 from mural.models import UNet
-from mural.replicate import Reducer, is_reduced
-from mural.replicate.buckets import arrange
-from mural.replicate.fibres import fibres, named_axes
 from ranks import restart, run_on
 
 GRIDS = [Grid(), Grid((), 2), Grid((2, 1)), Grid((2, 1), 2), Grid((), 4), Grid((2, 2))]

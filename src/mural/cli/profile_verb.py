@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mural.cli.app import app
-from mural.cli.train import Devices, File, configured
+from mural.cli.train_verbs import Devices, File, configured
 from mural.errors import ConfigError
 from mural.profile import chrome_trace, page
 from mural.profile import profile as profiled

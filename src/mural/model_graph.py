@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from mural.engine.cuts import stage_starts
+from mural.engine.stage_starts import stage_starts
 from mural.graph import adjacency as neighbours
 from mural.graph import capture as calls
 from mural.graph.blocks import Block, Branch, Level, blocks, tree

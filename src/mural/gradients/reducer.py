@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from mural.channel.share import share_of
 from mural.collectives.choose import BACKEND
 from mural.errors import LayoutError, PlanError, UnsupportedOp
+from mural.gradients.block import Block
+from mural.gradients.buckets import Bucket, Member, arrange
+from mural.gradients.carriers import carrier_of
+from mural.gradients.fibres import group_of, named_axes
+from mural.gradients.reduction import check_same, mark_reduced
 from mural.ranks import Mesh
-from mural.replicate.block import Block
-from mural.replicate.buckets import Bucket, Member, arrange
-from mural.replicate.carriers import carrier_of
-from mural.replicate.fibres import group_of, named_axes
-from mural.replicate.gradients import check_same, mark_reduced
 
 BUCKET_BYTES = 25 * 2**20
 

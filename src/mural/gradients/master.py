@@ -34,8 +34,8 @@ from mural.collectives.rounds import Collective
 from mural.collectives.team import Team, team_of
 from mural.comm.rooms import group_of
 from mural.errors import PlanError
+from mural.gradients.reduction import mark_reduced
 from mural.ranks import Mesh
-from mural.replicate.gradients import mark_reduced
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch
 from mural.check import Comparison, check
 from mural.train.config import Config
 from mural.train.factory import make_model
-from mural.train.launch import on_local_ranks
-from mural.train.run import Run
+from mural.train.local_ranks import on_local_ranks
 from mural.train.start import start
+from mural.train.training_run import Run
 
 
 def check_run(config: Config) -> Comparison:

@@ -17,11 +17,11 @@ from mural.comm import Transport
 from mural.comm.groups import backend_of
 from mural.comm.trace import Post
 from mural.errors import PeerError
-from mural.replicate.buckets import Bucket, Member
-from mural.replicate.carriers import Carrier
-from mural.replicate.gradients import buckets as in_buckets
-from mural.replicate.gradients import grad_of, mark_reduced
-from mural.replicate.waiting import wait_for
+from mural.gradients.buckets import Bucket, Member
+from mural.gradients.carriers import Carrier
+from mural.gradients.reduction import buckets as in_buckets
+from mural.gradients.reduction import grad_of, mark_reduced
+from mural.gradients.waiting import wait_for
 
 
 class Block:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mural.channel.share import shares_among
 from mural.errors import PlanError
+from mural.gradients.fibres import REPLICAS, group_of, named_axes
+from mural.gradients.reduction import buckets, check_same
 from mural.ranks import Mesh
-from mural.replicate.fibres import REPLICAS, group_of, named_axes
-from mural.replicate.gradients import buckets, check_same
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mural
 from law import Grid, difference, image, loss_of
+from mural.gradients import Reducer, average_buffers, average_weights
 from mural.ranks import Mesh
-from mural.replicate import Reducer, average_buffers, average_weights
 from mural.shard import batchnorm_scope
 from ranks import run_on
 

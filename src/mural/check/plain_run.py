@@ -21,7 +21,7 @@ from mural.engine.inputs import shape_of
 from mural.engine.loss_terms import LossTerms
 from mural.engine.microbatches import part_of, rows_of
 from mural.engine.unwrapped import unwrapped
-from mural.pipeline.lossparts import joined_results
+from mural.pipeline.loss_parts import joined_results
 from mural.plans import Plan
 from mural.shard.generators import random_state
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mural
-from mural.demo.memory import SavedBytes, peak_resident
+from mural.demo.peak_memory import SavedBytes, peak_resident
 from mural.demo.settings import CLASSES, Settings
 from mural.models import UNet
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mural.channel.share import share_of, shares_among
 from mural.comm import Transport
 from mural.errors import LayoutError
+from mural.gradients.fibres import REPLICAS, group_of
+from mural.gradients.waiting import wait_for
 from mural.ranks import Mesh
-from mural.replicate.fibres import REPLICAS, group_of
-from mural.replicate.waiting import wait_for
 
 BUCKET_BYTES = 32 * 2**20
 

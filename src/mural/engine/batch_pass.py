@@ -13,9 +13,9 @@ from mural.engine.inputs import Image, Inputs
 from mural.engine.microbatches import part_of
 from mural.errors import PlanError
 from mural.graph.script import Key
-from mural.pipeline.instance import Stage
-from mural.pipeline.lossparts import Dims, carriers, gradients, joined_results, loss_weights, undivided
+from mural.pipeline.loss_parts import Dims, carriers, gradients, joined_results, loss_weights, undivided
 from mural.pipeline.runner import Ends
+from mural.pipeline.stage import Stage
 from mural.shard import ShardedTensor
 from mural.shard.batch_rows import Rows, rows_of_batch
 from mural.shard.generators import generators_kept, seed_generators

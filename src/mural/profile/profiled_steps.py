@@ -21,12 +21,12 @@ from mural.profile.account import Notes, Profile, Step
 from mural.ranks import Mesh
 from mural.shard.halo.fuse import fusing
 from mural.train.config import Config
-from mural.train.launch import on_local_ranks
+from mural.train.local_ranks import on_local_ranks
 from mural.train.loop import update
-from mural.train.run import Run
 from mural.train.signals import StopRequest
 from mural.train.start import start
 from mural.train.status import Position
+from mural.train.training_run import Run
 
 MEETINGS = 9
 """How often ranks of several machines compare their clocks."""

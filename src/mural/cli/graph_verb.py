@@ -10,11 +10,11 @@ import torch
 import typer
 from torch import nn
 
-from mural.capture import capture
 from mural.cli.app import app
-from mural.cli.data import extents
+from mural.cli.convert_verb import extents
 from mural.errors import ConfigError
 from mural.graph.blocks import Level
+from mural.model_graph import capture
 from mural.plans import Plan
 from mural.train.config import Config, ModelConfig
 from mural.train.factory import make_model

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from mural.graph.script import Key
-from mural.pipeline.part import Part
+from mural.pipeline.stage_part import Part
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, random_state, set_random_state

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.engine.seating import Seating
-from mural.engine.sharing import shared
+from mural.engine.broadcast_values import shared
+from mural.engine.stage_ranks import Seating
 from mural.geometry import Box, Interval
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
