@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import mural
 from mural import Plan
-from mural.cli import graph as graph_command
+from mural.cli import graph_verb as graph_command
 from mural.engine.stage_starts import stage_starts
 from mural.errors import ConfigError, PlanError
 from mural.graph import Graph, capture
