@@ -11,7 +11,7 @@ from PIL import Image
 from rich.progress import Progress
 from typer.testing import CliRunner, Result
 
-from mural import bench, cli
+from mural import cli
 from mural.demo import Settings
 from mural.demo.both_runs import Step
 from mural.demo.course import Board, Disagreement
@@ -28,8 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "benchmarks" / "echo" / "run.py"
     script.parent.mkdir(parents=True)
     script.write_text("import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); sys.exit(7)")
-    monkeypatch.setattr(bench, "benchmarks_folder", lambda: tmp_path / "benchmarks")
-    monkeypatch.setattr(cli.bench, "benchmarks_folder", lambda: tmp_path / "benchmarks")
+    monkeypatch.setattr(cli.bench_verb, "benchmarks_folder", lambda: tmp_path / "benchmarks")
     return tmp_path
 
 
@@ -66,7 +65,7 @@ def test_murals_errors_are_one_line_with_code_1(
     def fail(*_: object) -> None:
         raise PlanError("the grid does not fit")
 
-    monkeypatch.setattr(cli.demo, "run_demo", fail)
+    monkeypatch.setattr(cli.demo_verb, "run_demo", fail)
     monkeypatch.setattr(sys, "argv", ["mural", "demo"])
     with pytest.raises(SystemExit) as exit:
         cli.main()
@@ -79,7 +78,7 @@ def test_bench_lists_the_benchmarks(folder: Path) -> None:
 
 
 def test_bench_says_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.bench, "benchmarks_folder", lambda: tmp_path)
+    monkeypatch.setattr(cli.bench_verb, "benchmarks_folder", lambda: tmp_path)
     assert "no benchmarks" in call("bench").output
 
 

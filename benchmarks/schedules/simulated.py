@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mural.pipeline.gems import gems
-from mural.pipeline.interleaved import interleaved
-from mural.pipeline.schedule import Schedule, gpipe, one_f_one_b, sequential
+from mural.pipeline.schedule import Schedule, gpipe, interleaved, one_f_one_b, sequential
 from mural.pipeline.timeline import Costs, Timeline, simulate
 from mural.pipeline.transfers import Edge, with_messages
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from mural.pipeline.gems import gems
-from mural.pipeline.interleaved import interleaved
-from mural.pipeline.schedule import Schedule, forward_only, gpipe, one_f_one_b, sequential
+from mural.pipeline.schedule import Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
 from mural.pipeline.transfers import Edge, Program, Receive, Send, Step, with_messages
 
 MAKERS = {

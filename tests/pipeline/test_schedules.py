@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from mural.errors import PlanError
 from mural.pipeline.gems import before, gems
-from mural.pipeline.interleaved import interleaved
-from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, one_f_one_b, sequential
+from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
 
 sizes = st.integers(1, 9)
 counts = st.integers(1, 20)

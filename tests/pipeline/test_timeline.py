@@ -14,8 +14,7 @@ from programs import programs
 from mural.errors import PlanError
 from mural.pipeline.gantt import svg, text
 from mural.pipeline.gems import gems
-from mural.pipeline.interleaved import interleaved
-from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, one_f_one_b, sequential
+from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
 from mural.pipeline.timeline import Costs, Timeline, simulate
 from mural.pipeline.transfers import Edge, Program, needed_by, with_messages
 

@@ -6,7 +6,7 @@ import pytest
 
 from mural.errors import PlanError
 from mural.ranks.identity import FIRST_PORT, PORTS, Placement, resolve
-from mural.ranks.slurm import expand_counts, expand_nodes
+from mural.ranks.launchers import expand_counts, expand_nodes
 
 TORCHRUN = {  # torchrun --nnodes 2 --nproc-per-node 4, second machine
     "RANK": "5",

@@ -1,13 +1,51 @@
-"""`mural bench`: runs what is under benchmarks/."""
+"""`mural bench`: runs the benchmarks under `benchmarks/<name>/`, each by a fresh interpreter."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mural.bench import UnknownBenchmark, benchmarks, benchmarks_folder, run_benchmark
 from mural.cli.app import app
+from mural.errors import MuralError
+
+SCRIPT = "run.py"
+
+
+def benchmarks_folder() -> Path:
+    """The checkout's `benchmarks` folder if mural runs from one, else the current directory's."""
+    checkout = Path(__file__).resolve().parents[3]
+    return (checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()) / "benchmarks"
+
+
+def benchmarks(folder: Path) -> dict[str, Path]:
+    """The script of each benchmark in the folder, by name, in order; none if there is no folder.
+
+    >>> benchmarks(Path("/nowhere"))
+    {}
+    """
+    return {script.parent.name: script for script in sorted(folder.glob(f"*/{SCRIPT}"))}
+
+
+def run_benchmark(name: str, arguments: Sequence[str] = (), folder: Path | None = None) -> int:
+    """The exit code of that benchmark's script, run in the current directory with these arguments."""
+    folder = folder or benchmarks_folder()
+    found = benchmarks(folder)
+    if name not in found:
+        raise UnknownBenchmark(name, folder, tuple(found))
+    return subprocess.run([sys.executable, str(found[name]), *arguments], check=False).returncode
+
+
+class UnknownBenchmark(MuralError, LookupError):
+    """A name that no folder of benchmarks has."""
+
+    def __init__(self, name: str, folder: Path, known: Sequence[str]) -> None:
+        there = f"{folder} holds {', '.join(known)}" if known else f"there are none in {folder}"
+        super().__init__(f"no benchmark is called {name!r}: {there}")
 
 
 @app.command(

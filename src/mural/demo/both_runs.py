@@ -1,12 +1,10 @@
-"""The training that both runs share, in one process or on a rank, and what each process reports.
-
-The parent writes the image and the mask to a folder. The plain process runs first and leaves its gradients there,
-one file per step; every rank then reads its own box of the image, and holds its gradients against those files.
-"""
+"""Memory of this process: its largest resident size so far, and the bytes that autograd keeps for backward."""
 
 from __future__ import annotations
 
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,51 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 import mural
-from mural.demo.peak_memory import SavedBytes, peak_resident
 from mural.demo.settings import CLASSES, Settings
 from mural.models import UNet
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+STATUS = Path("/proc/self/status")
+
+
+def peak_resident() -> int:
+    """The largest resident size of this process so far, in bytes.
+
+    >>> peak_resident() > 2**20
+    True
+    """
+    if STATUS.is_file():
+        # Not getrusage: on Linux, a process that another one spawned starts there with the size of that other.
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+        return int(lines["VmHWM"].split()[0]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class SavedBytes(saved_tensors_hooks):
+    """The bytes that autograd saves inside a `with` block, each storage once, the model's parameters left out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._keep, lambda saved: saved)
+        self._seen = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.total = 0
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.total += storage.nbytes()
+        return tensor.detach()  # the tensor itself would hold its own graph, and never be freed
+
+
+# -- the training ------------------------------------------------------------------------------------------------------
+
 
 Run = Literal["plain", "sharded"]
 IMAGE, MASK, PREDICTION = "image.npy", "mask.npy", "prediction.npy"

@@ -25,8 +25,7 @@ from mural.pipeline.checker import check
 from mural.pipeline.route import Route
 from mural.pipeline.runner import Known, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
-from mural.pipeline.stage import Stage
-from mural.pipeline.stage_part import Part, Piece, Whole
+from mural.pipeline.stage import Part, Piece, Stage, Whole
 from mural.pipeline.transfers import Edge, Program, with_messages
 from mural.shard.unread import Unread
 

@@ -13,8 +13,7 @@ from mural.comm.rooms import group_of, room
 from mural.comm.transport import Transport
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
-from mural.pipeline.interleaved import interleaved
-from mural.pipeline.schedule import Schedule, gpipe, one_f_one_b, sequential
+from mural.pipeline.schedule import Schedule, gpipe, interleaved, one_f_one_b, sequential
 from mural.plans import Plan
 from mural.ranks import SPATIAL, Mesh
 from mural.ranks.mesh import AXES

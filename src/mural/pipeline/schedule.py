@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 from mural.errors import PlanError
@@ -198,3 +199,41 @@ def positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise PlanError(f"{name} = {size}: a schedule needs at least one; give {name} = 1 or more")
+
+
+# -- interleaved 1F1B --------------------------------------------------------------------------------------------------
+
+
+def interleaved(seats: int, chunks: int, microbatches: int) -> Schedule:
+    """A 1F1B order of `seats` × `chunks` stages, stage s on seat s % seats, for any number of micro-batches.
+
+    Two seats and two chunks, for four micro-batches (two groups) and for three (one group):
+
+        01012.aa3bb2aa3bb.cc.ddccdd        012012.aa.bb.ccaabbcc
+        .010aa1bb2aa3bb2cc3ddccdd..        .0120aa1bb2ccaabbcc..
+
+    >>> print(interleaved(seats=2, chunks=2, microbatches=3))
+    seat 0: F0@0 F1@0 F2@0 F0@2 F1@2 F2@2 B0@2 B1@2 B2@2 B0@0 B1@0 B2@0
+    seat 1: F0@1 F1@1 F2@1 F0@3 B0@3 F1@3 B1@3 F2@3 B2@3 B0@1 B1@1 B2@1
+    """
+    positive(seats=seats, chunks=chunks, microbatches=microbatches)
+    groups = grouped(microbatches, seats)
+    largest = max(map(len, groups))
+    rows: list[list[Action]] = []
+    for seat in range(seats):
+        stages = range(seat, seats * chunks, seats)
+        forwards = [Action("forward", s, m) for group in groups for s in stages for m in group]
+        backwards = [Action("backward", s, m) for group in groups for s in reversed(stages) for m in group]
+        rows.append(merged(forwards, backwards, ahead=2 * (seats - 1 - seat) + (chunks - 1) * largest))
+    return in_line(rows, seats * chunks, microbatches)
+
+
+def grouped(microbatches: int, size: int) -> list[range]:
+    """Consecutive groups of near-equal size, as many as can have at least `size` members; one if there are fewer.
+
+    >>> grouped(11, 4)
+    [range(0, 5), range(5, 11)]
+    """
+    count = max(1, microbatches // size)
+    bounds = [microbatches * i // count for i in range(count + 1)]
+    return [range(a, b) for a, b in pairwise(bounds)]

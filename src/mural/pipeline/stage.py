@@ -1,27 +1,84 @@
-"""A stage at work: forward and backward of its part of the model, micro-batch by micro-batch.
-
-What a stage takes from others are leaves of its own autograd graph, so its backward ends there, and their gradients
-are what goes back. What it gives is kept as the place in the graph alone: the tensor itself is free once it was sent.
-"""
+"""What a stage runs: its part of the model's forward, or the model itself where there is one stage alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from mural.graph.script import Key
-from mural.pipeline.stage_part import Part
+from mural.graph.follow import Follower
+from mural.graph.script import Key, Script
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, random_state, set_random_state
 from mural.shard.gradient_scale import raw_gradient, require_gradient, true_gradient
 from mural.shard.layout import Layout
+
+# -- what a stage runs -------------------------------------------------------------------------------------------------
+
+
+Values = dict[Key, Tensor]
+
+
+class Part(Protocol):
+    """A stage's part of a model."""
+
+    @property
+    def takes(self) -> tuple[Key, ...]:
+        """What it takes from other stages, and of the model's inputs."""
+        ...
+
+    def __call__(self, given: Mapping[Key, Tensor], device: torch.device) -> tuple[Values, Any]:
+        """What it gives to other stages, and the model's result on the last stage."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The model itself, which takes that many inputs."""
+
+    model: nn.Module
+    inputs: int
+
+    @property
+    def takes(self) -> tuple[Key, ...]:
+        """All inputs."""
+        return tuple((f"input {i}", 0) for i in range(self.inputs))
+
+    def __call__(self, given: Mapping[Key, Tensor], device: torch.device) -> tuple[Values, Any]:
+        """Nothing for others, and the model's result."""
+        return {}, self.model(*(given[key] for key in self.takes))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One stage of a model that is cut."""
+
+    model: nn.Module
+    script: Script
+    stage: int
+    paths: Mapping[int, str]
+
+    @property
+    def takes(self) -> tuple[Key, ...]:
+        """What it takes from other stages, and of the model's inputs."""
+        return self.script.stretches[self.stage].takes
+
+    def __call__(self, given: Mapping[Key, Tensor], device: torch.device) -> tuple[Values, Any]:
+        """What it gives to other stages, and the model's result on the last stage."""
+        follower = Follower(self.script, self.stage, given, device, self.paths)
+        result = follower.run(self.model)
+        last = self.stage == len(self.script.stretches) - 1
+        return follower.made, result if last else None
+
+
+# -- the stage at work -------------------------------------------------------------------------------------------------
+
 
 Scope = Callable[[], Any]
 Run = Callable[[], AbstractContextManager[None]]

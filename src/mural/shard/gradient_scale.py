@@ -11,7 +11,7 @@ from torch import Tensor
 from mural.ranks import SPATIAL
 from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.layout import Layout
-from mural.shard.merge import merged
+from mural.shard.relayout import merged
 from mural.shard.tensor import ShardedTensor
 
 

@@ -1,4 +1,4 @@
-"""Relayout: a sharded tensor in another layout, or what a rank wants of it, by the messages that this takes."""
+"""A sharded tensor in another layout, and the plain tensors that ranks have, stacked or added up, by messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mural.comm import fetch
+from mural.comm import fetch, stack
+from mural.ranks import Mesh
 from mural.shard.layout import Layout, Want, route
 from mural.shard.tensor import ShardedTensor
 
@@ -33,3 +34,13 @@ def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTens
     if all(tensor.placement.cuts[d] is None for d in dims):
         return tensor
     return relayout(tensor, tensor.placement.gathered(dims), name)
+
+
+def merged(value: Tensor, mesh: Mesh, axes: Sequence[str], name: str) -> Tensor:
+    """The sum of the tensors of all ranks along those axes, added in one order; the same bits on each."""
+    return stacked(value, mesh, axes, name).sum(0) if axes else value
+
+
+def stacked(value: Tensor, mesh: Mesh, axes: Sequence[str], name: str) -> Tensor:
+    """The tensors of all ranks along those axes in a new leading dim."""
+    return stack(value, mesh.peers(axes), mesh.rank, mesh.transport, name)

@@ -15,7 +15,7 @@ from mural.shard.folds.underneath import common_factors, folded, folds_of, opene
 from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.pointwise.along_dim import ALONG, DEFAULT_DIM
 from mural.shard.ops.tensor_calls.attributes import GLOBAL, LOCAL, new
-from mural.shard.ops.view.index_items import in_order, items_of
+from mural.shard.ops.view.getitem import in_order, items_of
 from mural.shard.table import name_of, register_folded
 from mural.shard.tensor import ShardedTensor, local_of, unfolded
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from mural.comm import mark, stack
 from mural.comm.exchange import first_order
 from mural.ranks import Mesh
-from mural.shard.merge import merged
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.normalized_rows import merge_moments
 from mural.shard.ops.norm.whole_image import result_dtype
+from mural.shard.relayout import merged
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
 

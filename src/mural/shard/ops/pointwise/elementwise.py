@@ -14,6 +14,7 @@ from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.halo.fuse import NOTHING, Operands, enabled, same_place, wide_piece, with_spans
 from mural.shard.halo.margin import Margin, Spans
 from mural.shard.layout import Layout, Want
+from mural.shard.ops.call_arguments import bound
 from mural.shard.relayout import pull
 from mural.shard.table import functions, name_of, register
 from mural.shard.tensor import ShardedTensor, sharded_in
@@ -254,3 +255,16 @@ def write_to_plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         lambda t: t.full() if isinstance(t, ShardedTensor) else t, (args, kwargs)
     )
     return func(*local_args, **local_kwargs)
+
+
+@register("pointwise", "tril", "triu", "tril_", "triu_")
+def triangle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
+    """The lower or upper triangle of the last two dims, zeros elsewhere."""
+    x, diagonal = bound(args, kwargs, ("input", "diagonal"), 0)
+    if x.ndim < 2:
+        raise RuntimeError(f"{name_of(func)} takes at least 2 dims, not a tensor of shape {tuple(x.shape)}")
+    rows, columns = x.box[-2:]
+    if name_of(func).endswith("_"):
+        check_writable(x, name_of(func))
+    local = func(x.local, diagonal + rows.start - columns.start)
+    return written(x, local) if local is x.local else ShardedTensor(local, x.placement)

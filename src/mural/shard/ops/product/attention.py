@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.shard.folds.underneath import common_factors, opened
-from mural.shard.merge import merged, stacked
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.product.products import (
     Label,
@@ -30,6 +29,7 @@ from mural.shard.ops.product.products import (
     placed,
 )
 from mural.shard.ops.random.lattice import merged_positions
+from mural.shard.relayout import merged, stacked
 from mural.shard.table import register, register_folded
 from mural.shard.tensor import ShardedTensor
 

@@ -18,9 +18,8 @@ from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Cuts, broadcast
 from mural.shard.folds.underneath import common_factors, opened
 from mural.shard.layout import Layout
-from mural.shard.merge import merged
 from mural.shard.ops.call_arguments import bound
-from mural.shard.relayout import relayout
+from mural.shard.relayout import merged, relayout
 from mural.shard.table import name_of, register, register_folded
 from mural.shard.tensor import ShardedTensor
 

@@ -1,5 +1,7 @@
 """Random layers: the same numbers whatever the grid."""
 
-from mural.shard.ops.random import lattice, random_activations
+from mural.shard.ops.random import lattice
 
-__all__ = ["lattice", "random_activations"]
+__all__ = [
+    "lattice",
+]

@@ -1,5 +1,12 @@
 """Operations that look at all positions: sums, extremes, softmax, order, scans and losses."""
 
-from mural.shard.ops.reduce import extremes, histogram, losses, order, scan, softmax, sums
+from mural.shard.ops.reduce import extremes, losses, order, scan, softmax, sums
 
-__all__ = ["extremes", "histogram", "losses", "order", "scan", "softmax", "sums"]
+__all__ = [
+    "extremes",
+    "losses",
+    "order",
+    "scan",
+    "softmax",
+    "sums",
+]

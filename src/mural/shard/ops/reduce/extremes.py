@@ -12,9 +12,9 @@ from mural.comm import mark
 from mural.comm.exchange import first_order
 from mural.errors import UnsupportedOp
 from mural.ranks import Mesh
-from mural.shard.merge import merged, stacked
 from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.reduce.sums import reduced
+from mural.shard.relayout import merged, stacked
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

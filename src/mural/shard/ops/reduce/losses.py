@@ -13,9 +13,8 @@ from torch import Tensor
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import broadcast
 from mural.shard.layout import Layout
-from mural.shard.merge import merged
 from mural.shard.ops.pointwise.elementwise import common_layout, piece_of
-from mural.shard.relayout import pull
+from mural.shard.relayout import merged, pull
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.shard.merge import stacked
 from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.pointwise.along_dim import along
 from mural.shard.ops.reduce.extremes import extreme_of
 from mural.shard.ops.reduce.sums import reduced
-from mural.shard.relayout import gather
+from mural.shard.relayout import gather, stacked
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.shard.merge import stacked
 from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.pointwise.along_dim import along
 from mural.shard.ops.reduce.sums import reduced, wide
+from mural.shard.relayout import stacked
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

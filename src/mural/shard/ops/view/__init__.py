@@ -1,15 +1,11 @@
 """Views and rearrangements: data stay where they are wherever that is possible."""
 
-from mural.shard.ops.view import (
-    broadcast,
-    concatenate,
-    gather_scatter,
-    getitem,
-    repeats,
-    shapes,
-    slices,
-    triangle,
-    turn,
-)
+from mural.shard.ops.view import concatenate, gather_scatter, getitem, shapes, slices
 
-__all__ = ["broadcast", "concatenate", "gather_scatter", "getitem", "repeats", "shapes", "slices", "triangle", "turn"]
+__all__ = [
+    "concatenate",
+    "gather_scatter",
+    "getitem",
+    "shapes",
+    "slices",
+]

@@ -1,4 +1,4 @@
-"""Permutations and reshapes: data stay where they are wherever the cut dims stay apart."""
+"""Permutations, reshapes, quarter turns and broadcasts: data stay where they are wherever the cut dims stay apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mural.shard.ops.call_arguments import bound, dim_of
 from mural.shard.ops.pointwise.elementwise import common_layout, piece_of
 from mural.shard.ops.view.slices import seen_from, unsqueezed
 from mural.shard.relayout import gather, moves_data
-from mural.shard.table import name_of, register
+from mural.shard.table import TABLE, name_of, register
 from mural.shard.tensor import ShardedTensor
 
 
@@ -102,3 +102,59 @@ def complex_view(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     else:
         layout = x.placement.pick([*range(x.ndim), None], (*x.shape, 2))
     return ShardedTensor(func(x.local), layout, x.aliased)
+
+
+@register("view", "rot90")
+def rot90(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The plane of two dims turned by k quarters, from the first towards the second."""
+    x, k, dims = bound(args, kwargs, ("input", "k", "dims"), 1, (0, 1))
+    a, b = (dim_of(d, x.ndim, "rot90") for d in dims)
+    if a == b:
+        raise RuntimeError(f"rot90 needs two different dims, not {tuple(dims)}")
+    if k % 4 == 2:
+        return x.flip((a, b))
+    if k % 4 == 0:
+        return x.clone()
+    return x.flip(b).transpose(a, b) if k % 4 == 1 else x.flip(a).transpose(a, b)
+
+
+def broadcast_all(func: Any, tensors: Sequence[Tensor]) -> tuple[ShardedTensor, ...]:
+    """Each tensor repeated without memory to the shape and layout that all have in common."""
+    layout, name = common_layout(func, tensors), name_of(func)
+    pieces = [piece_of(t, layout, name).expand(layout.local_shape) for t in tensors]
+    return tuple(ShardedTensor(piece, layout, name) for piece in pieces)
+
+
+def listed(args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors of a call that takes them one by one or in one list."""
+    return list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
+
+
+@register("view", "broadcast_tensors")
+def broadcast_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensors of one shape."""
+    return broadcast_all(func, listed(args))
+
+
+@register("view", "meshgrid")
+def meshgrid(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Grids of coordinates: tensor i varies along dim i alone, or for "xy" the first two along each other's dim."""
+    tensors, indexing = listed(args), kwargs.get("indexing") or "ij"
+    if indexing not in ("ij", "xy") or any(t.ndim > 1 for t in tensors):
+        raise RuntimeError(f"meshgrid takes sequences and indexing 'ij' or 'xy', not {indexing!r}")
+    if any(t.ndim == 0 for t in tensors):
+        raise UnsupportedOp("meshgrid of sharded sequences and numbers: make the numbers sequences of one")
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(tensors) > 1:
+        order[:2] = [1, 0]
+    raised: list[Tensor] = []
+    for tensor, dim in zip(tensors, order, strict=True):
+        for d in range(len(tensors)):
+            if d != dim:
+                tensor = unsqueezed(tensor, d) if isinstance(tensor, ShardedTensor) else tensor.unsqueeze(d)
+        raised.append(tensor)
+    return broadcast_all(func, raised)
+
+
+_builtin: Any = torch._C  # torch's stubs leave its submodules out
+TABLE[_builtin._VariableFunctions.meshgrid] = ("meshgrid", meshgrid)  # where torch takes the sequences in one list

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
-from mural.shard.merge import merged, stacked
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import same_value
 from mural.shard.ops.windowed.pool import MAX, sum_pool
+from mural.shard.relayout import merged, stacked
 from mural.shard.rules import Place, Windowed, in_plain_type, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor

@@ -9,8 +9,7 @@ from mural.comm import fetch
 from mural.comm.exchange import Route
 from mural.geometry import Box, Interval, moves
 from mural.shard.layout import Layout
-from mural.shard.merge import stacked
-from mural.shard.relayout import pull
+from mural.shard.relayout import pull, stacked
 from mural.shard.tensor import ShardedTensor
 
 

@@ -1,9 +1,9 @@
-"""Pooling: maximum and average, with every argument of their signatures."""
+"""Pooling: maximum, average and power-average, with every argument of their signatures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -229,3 +229,20 @@ def avg_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         lambda padding: (row(kernel), row(strides), padding, False, rest[4], rest[5]),
     )  # fmt: skip
     return by_borders(in_plain_type(x, lambda small: func(small, 1)), rule, fast)
+
+
+AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@register("windowed", "lp_pool1d", "lp_pool2d", "lp_pool3d")
+def lp_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The p-norm of each window; each step is torch's, so signs and gradients at zero are too."""
+    names = ("input", "norm_type", "kernel_size", "stride", "ceil_mode")
+    x, p, kernel, stride, ceil = bound(args, kwargs, names, None, False)
+    n = int(name_of(func)[-2])
+    strides = [] if stride is None else stride
+    if p in (inf, -inf):
+        largest = MAX[n](x.abs() if p > 0 else -x.abs(), kernel, strides, 0, 1, ceil)
+        return largest if p > 0 else -largest
+    mean = AVERAGE[n](x.pow(p), kernel, strides, 0, ceil)
+    return (torch.sign(mean) * F.relu(mean.abs())).mul(prod(each(kernel, n))).pow(1.0 / p)

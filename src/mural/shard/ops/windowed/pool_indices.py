@@ -15,13 +15,12 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Window
 from mural.shard.layout import Layout
-from mural.shard.merge import stacked
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import lowest
 from mural.shard.ops.windowed.conv import each
 from mural.shard.ops.windowed.data_windows import empty_piece
 from mural.shard.ops.windowed.pool import MAX, max_pool_rule
-from mural.shard.relayout import pull
+from mural.shard.relayout import pull, stacked
 from mural.shard.rules import Place, Windowed, in_plain_type, output_layout, pad_border, wants_of, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from mural.geometry import Interval
 from mural.shard.layout import Layout, Want
-from mural.shard.merge import stacked
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.pointwise.elementwise import piece_of
 from mural.shard.ops.windowed.conv import each
 from mural.shard.ops.windowed.data_windows import empty_piece
 from mural.shard.ops.windowed.pool_indices import ravelled, unravelled
-from mural.shard.relayout import pull
+from mural.shard.relayout import pull, stacked
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
