@@ -200,26 +200,34 @@ def init(
     if stage > 1 and channel > 1:
         raise PlanError(f"stage={stage} × channel={channel}: the channel axis does not go with stages; set one to 1")
     world, rank, transport = join(backend, timeout)
-    if spatial is None and image is not None:
-        if world % (data * stage * channel):
-            others = f" × channel={channel}" if channel > 1 else ""
-            raise PlanError(
-                f"data={data} × stage={stage}{others} does not divide {world} ranks: choose divisors of {world}"
-            )
-        grid = choose_grid(image, world // (data * stage * channel))
-    if len(grid) > len(SPATIAL):
-        raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
-    needed = data * stage * channel * prod(grid)
-    if needed != world:
-        stages = (f" × stage={stage}" if stage > 1 else "") + (f" × channel={channel}" if channel > 1 else "")
-        raise PlanError(
-            f"spatial={grid} × data={data}{stages} needs {needed} ranks, but {world} run: "
-            f"start {needed} ranks, or let init(image=…) choose the grid"
-        )
+    grid = _fitting_grid(grid, None if spatial is not None else image, data, stage, channel, world)
     sizes = (data, stage, domain, channel, *grid, *(1,) * (len(SPATIAL) - len(grid)))
     mesh = Mesh(sizes, rank, len(grid), transport)
     align_generators(mesh)
     return mesh
+
+
+def _fitting_grid(
+    grid: tuple[int, ...], image: Sequence[int] | None, data: int, stage: int, channel: int, world: int
+) -> tuple[int, ...]:
+    """The spatial grid that takes the ranks which the other axes leave, chosen for an image if one is given."""
+    others = data * stage * channel
+    named = (
+        f"data={data}" + (f" × stage={stage}" if stage > 1 else "") + (f" × channel={channel}" if channel > 1 else "")
+    )
+    if image is not None:
+        if world % others:
+            raise PlanError(f"{named} does not divide {world} ranks: choose divisors of {world}")
+        grid = choose_grid(image, world // others)
+    if len(grid) > len(SPATIAL):
+        raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
+    needed = others * prod(grid)
+    if needed != world:
+        raise PlanError(
+            f"spatial={grid} × {named} needs {needed} ranks, but {world} run: "
+            f"start {needed} ranks, or let init(image=…) choose the grid"
+        )
+    return grid
 
 
 def align_generators(mesh: Mesh) -> None:
