@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from harness.case import GIB, Case
 from harness.problem import Problem, noise
 from harness.replay import Tape, recording, replaying

@@ -11,21 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from context.bounds import balanced, best, distances, reach, shown, sums, windows
+from context.cases import QUICK, Arm, Run, Settings
+from context.evaluation import on_tiles, on_whole
+from context.grid import chosen, sweep
+from context.scene import PALE_DARK, Scene, scenes
+from context.training import Engine, Training, picks, take
+from harness.results import read
 from torch import nn
 
 import mural
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from context.bounds import balanced, best, distances, reach, shown, sums, windows  # noqa: E402
-from context.cases import QUICK, Arm, Run, Settings  # noqa: E402
-from context.evaluation import on_tiles, on_whole  # noqa: E402
-from context.grid import chosen, sweep  # noqa: E402
-from context.scene import PALE_DARK, Scene, scenes  # noqa: E402
-from context.training import Engine, Training, picks, take  # noqa: E402
-from harness.results import read  # noqa: E402
-
 CPU = torch.device("cpu")
 
 

@@ -50,7 +50,7 @@ def monai(name: str, *args: Any, **kwargs: Any) -> Build:
 
 def vision(name: str, **kwargs: Any) -> Build:
     def build() -> nn.Module:
-        from torchvision_shim import torchvision
+        from harness.vision import torchvision
 
         return quiet(getattr(torchvision.models, name)(weights=None, **kwargs))
 
@@ -59,7 +59,7 @@ def vision(name: str, **kwargs: Any) -> Build:
 
 def scenes(name: str, **kwargs: Any) -> Build:
     def build() -> nn.Module:
-        from torchvision_shim import torchvision
+        from harness.vision import torchvision
 
         found = getattr(torchvision.models.segmentation, name)(weights=None, weights_backbone=None, **kwargs)
         return Output(quiet(found), "out")
@@ -67,9 +67,34 @@ def scenes(name: str, **kwargs: Any) -> Build:
     return build
 
 
+def dense(width: int, growth: int, blocks: tuple[int, ...], classes: int = 5) -> nn.Module:
+    """A DenseNet of torchvision, of any size."""
+    from harness.vision import torchvision
+
+    return torchvision.models.DenseNet(growth, blocks, width, num_classes=classes)
+
+
+def swin(width: int, depths: list[int], heads: list[int], patch: int = 4, window: int = 3) -> nn.Module:
+    """A Swin transformer of torchvision, of any size, for 5 classes."""
+    from harness.vision import torchvision
+
+    found = torchvision.models.SwinTransformer([patch] * 2, width, depths, heads, [window] * 2, num_classes=5)
+    return quiet(found)
+
+
+def vit(width: int, heads: int, patch: int, extents: tuple[int, int], **more: Any) -> nn.Module:
+    """A vision transformer of timm of two blocks, for 5 classes and for images of any extents."""
+    from harness.vision import timm
+
+    return timm.models.vision_transformer.VisionTransformer(
+        extents, patch, num_classes=5, embed_dim=width, depth=2, num_heads=heads,
+        dynamic_img_size=True, dynamic_img_pad=True, **more,
+    )  # fmt: skip
+
+
 def timm_model(name: str, **kwargs: Any) -> Build:
     def build() -> nn.Module:
-        from torchvision_shim import timm
+        from harness.vision import timm
 
         return quiet(timm.create_model(name, pretrained=False, num_classes=5, **kwargs))
 
@@ -78,7 +103,7 @@ def timm_model(name: str, **kwargs: Any) -> Build:
 
 def hugging(model: str, config: str, **kwargs: Any) -> Build:
     def build() -> nn.Module:
-        from torchvision_shim import torchvision  # noqa: F401  (the package imports it)
+        from harness.vision import torchvision  # noqa: F401  (the package imports it)
 
         import transformers  # isort: skip
 
@@ -89,7 +114,7 @@ def hugging(model: str, config: str, **kwargs: Any) -> Build:
 
 def smp(name: str, encoder: str = "resnet18", **kwargs: Any) -> Build:
     def build() -> nn.Module:
-        from torchvision_shim import torchvision  # noqa: F401  (the package imports it)
+        from harness.vision import torchvision  # noqa: F401  (the package imports it)
 
         import segmentation_models_pytorch as package  # isort: skip
 
@@ -116,7 +141,7 @@ MAXVIT = {
 
 
 def maxvit() -> nn.Module:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     return quiet(torchvision.models.maxvit.MaxVit(**MAXVIT))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
+from harness.vision import narrowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from mural.cost.replay import differentiable
 from mural.cost.tally import Tally, exact
 from mural.errors import PlanError
 from mural.graph import Graph, capture
+from zoo import dense, timm_model, vit
 
 
 class Function(nn.Module):
@@ -56,13 +58,13 @@ def written(image: Tensor, conv: nn.Module) -> Tensor:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "resnet": (lambda: models.resnet18(width=8), (2, 3, 64, 64)),
+    "resnet": (lambda: narrowed("resnet18", 8), (2, 3, 64, 64)),
     "unet": (lambda: models.UNet2D(width=4, depth=3), (1, 3, 48, 64)),
     "group unet": (lambda: models.UNet2D(width=8, depth=2, norm="group", upsample="interpolate"), (1, 3, 32, 32)),
     "unet in 3d": (lambda: models.UNet3D(in_channels=1, width=4, depth=2), (1, 1, 16, 16, 24)),
-    "densenet": (lambda: models.DenseNet(blocks=(2, 2), growth=4, width=8), (2, 3, 64, 64)),
-    "vgg": (lambda: models.vgg11(width=4, classes=7), (1, 3, 64, 64)),
-    "vit": (lambda: models.ViT(classes=7, width=16, depth=2, heads=2), (2, 3, 64, 64)),
+    "densenet": (lambda: dense(8, 4, (2, 2), 1000), (2, 3, 64, 64)),
+    "vgg": (lambda: narrowed("vgg11", 16, classes=7), (1, 3, 64, 64)),
+    "vit": (lambda: vit(16, 2, 16, (224, 224)), (2, 3, 64, 64)),
     "tied": (lambda: Function(tied, conv=nn.Conv2d(4, 4, 3, padding=1)), (1, 4, 16, 16)),
     "twice": (lambda: Function(twice, conv=nn.Conv2d(4, 4, 3, padding=1)), (2, 4, 16, 16)),
     "parts": (lambda: Function(parts, conv=nn.Conv2d(4, 8, 1)), (2, 4, 16, 16)),
@@ -106,7 +108,8 @@ def test_the_walk_finds_the_peak_of_a_real_step_to_the_byte(name: str, image: bo
 
 def test_attention_with_a_learned_mask_is_within_a_percent() -> None:
     # On meta tensors its softmax takes other operations than on a CPU.
-    model = models.Swin(classes=7, width=8, depths=(2, 2), heads=(1, 2))
+    build = timm_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2, 2), embed_dim=8, num_heads=(1, 2))
+    model = build()
     found = walked(capture(model, (1, 3, 56, 56)), False).bytes
     assert found == pytest.approx(counted(model, (1, 3, 56, 56), False), rel=0.01)
 
@@ -189,7 +192,7 @@ def test_stages_need_less_than_the_whole_and_their_states_add_up() -> None:
 
 
 def test_an_optimizer_adds_its_numbers_for_each_parameter() -> None:
-    model = models.vgg11(width=4, classes=7)
+    model = narrowed("vgg11", 16, classes=7)
     graph = capture(model, (1, 3, 64, 64))
     wanted = differentiable(graph)
     walk = Walk(graph, effects(graph, wanted, "cuda"), wanted, 0, len(graph.nodes), lambda *_: 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness.vision import torchvision
 
 import mural
 from mural.channel.payload import (
@@ -19,7 +20,7 @@ from mural.channel.payload import (
     split_values,
 )
 from mural.engine.traffic import LayerTraffic, traffic, value_bytes
-from mural.models import LeNet5, alexnet, vgg19
+from mural.models import LeNet5
 from ranks import run_on
 
 Plan = mural.Plan
@@ -44,7 +45,7 @@ def test_the_document_counts_images_not_nodes() -> None:
 
 def test_the_large_models_are_counted_without_memory() -> None:
     with torch.device("meta"):
-        models = [(alexnet(), 61_100_840, 3), (vgg19(), 143_667_240, 3)]
+        models = [(torchvision.models.alexnet(), 61_100_840, 3), (torchvision.models.vgg19(), 143_667_240, 3)]
     for model, parameters, linear in models:
         layers = sizes(model, (3, 224, 224))
         assert sum(s.parameters for s in layers) == parameters

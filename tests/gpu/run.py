@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = (".", "pipeline", "shard", "engine", "comm", "collectives", "federated", "train", "gpu")
+FOLDERS = (".", "pipeline", "shard", "engine", "comm", "collectives", "federated", "train", "gpu", "../benchmarks")
 WORLDS = (2, 4)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness.vision import narrowed
 from printed import Basic, Interconnected
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from mural.graph.adjacency import adjacency
 from mural.graph.blocks import LEVELS, Level, blocks, tree
 from mural.graph.bytes import bytes_in, node_bytes
 from mural.graph.work import work
+from zoo import dense, swin, vit
 
 
 class Run(nn.Module):
@@ -124,14 +126,14 @@ def test_the_adjacency_of_amoebanets(layers: int, expected: dict[str, list[str]]
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unet": (lambda: models.UNet(width=4, depth=2), (1, 3, 33, 32)),
-    "resnet": (lambda: models.resnet18(width=4), (1, 3, 64, 64)),
-    "densenet": (lambda: models.DenseNet(width=4, growth=3, blocks=(3, 4)), (1, 3, 64, 64)),
+    "resnet": (lambda: narrowed("resnet18", 16), (1, 3, 64, 64)),
+    "densenet": (lambda: dense(4, 3, (3, 4)), (1, 3, 64, 64)),
     "amoebanet": (lambda: models.amoebanetd(3, 16), (1, 3, 64, 64)),
-    "inception": (lambda: models.inception_v3(width=2), (2, 3, 299, 299)),
-    "swin": (lambda: models.Swin(width=4, depths=(2, 1), heads=(1, 2), window=3), (1, 3, 45, 67)),
-    "vit": (lambda: models.ViT(width=12, depth=2, heads=3, patch=8, extents=(32, 40)), (1, 3, 45, 29)),
+    "inception": (lambda: narrowed("inception_v3", 16, init_weights=False), (2, 3, 299, 299)),
+    "swin": (lambda: swin(4, [2, 1], [1, 2]), (1, 3, 45, 67)),
+    "vit": (lambda: vit(12, 3, 8, (32, 40)), (1, 3, 45, 29)),
     "resnet v2": (lambda: models.resnet_v2(20, width=2), (1, 3, 32, 32)),
-    "vgg": (lambda: models.VGG(11, width=4), (1, 3, 33, 47)),
+    "vgg": (lambda: narrowed("vgg11", 16), (1, 3, 33, 47)),
     "document": (Interconnected, (1, 3, 32, 32)),
 }
 
@@ -178,7 +180,8 @@ def test_the_blocks_of_known_models() -> None:
     ]
     assert "Mixed_5b" in names(graphs["inception"], "block")
     assert names(graphs["swin"], "block") == [
-        "features.0", "features.1.0", "features.1.1", "features.2", "features.3.0", "norm", "head",
+        "features.0", "features.1.0", "features.1.1", "features.2", "features.3.0", "norm", "permute", "avgpool",
+        "flatten", "head",
     ]  # fmt: skip
     assert names(graphs["vit"], "block") == ["patch_embed", "blocks.0", "blocks.1", "norm", "head"]
     assert names(graphs["resnet v2"], "block")[1:4] == ["stages.0.0", "stages.0.1", "stages.1.0"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness.vision import narrowed, torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -488,18 +489,16 @@ def test_unet_joins_each_level_with_its_skip() -> None:
 
 
 def test_resnet_adds_what_the_blocks_began_with() -> None:
-    graph = mural.capture(models.resnet18(width=4), (2, 3, 64, 64))
+    graph = mural.capture(narrowed("resnet18", 16), (2, 3, 64, 64))
     assert graph.unsupported() == ()
     assert sites(graph)[:6] == ["conv1", "bn1", "relu", "maxpool", "layer1.0.conv1", "layer1.0.bn1"]
     assert sites(graph)[-3:] == ["avgpool", "flatten:1", "fc"]
-    assert graph["layer1.0/add:1"].inputs == (graph["layer1.0.bn2"].id, graph["maxpool"].id)
-    assert graph["layer1.0.relu@2"].inputs == (graph["layer1.0/add:1"].id,)
-    assert graph["layer2.0/add:1"].inputs == (graph["layer2.0.bn2"].id, graph["layer2.0.downsample.1"].id)
+    assert graph["layer1.0/add_:1"].inputs == (graph["layer1.0.bn2"].id, graph["maxpool"].id)
+    assert graph["layer1.0.relu@2"].inputs == (graph["layer1.0/add_:1"].id,)
+    assert graph["layer2.0/add_:1"].inputs == (graph["layer2.0.bn2"].id, graph["layer2.0.downsample.1"].id)
 
 
 def test_torchvision_resnet50_has_a_rule_for_every_node() -> None:
-    from torchvision_shim import torchvision
-
     with torch.device("meta"):
         net = torchvision.models.resnet50()
     graph = mural.capture(net, (1, 3, 16384, 16384))

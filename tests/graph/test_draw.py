@@ -30,7 +30,8 @@ from mural.graph.draw import draw
 from mural.graph.outline import Outline, outline
 from mural.graph.rows import Net, rows
 from mural.graph.stages import starts_of
-from mural.models import DenseNet, UNet, amoebanetd
+from mural.models import UNet, amoebanetd
+from zoo import dense
 
 
 class Shared(nn.Module):
@@ -141,7 +142,7 @@ def test_amoebanet_is_a_line_of_cells_that_read_the_two_before(layers: int) -> N
 
 
 def test_levels_are_those_of_the_blocks() -> None:
-    graph = captured(lambda: DenseNet(width=8, growth=4, blocks=(2, 3)), (1, 3, 64, 64))
+    graph = captured(lambda: dense(8, 4, (2, 3)), (1, 3, 64, 64))
     shown = outline(graph)
     for level in ("block", "layer"):
         seen = {box.site for box in shown.shown(shown.opened(level)) if box.id not in shown.opened(level)}

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from harness.vision import torchvision
 from torch import nn
 
 from chromium import Browser, chromium
 from mural.graph import Graph, capture
 from mural.graph.draw import draw
 from mural.graph.outline import outline
-from mural.models import UNet, amoebanetd, densenet121, resnet1001_v2
+from mural.models import UNet, amoebanetd, resnet1001_v2
 
 PROGRAM = chromium()
 pytestmark = pytest.mark.skipif(
@@ -87,7 +88,7 @@ def captured(model: nn.Module, side: int) -> Graph:
 @pytest.fixture(scope="module")
 def densenet() -> Graph:
     with torch.device("meta"):
-        return captured(densenet121(), 224)
+        return captured(torchvision.models.densenet121(), 224)
 
 
 @pytest.fixture(scope="module")

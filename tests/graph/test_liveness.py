@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness.vision import narrowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from mural.graph.blocks import LEVELS
 from mural.graph.cuts import cut_name, cut_points, resolve_cuts
 from mural.graph.edges import Edge, edges
 from mural.graph.liveness import alive, alive_bytes, flows, last_use, refused
+from zoo import dense
 
 IMAGE = (1, 3, 8, 8)
 
@@ -206,8 +208,8 @@ def test_an_input_that_is_written_through_a_view_keeps_its_readers() -> None:
     "graph",
     [
         UNET,
-        mural.capture(models.resnet18(width=2), (1, 3, 64, 64)),
-        mural.capture(models.DenseNet(width=4, growth=2, blocks=(3, 2)), (1, 3, 64, 64)),
+        mural.capture(narrowed("resnet18", 32), (1, 3, 64, 64)),
+        mural.capture(dense(4, 2, (3, 2)), (1, 3, 64, 64)),
         captured(lambda m, x: m.a(m.a(x)).relu() + F.interpolate(x, size=(8, 8)), a=conv()),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness.vision import narrowed
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,7 +20,7 @@ from mural.graph.flops import KIND_OF, TABLE
 from mural.graph.formulas import Work
 from mural.graph.work import Parallelism, node_costs, table, work
 from mural.shard.table import KINDS
-from zoo import timm_model, vision
+from zoo import dense, swin, timm_model, vision, vit
 
 Build = Callable[[], nn.Module]
 
@@ -55,11 +56,11 @@ def counted(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
 SMALL: dict[str, tuple[Build, tuple[int, ...]]] = {
     "unet": (partial(models.UNet, width=4, depth=2), (2, 3, 33, 32)),
     "unet 3D": (partial(models.UNet, 3, width=4, depth=2, upsample="interpolate"), (1, 3, 9, 8, 8)),
-    "resnet18": (partial(models.resnet18, width=4), (2, 3, 33, 47)),
-    "densenet": (partial(models.DenseNet, width=4, growth=3, blocks=(2, 3)), (2, 3, 33, 47)),
+    "resnet18": (partial(narrowed, "resnet18", 16), (2, 3, 33, 47)),
+    "densenet": (partial(dense, 4, 3, (2, 3)), (2, 3, 33, 47)),
     "amoebanet": (partial(models.amoebanetd, 3, 16, 5), (2, 3, 64, 48)),
-    "vit": (partial(models.ViT, classes=5, width=12, depth=2, heads=3, patch=8, extents=(32, 40)), (2, 3, 45, 29)),
-    "swin": (partial(models.Swin, classes=5, width=4, depths=(2, 1), heads=(1, 2), window=3), (2, 3, 45, 67)),
+    "vit": (partial(vit, 12, 3, 8, (32, 40)), (2, 3, 45, 29)),
+    "swin": (partial(swin, 4, [2, 1], [1, 2]), (2, 3, 45, 67)),
     "perceptron": (partial(models.Perceptron, 12, 8, 9, 5), (2, 3, 2, 2)),
     "signals": (partial(models.CNN1D, 3, 5), (2, 3, 64)),
 }
@@ -76,7 +77,7 @@ def test_products_are_those_that_torch_counts(name: str) -> None:
 @pytest.mark.parametrize(
     ("build", "shape"),
     [
-        (models.inception_v3, (2, 3, 299, 299)),
+        (vision("inception_v3", init_weights=False), (2, 3, 299, 299)),
         (vision("mobilenet_v3_small"), (2, 3, 64, 64)),
         (vision("efficientnet_b0"), (2, 3, 64, 64)),
         (vision("regnet_y_400mf"), (2, 3, 64, 64)),

@@ -195,7 +195,7 @@ def test_lenet_keeps_as_much_data_as_the_document_counts() -> None:
 
 
 def torchvision_model(name: str, **arguments: Any) -> nn.Module:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     return getattr(torchvision.models, name)(weights=None, **arguments)
 
@@ -253,7 +253,7 @@ def test_inception_v3_trains_as_torchvision_does() -> None:
 
 
 def test_densenet_trains_as_torchvision_does() -> None:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     theirs = scramble(torchvision.models.DenseNet(4, (2, 3, 2), 8, num_classes=5))
     build = partial(models.DenseNet, classes=5, width=8, growth=4, blocks=(2, 3, 2))
@@ -262,7 +262,7 @@ def test_densenet_trains_as_torchvision_does() -> None:
 
 @pytest.mark.parametrize("extents", [(40, 52), (36, 12), (28, 92)])
 def test_swin_computes_what_torchvision_computes(extents: tuple[int, int]) -> None:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     theirs = scramble(
         torchvision.models.SwinTransformer(
@@ -274,7 +274,7 @@ def test_swin_computes_what_torchvision_computes(extents: tuple[int, int]) -> No
 
 
 def timm_vit(**more: Any) -> nn.Module:
-    from torchvision_shim import timm
+    from harness.vision import timm
 
     return timm.models.vision_transformer.VisionTransformer(
         img_size=(32, 40), patch_size=8, num_classes=5, embed_dim=12, depth=2, num_heads=3,
@@ -301,7 +301,7 @@ def test_vit_interpolates_positions_as_timm_does(pool: Any, extents: tuple[int, 
 
 
 def test_vit_computes_what_torchvision_computes() -> None:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     theirs = scramble(torchvision.models.VisionTransformer(32, 8, 2, 3, 12, 48, num_classes=5))
     nn.init.normal_(theirs.heads.head.weight)

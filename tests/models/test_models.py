@@ -122,7 +122,7 @@ def test_the_number_of_parameters_is_the_published_one(build: Callable[[], nn.Mo
 
 
 def test_resnet_has_the_state_dict_of_torchvision() -> None:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     for depth in DEPTHS:
         with torch.device("meta"):
@@ -133,7 +133,7 @@ def test_resnet_has_the_state_dict_of_torchvision() -> None:
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_resnet_computes_what_torchvision_computes(depth: int) -> None:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=5).double()
     ours = models.ResNet(depth, classes=5).double()

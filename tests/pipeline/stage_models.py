@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from harness.vision import narrowed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mural.models import UNet, amoebanetd, resnet_v2
-from mural.models.densenet import DenseNet
-from mural.models.resnet import ResNet
-from mural.models.transformer import DropPath
+from zoo import dense
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3) -> nn.Conv2d:
@@ -170,10 +169,12 @@ class Random(nn.Module):
     """Random layers of every kind: dropout of values and channels, drop-path, noise on plain tensors."""
 
     def __init__(self, plain: bool = False) -> None:
+        from harness.vision import timm
+
         super().__init__()
         self.a, self.b, self.c = conv(3, 4), conv(4, 4), conv(4, 4)
         self.drop, self.channels = nn.Dropout(0.4), nn.Dropout2d(0.4)
-        self.path = DropPath(0.5)
+        self.path = timm.layers.DropPath(0.5)
         self.plain = plain
         self.head = conv(4, 3, 1)
 
@@ -271,10 +272,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "unet-instance": lambda: UNet(2, 3, 3, width=4, depth=2, norm="instance", upsample="interpolate"),
     "unet-residual": lambda: UNet(2, 3, 3, width=4, depth=2, norm="group", block="residual"),
     "unet3d": lambda: UNet(3, 3, 3, width=2, depth=1, norm="group"),
-    "resnet": lambda: ResNet(18, classes=3, width=4),
-    "bottleneck": lambda: ResNet(50, classes=3, width=4),
+    "resnet": lambda: narrowed("resnet18", 16, classes=3),
+    "bottleneck": lambda: narrowed("resnet50", 16, classes=3),
     "resnet-v2": lambda: resnet_v2(20, classes=3, width=4),
-    "densenet": lambda: DenseNet(classes=3, width=4, growth=2, blocks=(2, 3)),
+    "densenet": lambda: dense(4, 2, (2, 3), classes=3),
     "amoebanet": lambda: amoebanetd(layers=3, filters=8, classes=3),
     "tied": Tied,
     "fan": Fan,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness.vision import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -239,7 +240,7 @@ def test_cuts_that_would_miss_a_write_are_never_taken() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [4, 16])
 def test_large_models_are_cut(stages: int) -> None:
-    for model, shape in ((models.densenet121(), (1, 3, 224, 224)), (models.resnet110_v2(), (1, 3, 64, 64))):
+    for model, shape in ((torchvision.models.densenet121(), (1, 3, 224, 224)), (models.resnet110_v2(), (1, 3, 64, 64))):
         graph = mural.capture(model, shape)
         naive, lean = (partition(graph, stages, by) for by in ("layers", "memory"))
         assert lean.memory < naive.memory

@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from harness.vision import narrowed
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from law import Expr, Grid, difference, holds, image
-from mural.models import FCN2D, UNet, resnet18
+from mural.models import FCN2D, UNet
 from ranks import run_on
 
 ROWS, BLOCKS = Grid((2, 1), device="cuda"), Grid((2, 2), device="cuda")
@@ -41,7 +43,7 @@ MODULES = {
     "UNet instance residual": lambda: UNet(
         in_channels=4, width=4, depth=2, norm="instance", block="residual", upsample="interpolate"
     ),
-    "resnet18": lambda: resnet18(in_channels=4, width=4, classes=5),
+    "resnet18": lambda: nn.Sequential(nn.Conv2d(4, 3, 1), narrowed("resnet18", 16, classes=5)),
     "FCN2D": lambda: FCN2D(in_channels=4, width=4, dropout=0.0),
     "reductions": lambda: Expr("x.var((2, 3)) + x.amax((2, 3)) + x.mean((2, 3)) + torch.logsumexp(x, (2, 3))"),
     "shapes": lambda: Expr("torch.cat([x.flip(2), x], 2)[:, :, 3:-4].permute(0, 2, 3, 1).reshape(2, -1, 4)"),

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness.vision import narrowed
 from torch import Tensor, nn
 
 from law import TOLERANCE, Grid, difference, image, some
-from mural.models import CNN2D, FCN2D, resnet18
+from mural.models import CNN2D, FCN2D
 from mural.shard.halo.fuse import fusing
 from mural.shard.halo.fuse_cost import Constants
 from ranks import run_on
@@ -163,7 +164,7 @@ def test_statistics_of_the_batch_end_a_run_of_layers() -> None:
         lambda: CNN2D(in_channels=3, classes=4, width=3, depth=3),
         lambda: CNN2D(in_channels=3, classes=4, width=3, depth=2, head="positions"),
         lambda: FCN2D(classes=3, width=1, dropout=0.0),
-        lambda: resnet18(width=2, classes=3).eval(),
+        lambda: narrowed("resnet18", 32, classes=3).eval(),
     ],
     ids=["CNN2D", "CNN2D positions", "FCN2D", "frozen resnet18"],
 )

@@ -1,4 +1,4 @@
-"""The classifiers and transformers of mural.models under the law, small and at odd extents.
+"""Published classifiers and transformers under the law, small and at odd extents.
 
 Dropout is off: plain torch draws other masks. Norms are in training, so widths and extents leave enough numbers to
 normalize: with two images of one or two positions each, the image's last bits alone move plain gradients by 1e-10.
@@ -11,37 +11,79 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from harness.vision import narrowed, timm
+from torch import Tensor, nn
 
 import mural.models as models
 from law import Grid, holds, image, some
+from zoo import dense, swin
 
 GRIDS = [Grid((2, 1)), Grid((2, 2)), Grid((1, 2), data=2)]
 
-VIT = partial(models.ViT, classes=5, width=12, depth=2, heads=3, patch=4, extents=(24, 32))
-SWIN = partial(models.Swin, classes=5, width=4, depths=(2, 2), heads=(1, 2), patch=2, window=3)
+
+class ViT(timm.models.vision_transformer.VisionTransformer):
+    """timm's, with positions interpolated in their own dtype: timm's float32 rounds their gradients."""
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        batch, rows, columns, width = x.shape
+        first = self.num_prefix_tokens
+        places = self.pos_embed[:, first:].transpose(1, 2).unflatten(2, self.patch_embed.grid_size)
+        places = F.interpolate(places, size=(rows, columns), mode="bicubic", antialias=True)
+        places = torch.cat([self.pos_embed[:, :first], places.flatten(2).transpose(1, 2)], 1)
+        tokens = [] if self.cls_token is None else [self.cls_token.expand(batch, -1, -1)]
+        return torch.cat([*tokens, x.view(batch, -1, width)], 1) + places
+
+
+class Pixels(nn.Module):
+    """Scores of each pixel by a transformer's features: those of each level, enlarged to the image, and added."""
+
+    def __init__(self, net: nn.Module, *widths: int) -> None:
+        super().__init__()
+        self.net = net
+        self.heads = nn.ModuleList(nn.Conv2d(width, 5, 1) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = [head(level) for head, level in zip(self.heads, self.levels(x), strict=True)]
+        return sum(F.interpolate(each, size=x.shape[2:], mode="bilinear") for each in scores)  # type: ignore[return-value]
+
+    def levels(self, x: Tensor) -> list[Tensor]:
+        """The last features of a ViT, or those of both stages of a Swin."""
+        net: Any = self.net
+        if hasattr(net, "forward_intermediates"):
+            return net.forward_intermediates(x, indices=1, norm=True, intermediates_only=True)
+        first = net.features[:2](x)
+        return [level.permute(0, 3, 1, 2) for level in (first, net.features[2:](first))]
+
+
+INCEPTION = partial(narrowed, "inception_v3", 16, 5, dropout=0.0, init_weights=False)
+VIT = partial(
+    ViT, (24, 32), 4, num_classes=5, embed_dim=12, depth=2, num_heads=3, dynamic_img_size=True, dynamic_img_pad=True
+)
+MEAN = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+SWIN = partial(swin, 4, [2, 2], [1, 2], patch=2)
 
 CONVOLUTIONAL: dict[str, tuple[Any, tuple[int, ...]]] = {
     "Perceptron": (lambda: models.Perceptron(3 * 13 * 11, 9, 7, 5), (2, 3, 13, 11)),
     "LeNet5": (lambda: models.LeNet5(3, 5, (29, 34)), (2, 3, 29, 34)),
-    "AlexNet": (lambda: models.alexnet(classes=5, width=2, dropout=0.0), (2, 3, 131, 99)),
-    "AlexNet at its smallest": (lambda: models.alexnet(classes=5, width=2, dropout=0.0), (2, 3, 63, 63)),
-    "VGG-11 with norms": (lambda: models.vgg11(classes=5, width=2, batch_norm=True, dropout=0.0), (2, 3, 67, 75)),
-    "VGG-19": (lambda: models.vgg19(classes=5, width=2, dropout=0.0), (2, 3, 67, 45)),
-    "DenseNet": (lambda: models.DenseNet(classes=5, width=4, growth=2, blocks=(2, 3, 2)), (2, 3, 61, 47)),
+    "AlexNet": (lambda: narrowed("alexnet", 32, 5, dropout=0.0), (2, 3, 131, 99)),
+    "AlexNet at its smallest": (lambda: narrowed("alexnet", 32, 5, dropout=0.0), (2, 3, 63, 63)),
+    "VGG-11 with norms": (lambda: narrowed("vgg11_bn", 32, 5, dropout=0.0), (2, 3, 67, 75)),
+    "VGG-19": (lambda: narrowed("vgg19", 32, 5, dropout=0.0), (2, 3, 67, 45)),
+    "DenseNet": (lambda: dense(4, 2, (2, 3, 2)), (2, 3, 61, 47)),
     "ResNet-20 v2": (lambda: models.resnet_v2(20, classes=5, width=4), (2, 3, 37, 31)),
     "ResNet-20 v2 of Keras": (lambda: models.resnet_v2(20, classes=5, width=2, variant="keras"), (2, 3, 37, 31)),
-    "Inception-v3": (lambda: models.inception_v3(classes=5, width=2, aux=False, dropout=0.0), (2, 3, 139, 153)),
+    "Inception-v3": (partial(INCEPTION, aux_logits=False), (2, 3, 139, 153)),
 }
 TRANSFORMERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "ViT": (VIT, (2, 3, 24, 32)),
     "ViT of other extents": (VIT, (2, 3, 37, 27)),
-    "ViT mean": (partial(VIT, pool="mean"), (2, 3, 37, 27)),
-    "ViT pixels": (partial(VIT, head="pixels"), (2, 3, 37, 27)),
-    "ViT pixels mean": (partial(VIT, head="pixels", pool="mean"), (2, 3, 37, 27)),
+    "ViT mean": (partial(VIT, **MEAN), (2, 3, 37, 27)),
+    "ViT pixels": (lambda: Pixels(VIT(), 12), (2, 3, 37, 27)),
+    "ViT pixels mean": (lambda: Pixels(VIT(**MEAN), 12), (2, 3, 37, 27)),
     "Swin": (SWIN, (2, 3, 36, 24)),
     "Swin of odd extents": (SWIN, (2, 3, 37, 43)),
-    "Swin pixels": (partial(SWIN, head="pixels"), (2, 3, 37, 43)),
+    "Swin pixels": (lambda: Pixels(SWIN(), 4, 8), (2, 3, 37, 43)),
 }
 
 
@@ -65,12 +107,9 @@ def test_transformers(name: str, grid: Grid) -> None:
 
 
 DEEP: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "DenseNet-121": (lambda: models.densenet121(classes=5, width=4, growth=2), (2, 3, 97, 83)),
+    "DenseNet-121": (lambda: dense(4, 2, (6, 12, 24, 16)), (2, 3, 97, 83)),
     "ResNet-110 v2": (lambda: models.resnet110_v2(classes=5, width=4), (2, 3, 37, 31)),
-    "Inception-v3 with auxiliary scores": (
-        lambda: models.inception_v3(classes=5, width=2, dropout=0.0),
-        (2, 3, 301, 299),
-    ),
+    "Inception-v3 with auxiliary scores": (INCEPTION, (2, 3, 301, 299)),
 }
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from harness.vision import narrowed
 from torch import Tensor, nn
 
 from law import Grid, holds, image, some
-from mural.models import CNN1D, CNN2D, CNN3D, FCN2D, UNet, resnet18, resnet50
+from mural.models import CNN1D, CNN2D, CNN3D, FCN2D, UNet
 from ranks import only
 
 PLANE = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1)), Grid((1, 2), data=2)]
@@ -23,8 +24,8 @@ OURS = {
         (2, 3, 41, 37),
     ),
     "UNet group": (lambda: UNet(width=8, depth=2, norm="group"), (2, 3, 29, 32)),
-    "resnet18": (lambda: resnet18(width=4, classes=5), (2, 3, 67, 64)),
-    "resnet50": (lambda: resnet50(width=4, classes=5), (2, 3, 64, 64)),
+    "resnet18": (lambda: narrowed("resnet18", 16, classes=5), (2, 3, 67, 64)),
+    "resnet50": (lambda: narrowed("resnet50", 16, classes=5), (2, 3, 64, 64)),
 }
 
 
@@ -88,7 +89,7 @@ def dynunet() -> nn.Module:
 
 
 def torchvision_resnet50() -> nn.Module:
-    from torchvision_shim import torchvision
+    from harness.vision import torchvision
 
     return torchvision.models.resnet50(weights=None, num_classes=5)
 
@@ -98,7 +99,7 @@ class Out(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from torchvision_shim import torchvision
+        from harness.vision import torchvision
 
         self.net = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None, num_classes=3)
         for module in self.net.modules():

@@ -1,0 +1,76 @@
+"""torchvision and timm with any build of torch, and torchvision's convolutional networks with fewer channels.
+
+    from harness.vision import narrowed, timm, torchvision
+
+torchvision's wheel carries compiled operators that need the CUDA libraries. With a CPU build of torch they do not load,
+torchvision goes on without them, and then fails while describing two of them: «operator torchvision::nms does
+not exist». Declaring the two is enough for every model without box operations. They get no kernel, so a call
+still raises. timm imports torchvision, so it comes from here too: each is imported when asked for.
+"""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+# The operators that torchvision describes at import whether or not its compiled library loaded.
+_DESCRIBED_AT_IMPORT = {
+    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+
+def _compiled_operators_load() -> bool:
+    """Whether torchvision's compiled library loads here, so that its operators must not be declared again."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("torchvision is not installed: run `make setup`")
+    for library in sorted(Path(spec.origin).parent.glob("_C*.so")):
+        try:
+            torch.ops.load_library(str(library))
+        except OSError:
+            return False
+    return hasattr(torch.ops.torchvision, "nms")
+
+
+if not _compiled_operators_load():
+    for operator, schema in _DESCRIBED_AT_IMPORT.items():
+        torch.library.define(operator, schema)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in ("timm", "torchvision"):
+        raise AttributeError(f"harness.vision has no {name}: it offers narrowed, timm and torchvision")
+    return importlib.import_module(name)
+
+
+def narrowed(name: str, times: int, classes: int = 1000, **options: Any) -> nn.Module:
+    """The convolutional network of torchvision of that name with so many times fewer channels in every layer.
+
+    The image keeps its 3 channels and the scores their classes. Convolutions are drawn as torchvision draws VGG's and
+    ResNet's: `narrowed("alexnet", 8)` is AlexNet of width 8, `narrowed("vgg19", 16)` VGG-19 of width 4.
+    """
+    with torch.device("meta"):
+        model: nn.Module = getattr(importlib.import_module("torchvision.models"), name)(num_classes=classes, **options)
+
+    def fewer(channels: int) -> int:
+        return channels if channels in (3, classes) else channels // times
+
+    for path, layer in list(model.named_modules()):
+        match layer:
+            case nn.Conv2d(in_channels=inputs, out_channels=outputs, bias=bias):
+                shape = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+                thin = nn.Conv2d(fewer(inputs), fewer(outputs), *shape, bias=bias is not None)
+                nn.init.kaiming_normal_(thin.weight, mode="fan_out", nonlinearity="relu")
+            case nn.BatchNorm2d(num_features=channels):
+                thin = nn.BatchNorm2d(fewer(channels), layer.eps, layer.momentum)
+            case nn.Linear(in_features=inputs, out_features=outputs):
+                thin = nn.Linear(fewer(inputs), fewer(outputs))
+            case _:
+                continue
+        model.set_submodule(path, thin)
+    return model
