@@ -12,10 +12,13 @@ from torch import nn
 
 from mural.graph import capture
 from mural.graph.draw import draw
-from mural.models import amoebanetd, densenet121
+from mural.models import amoebanetd
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from harness.vision import torchvision  # noqa: E402
 
 from chromium import Browser, chromium  # noqa: E402
 
@@ -40,7 +43,7 @@ def main() -> None:
         raise SystemExit("no Chromium: run python tests/get_chromium.py, or let $CHROMIUM name one")
     FOLDER.mkdir(exist_ok=True)
     with torch.device("meta"):
-        densenet, amoebanet = densenet121(), amoebanetd(18, 208)
+        densenet, amoebanet = torchvision.models.densenet121(), amoebanetd(18, 208)
     stages = ["features.denseblock2", "features.denseblock3.denselayer5", "features.denseblock4"]
     cells = ["cell1_normal4", "cell3_normal2", "cell5_normal1"]
     with Browser(program, 1500, 1000) as browser:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from harness.vision import timm, torchvision
 from torch import Tensor, nn
 
 from mural import models
-from mural.models import densenet, inception, resnet, swin, vit
 
 Shape = tuple[int, ...]
 
@@ -108,10 +108,6 @@ class Classified(nn.Module):
         return F.cross_entropy(scores, target)
 
 
-def mixed(inputs: int, block: inception.Block) -> nn.Module:
-    return inception.Mixed(inputs, block, lambda channels: channels)
-
-
 @dataclass(frozen=True)
 class Held:
     """A model or block, and the inputs at which it is measured on each kind of device.
@@ -148,41 +144,41 @@ HELD_OUT = (
     ),
     Held(
         "ResNet-18",
-        models.resnet18,
+        torchvision.models.resnet18,
         cpu=((1, 3, 224, 224), (4, 3, 128, 128)),
         cuda=((32, 3, 224, 224), (1, 3, 2048, 2048)),
         half=((64, 3, 224, 224),),
     ),
     Held(
         "ResNet-50",
-        models.resnet50,
+        torchvision.models.resnet50,
         cpu=((1, 3, 224, 224),),
         cuda=((32, 3, 224, 224), (1, 3, 1536, 1536), (2, 3, 256, 256)),
         half=((32, 3, 320, 320),),
     ),
     Held(
         "ResNet-50, middle block",
-        lambda: resnet.Bottleneck(512, 128, 1),
+        lambda: torchvision.models.resnet.Bottleneck(512, 128),
         cpu=((4, 512, 28, 28),),
         cuda=((16, 512, 96, 96),),
     ),
     Held("ResNet-110-v2", models.resnet110_v2, cpu=((8, 3, 32, 32),), cuda=((512, 3, 32, 32),)),
     Held(
         "DenseNet-121",
-        models.densenet121,
+        torchvision.models.densenet121,
         cpu=((1, 3, 160, 160),),
         cuda=((16, 3, 224, 224), (1, 3, 1280, 1280)),
         half=((16, 3, 256, 256),),
     ),
     Held(
         "DenseNet block of 6",
-        lambda: densenet.Block(64, 6, 32, 4, 0.0),
+        lambda: torchvision.models.densenet._DenseBlock(6, 64, 4, 32, 0.0),
         cpu=((2, 64, 56, 56),),
         cuda=((8, 64, 112, 112),),
     ),
     Held(
         "VGG-11",
-        models.vgg11,
+        torchvision.models.vgg11,
         cpu=((1, 3, 192, 192),),
         cuda=((32, 3, 224, 224), (1, 3, 1600, 1600)),
         half=((32, 3, 224, 224),),
@@ -202,29 +198,32 @@ HELD_OUT = (
     ),
     Held(
         "Inception block 5",
-        lambda: mixed(256, inception.mixed_5(64)),
+        lambda: torchvision.models.inception.InceptionA(256, 64),
         cpu=((2, 256, 35, 35),),
         cuda=((32, 256, 70, 70),),
     ),
     Held(
         "Inception block 6",
-        lambda: mixed(768, inception.mixed_6(160)),
+        lambda: torchvision.models.inception.InceptionC(768, 160),
         cpu=((1, 768, 17, 17),),
         cuda=((16, 768, 64, 64),),
     ),
     Held(
         "ViT tiny",
-        models.vit_tiny,
+        lambda: timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True),
         cpu=((2, 3, 224, 224),),
         cuda=((64, 3, 224, 224), (2, 3, 1024, 1024)),
         half=((128, 3, 224, 224),),
     ),
     Held(
-        "ViT block, width 384", lambda: vit.Block(384, 6, 1536, 0.0, 0.0), cpu=((2, 197, 384),), cuda=((16, 1025, 384),)
+        "ViT block, width 384",
+        lambda: timm.models.vision_transformer.Block(384, 6, qkv_bias=True),
+        cpu=((2, 197, 384),),
+        cuda=((16, 1025, 384),),
     ),
     Held(
         "Swin, two stages",
-        lambda: swin.Swin(depths=(2, 2), heads=(3, 6)),
+        lambda: timm.models.SwinTransformer(depths=(2, 2), num_heads=(3, 6), drop_path_rate=0.0, strict_img_size=False),
         cpu=((1, 3, 112, 112),),
         cuda=((16, 3, 448, 448),),
     ),

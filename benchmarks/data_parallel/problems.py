@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from harness.vision import narrowed, torchvision
 from torch import Tensor, nn
 
-from mural.models import LeNet5, ResNet, UNet
+from mural.models import LeNet5, UNet
 
 CLASSES = 10
 
@@ -42,7 +43,12 @@ class Problem:
 
 PROBLEMS = {
     "resnet18": Problem(
-        lambda: ResNet(18, classes=CLASSES), 8, 3, (128, 128), False, "ResNet-18, 11.2 M parameters, 8 × 128² a rank"
+        lambda: torchvision.models.resnet18(num_classes=CLASSES),
+        8,
+        3,
+        (128, 128),
+        False,
+        "ResNet-18, 11.2 M parameters, 8 × 128² a rank",
     ),
     "unet": Problem(
         lambda: UNet(width=24, depth=4), 2, 3, (160, 160), True, "U-Net of width 24, 4.4 M parameters, 2 × 160² a rank"
@@ -50,7 +56,7 @@ PROBLEMS = {
     "lenet": Problem(lambda: LeNet5(3, CLASSES), 200, 3, (32, 32), False, "LeNet-5, 63 k parameters, 200 × 32² a rank"),
 }
 QUICK = {
-    "resnet18": Problem(lambda: ResNet(18, classes=CLASSES, width=4), 2, 3, (32, 32), False, "toy ResNet-18"),
+    "resnet18": Problem(lambda: narrowed("resnet18", 16, classes=CLASSES), 2, 3, (32, 32), False, "toy ResNet-18"),
     "unet": Problem(lambda: UNet(width=4, depth=2), 1, 3, (32, 32), True, "toy U-Net"),
     "lenet": Problem(lambda: LeNet5(3, CLASSES), 4, 3, (32, 32), False, "toy LeNet-5"),
 }

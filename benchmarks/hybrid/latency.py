@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from counting import counting, over_ranks
+from harness.vision import narrowed
 from problems import plan_of, seeded
 from training import together
 
 import mural
-from mural.models import alexnet
 
 WARMUP = 3
 
@@ -37,7 +37,7 @@ class Inference:
 
     def measure(self) -> dict[str, Any]:
         """Seconds of each inference on the slowest rank, what a rank sends, and what it holds."""
-        model = seeded(lambda: alexnet(width=self.width)).to(self.device)
+        model = seeded(lambda: narrowed("alexnet", 64 // self.width)).to(self.device)
         plain = model.eval()(images := self.images()).detach()
         pm = mural.parallelize(model, plan_of(self.way, self.ranks), image=(3, self.side, self.side)).eval()
 

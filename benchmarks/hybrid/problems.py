@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from harness.vision import narrowed, torchvision
 from torch import Tensor, nn
 
-from mural.models import LeNet5, alexnet, vgg19
+from mural.models import LeNet5
 from mural.plans import Plan
 
 CLASSES = 10
@@ -65,18 +66,18 @@ NETS = {
     "alexnet": Net(
         "AlexNet, 224²",
         (3, 224, 224),
-        alexnet,
+        torchvision.models.alexnet,
         "AlexNet of width 8, 64²",
         (3, 64, 64),
-        lambda: alexnet(classes=16, width=8),
+        lambda: narrowed("alexnet", 8, classes=16),
     ),
     "vgg19": Net(
         "VGG-19, 224²",
         (3, 224, 224),
-        vgg19,
+        torchvision.models.vgg19,
         "VGG-19 of width 4, 32²",
         (3, 32, 32),
-        lambda: vgg19(classes=16, width=4),
+        lambda: narrowed("vgg19", 16, classes=16),
     ),
 }
 

@@ -8,19 +8,29 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.vision import narrowed, torchvision
+
 import mural
-from mural.models import UNet, densenet121, resnet50
-from mural.ranks import run_local
+from mural.models import UNet
+
+try:
+    from mural.ranks import run_local
+except ImportError:  # a version from before, under --other
+    from mural.comm import run_local  # type: ignore[attr-defined,no-redef]
 
 MODELS: dict[str, tuple[Any, int, bool]] = {
     "U-Net": (lambda: UNet(width=16, depth=4, norm="group"), 64, True),
-    "ResNet-50": (lambda: resnet50(classes=10, width=16), 64, False),
-    "DenseNet-121": (lambda: densenet121(classes=10), 64, False),
+    "ResNet-50": (lambda: narrowed("resnet50", 4, classes=10), 64, False),
+    "DenseNet-121": (lambda: torchvision.models.densenet121(num_classes=10), 64, False),
 }
 PLANS: dict[str, dict[str, Any]] = {
     "stage 2": {"stage": 2},

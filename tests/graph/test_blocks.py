@@ -183,7 +183,9 @@ def test_the_blocks_of_known_models() -> None:
         "features.0", "features.1.0", "features.1.1", "features.2", "features.3.0", "norm", "permute", "avgpool",
         "flatten", "head",
     ]  # fmt: skip
-    assert names(graphs["vit"], "block") == ["patch_embed", "blocks.0", "blocks.1", "norm", "head"]
+    assert names(graphs["vit"], "block") == [
+        "patch_embed", "pos_drop", "blocks.0", "blocks.1", "norm", "head_drop", "head",
+    ]  # fmt: skip
     assert names(graphs["resnet v2"], "block")[1:4] == ["stages.0.0", "stages.0.1", "stages.1.0"]
 
 
