@@ -32,7 +32,6 @@ class RankError(AssertionError):
 
 
 def _serve(rank: int, world: int, backend: str, store: str, pipe: Connection) -> None:
-    import harness.vision  # noqa: F401  (models of torchvision can then be unpickled)
     import torch
     import torch.distributed as dist
 

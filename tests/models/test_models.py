@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import mural.models as models
-from mural.models.resnet import DEPTHS
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +92,6 @@ def test_unet_with_dims_in_its_name() -> None:
     assert models.UNet3D(in_channels=1, width=2, depth=1)(torch.zeros(1, 1, 5, 6, 7)).shape == (1, 2, 5, 6, 7)
 
 
-@pytest.mark.parametrize("depth", [18, 50])
-def test_resnet_scores_the_image(depth: int) -> None:
-    check_trains(models.ResNet(depth, in_channels=1, classes=5, width=4), torch.randn(2, 1, 65, 39), (2, 5))
-
-
 # --- published sizes --------------------------------------------------------------------------------------
 
 
@@ -109,42 +103,11 @@ def test_resnet_scores_the_image(depth: int) -> None:
         (lambda: models.UNet(in_channels=1, norm=None), 31_030_658),
         # VGG-16's convolutions, fc6 and fc7 as convolutions, and three scores of 21 classes.
         (models.FCN2D, 14_714_688 + 102_764_544 + 16_781_312 + 21 * (4096 + 512 + 256 + 3)),
-        (models.resnet18, 11_689_512),
-        (models.resnet34, 21_797_672),
-        (models.resnet50, 25_557_032),
-        (models.resnet101, 44_549_160),
-        (models.resnet152, 60_192_808),
     ],
 )
 def test_the_number_of_parameters_is_the_published_one(build: Callable[[], nn.Module], count: int) -> None:
     with torch.device("meta"):
         assert parameters(build()) == count
-
-
-def test_resnet_has_the_state_dict_of_torchvision() -> None:
-    from harness.vision import torchvision
-
-    for depth in DEPTHS:
-        with torch.device("meta"):
-            ours = models.ResNet(depth).state_dict()
-            theirs = getattr(torchvision.models, f"resnet{depth}")().state_dict()
-        assert {name: value.shape for name, value in ours.items()} == {k: v.shape for k, v in theirs.items()}
-
-
-@pytest.mark.parametrize("depth", [18, 50])
-def test_resnet_computes_what_torchvision_computes(depth: int) -> None:
-    from harness.vision import torchvision
-
-    theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=5).double()
-    ours = models.ResNet(depth, classes=5).double()
-    ours.load_state_dict(theirs.state_dict())
-    image = torch.randn(2, 3, 45, 38, dtype=torch.float64)
-    torch.testing.assert_close(ours(image), theirs(image), rtol=1e-12, atol=1e-12)
-    ours(image).sum().backward()
-    theirs(image).sum().backward()
-    wanted = dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-10, atol=1e-10)
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -164,8 +127,7 @@ def test_resnet_computes_what_torchvision_computes(depth: int) -> None:
         (lambda: models.UNet(norm="layer"), r"UNet got norm='layer'.*'batch', 'instance', 'group', None"),
         (lambda: models.UNet(block="dense"), r"UNet got block='dense'"),
         (lambda: models.UNet(upsample="nearest"), r"UNet got upsample='nearest'"),
-        (lambda: models.ResNet(20), r"ResNet got depth=20, but depth is one of 18, 34, 50, 101, 152"),
-        (lambda: models.resnet18(classes=-1), r"ResNet got classes=-1"),
+        (lambda: models.resnet110_v2(classes=-1), r"ResNetV2 got classes=-1"),
     ],
 )
 def test_bad_arguments_raise(build: Callable[[], nn.Module], message: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from mural.data import Augment
 from mural.errors import ConfigError, DataError
 from mural.plans import Plan
-from mural.train.config import AugmentConfig, Config, DataConfig, OptimizerConfig, ScheduleConfig
+from mural.train.config import AugmentConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from mural.train.factory import make_loss, make_model, make_optimizer, named, rate
 from mural.train.flags import documented, flags, value_of
 
@@ -109,6 +109,25 @@ def test_names_are_looked_up_and_the_nearest_is_told(tmp_path: Path, monkeypatch
         with pytest.raises(ConfigError) as caught:
             named(path, "model.factory")
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        *((name, f"torchvision.models:{name}") for name in ("alexnet", "vgg16", "resnet50", "densenet121")),
+        ("ResNet", "torchvision.models:resnet50"),
+        ("InceptionV3", "torchvision.models:inception_v3"),
+        ("swin_tiny", "torchvision.models:swin_t"),
+        ("ViT", "timm.models:vit_small_patch16_224"),
+        ("vit_tiny", "timm.models:vit_tiny_patch16_224"),
+    ],
+)
+def test_errors_tell_what_torchvision_and_timm_ship(name: str, theirs: str) -> None:
+    with pytest.raises(ConfigError, match=rf'write "{theirs}" \(pip install "mural\[models\]"\).*num_classes'):
+        named(f"mural.models:{name}", "model.factory")
+    with torch.device("meta"):
+        model = make_model(ModelConfig(theirs, {"num_classes": 2}), 0)
+    assert list(model.parameters())[-1].shape == (2,)
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -37,6 +37,8 @@ FEATURES = (
     Feature("MPI backend", "mpi4py", "mpi4py", "mpi"),
     Feature("TensorBoard", "tensorboard", "tensorboard", "tensorboard"),
     Feature("sample images", "skimage", "scikit-image", "samples"),
+    Feature("models of torchvision", "torchvision", "torchvision", "models"),
+    Feature("models of timm", "timm", "timm", "models"),
     Feature("figures of benchmarks", "matplotlib", "matplotlib", "bench"),
 )
 

@@ -30,20 +30,6 @@ def check_rate(model: str, **values: float) -> None:
             raise ValueError(f"{model} got {name}={value!r}, but {name} is in [0, 1): set {name}=0.0")
 
 
-def check_heads(model: str, width: int, heads: int) -> None:
-    """Raises ValueError for a number of heads that does not divide the channels that they share.
-
-    >>> check_heads("ViT", width=384, heads=7)
-    Traceback (most recent call last):
-        ...
-    ValueError: ViT got heads=7, but heads divide the 384 channels: set heads=6
-    """
-    check_positive(model, width=width, heads=heads)
-    if width % heads:
-        fewer = next(count for count in range(heads, 0, -1) if width % count == 0)
-        raise ValueError(f"{model} got heads={heads}, but heads divide the {width} channels: set heads={fewer}")
-
-
 def check_choice(model: str, name: str, value: object, choices: Collection[object]) -> None:
     """Raises ValueError for a value that is not among the choices.
 

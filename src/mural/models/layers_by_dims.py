@@ -95,12 +95,3 @@ def conv_norm(layers: Layers, norm: Norm | None, inputs: int, outputs: int, kern
     """
     conv = layers.conv(inputs, outputs, kernel, padding=kernel // 2, bias=norm is None)
     return [conv] if norm is None else [conv, NORMS[norm](layers, outputs)]
-
-
-def dropout(rate: float) -> nn.Module:
-    """Dropout at that rate; none at all for 0, where torch would still draw and keep a mask of ones.
-
-    >>> dropout(0.0), dropout(0.5)
-    (Identity(), Dropout(p=0.5, inplace=False))
-    """
-    return nn.Dropout(rate) if rate else nn.Identity()

@@ -38,6 +38,21 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "smooth_l1": F.smooth_l1_loss,
 }
 
+# Where torchvision and timm have a classifier that one would look for in mural.models; others have its very name.
+SHIPPED = {
+    "AlexNet": "alexnet",
+    "VGG": "vgg19",
+    "ResNet": "resnet50",
+    "DenseNet": "densenet121",
+    "InceptionV3": "inception_v3",
+    "Swin": "swin_t",
+    "swin_tiny": "swin_t",
+    "ViT": "vit_small_patch16_224",
+    "vit_tiny": "vit_tiny_patch16_224",
+    "vit_small": "vit_small_patch16_224",
+    "vit_base": "vit_base_patch16_224",
+}
+
 
 def named(path: str, key: str) -> Callable[..., Any]:
     """The callable at "package.module:name" or "file.py:name"; modules of the working directory are found."""
@@ -51,11 +66,25 @@ def named(path: str, key: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except AttributeError:
         near = get_close_matches(name, [n for n in dir(module) if not n.startswith("_")], n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        hint = shipped(path) or (f": did you mean {near[0]!r}?" if near else "")
         raise ConfigError(f'{key} = "{path}": {place} has no {name!r}{hint}') from None
     if not callable(found):
         raise ConfigError(f'{key} = "{path}" names {found!r}, which cannot be called')
     return found
+
+
+def shipped(path: str) -> str:
+    """How to name a classifier that is looked for in mural.models, and that torchvision or timm ships; or nothing.
+
+    >>> shipped("mural.models:resnet50")
+    ': write "torchvision.models:resnet50" (pip install "mural[models]"); its argument for classes is num_classes'
+    """
+    place, _, name = path.rpartition(":")
+    found = SHIPPED.get(name, name)
+    if place != "mural.models" or not re.match(r"alexnet|vgg|resnet|densenet|inception|swin|vit", found):
+        return ""
+    home = "timm.models" if found.startswith("vit") else "torchvision.models"
+    return f': write "{home}:{found}" (pip install "mural[models]"); its argument for classes is num_classes'
 
 
 def from_package(place: str, key: str) -> Any:

@@ -119,14 +119,20 @@ def enter() -> bool:
 
 
 def load() -> None:
-    """Load torchvision's operators where it is installed with some that fit this torch, and enter the rule."""
+    """Load torchvision's operators where it is installed with some that fit this torch, and enter the rule.
+
+    A torch for CPUs cannot load those of a torchvision for CUDA. Its models need none, but its import describes two,
+    and fails where there are none to describe: these are declared, without kernels, so that a call still raises.
+    """
     found = importlib.util.find_spec("torchvision")
     if enter() or found is None or found.origin is None:
         return
     for library in sorted(Path(found.origin).parent.glob("_C*.so")):
         with suppress(OSError):
             torch.ops.load_library(str(library))
-    enter()
+    if not enter() and not hasattr(torch.ops.torchvision, "nms"):
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 KINDS["deform_conv2d"] = "windowed"
