@@ -10,14 +10,11 @@ from torch.nn import functional as F
 
 Norm = Literal["batch", "instance", "group"]
 
-GROUPS = 8
-
 
 @dataclass(frozen=True)
 class Layers:
     """The layer classes of torch for one number of spatial dims."""
 
-    dims: int
     conv: type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]
     transposed: type[nn.ConvTranspose1d] | type[nn.ConvTranspose2d] | type[nn.ConvTranspose3d]
     max_pool: type[nn.MaxPool1d] | type[nn.MaxPool2d] | type[nn.MaxPool3d]
@@ -35,55 +32,24 @@ class Layers:
 
 LAYERS: Mapping[int, Layers] = {
     1: Layers(
-        1,
-        nn.Conv1d,
-        nn.ConvTranspose1d,
-        nn.MaxPool1d,
-        nn.AdaptiveAvgPool1d,
-        nn.BatchNorm1d,
-        nn.InstanceNorm1d,
-        "linear",
+        nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AdaptiveAvgPool1d,
+        nn.BatchNorm1d, nn.InstanceNorm1d, "linear",
     ),
     2: Layers(
-        2,
-        nn.Conv2d,
-        nn.ConvTranspose2d,
-        nn.MaxPool2d,
-        nn.AdaptiveAvgPool2d,
-        nn.BatchNorm2d,
-        nn.InstanceNorm2d,
-        "bilinear",
+        nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d,
+        nn.BatchNorm2d, nn.InstanceNorm2d, "bilinear",
     ),
     3: Layers(
-        3,
-        nn.Conv3d,
-        nn.ConvTranspose3d,
-        nn.MaxPool3d,
-        nn.AdaptiveAvgPool3d,
-        nn.BatchNorm3d,
-        nn.InstanceNorm3d,
-        "trilinear",
+        nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AdaptiveAvgPool3d,
+        nn.BatchNorm3d, nn.InstanceNorm3d, "trilinear",
     ),
-}
-
-
-def _batch(layers: Layers, channels: int) -> nn.Module:
-    return layers.batch_norm(channels)
-
-
-def _instance(layers: Layers, channels: int) -> nn.Module:
-    return layers.instance_norm(channels, affine=True)
-
-
-def _group(layers: Layers, channels: int) -> nn.Module:
-    # Groups divide the channels: the largest number of them, up to GROUPS a power of two, that does.
-    return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
-
+}  # fmt: skip
 
 NORMS: Mapping[Norm, Callable[[Layers, int], nn.Module]] = {
-    "batch": _batch,
-    "instance": _instance,
-    "group": _group,
+    "batch": lambda layers, channels: layers.batch_norm(channels),
+    "instance": lambda layers, channels: layers.instance_norm(channels, affine=True),
+    # Groups divide the channels: the largest number of them, up to 8 and a power of two, that does.
+    "group": lambda _, channels: nn.GroupNorm(math.gcd(8, channels), channels),
 }
 
 

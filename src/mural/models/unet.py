@@ -59,21 +59,6 @@ class Residual(nn.Module):
         return self.relu(self.branch(features) + self.shortcut(features))
 
 
-def transposed(layers: Layers, inputs: int, outputs: int) -> nn.Module:
-    """A learned enlargement: each position becomes 2 per dim."""
-    return layers.transposed(inputs, outputs, 2, stride=2)
-
-
-def narrowed(layers: Layers, inputs: int, outputs: int) -> nn.Module:
-    """The change of channels alone, before interpolation: k1 commutes with it, and is cheaper there."""
-    return layers.conv(inputs, outputs, 1)
-
-
-def repeated(layers: Layers, inputs: int, outputs: int) -> nn.Module:
-    """An enlargement without parameters: each position becomes 2 per dim."""
-    return nn.Upsample(scale_factor=2)
-
-
 @dataclass(frozen=True)
 class Rise:
     """What enlarges between two levels, and whether the blocks give channels away in its place."""
@@ -87,9 +72,12 @@ BLOCKS: Mapping[Block, Callable[[Layers, Norm | None, Sequence[int]], nn.Module]
     "residual": Residual,
 }
 RISES: Mapping[Upsample, Rise] = {
-    "transposed": Rise(transposed),
-    "interpolate": Rise(narrowed),
-    "repeat": Rise(repeated, blocks_narrow=True),
+    # Each position becomes 2 per dim, learned.
+    "transposed": Rise(lambda layers, inputs, outputs: layers.transposed(inputs, outputs, 2, stride=2)),
+    # Channels change before interpolation: k1 commutes with it, and is cheaper there.
+    "interpolate": Rise(lambda layers, inputs, outputs: layers.conv(inputs, outputs, 1)),
+    # Each position becomes 2 per dim, without parameters.
+    "repeat": Rise(lambda *_: nn.Upsample(scale_factor=2), blocks_narrow=True),
 }
 
 
@@ -149,9 +137,7 @@ class UNet(nn.Module):
         def build(inputs: int, hidden: int, outputs: int) -> nn.Module:
             return BLOCKS[block](layers, norm, [inputs, *[hidden] * (convs - 1), outputs])
 
-        self.dims = dims
-        self.in_channels = in_channels
-        self.smallest = 2**depth
+        self.dims, self.in_channels, self.smallest = dims, in_channels, 2**depth
         self.stem = build(in_channels, width, width)
         self.down = nn.ModuleList(
             nn.Sequential(layers.max_pool(2), build(upper, lower, end))
