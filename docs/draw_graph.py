@@ -8,11 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from mural.graph.draw import draw
 from torch import nn
 
 from mural.graph import capture
-from mural.graph.draw import draw
 from mural.models import amoebanetd
+from mural.report.graph_drawing.draw import draw
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

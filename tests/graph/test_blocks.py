@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from harness.vision import narrowed
-from printed import Basic, Interconnected
 from torch import Tensor, nn
 
 import mural
@@ -18,6 +17,7 @@ from mural.graph.adjacency import adjacency
 from mural.graph.blocks import LEVELS, Level, blocks, tree
 from mural.graph.bytes import bytes_in, node_bytes
 from mural.graph.work import work
+from printed import Basic, Interconnected
 from zoo import dense, swin, vit
 
 

@@ -15,7 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from printed import Basic, Interconnected
+from mural.graph.draw import draw
+from mural.graph.outline import Outline, outline
+from mural.graph.rows import Net, rows
+from mural.graph.stages import starts_of
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
@@ -26,11 +29,12 @@ from mural.engine.stage_starts import stage_starts
 from mural.errors import ConfigError, PlanError
 from mural.graph import Graph, capture
 from mural.graph.blocks import blocks
-from mural.graph.draw import draw
-from mural.graph.outline import Outline, outline
-from mural.graph.rows import Net, rows
-from mural.graph.stages import starts_of
 from mural.models import UNet, amoebanetd
+from mural.report.graph_drawing.box_rows import Net, rows
+from mural.report.graph_drawing.draw import draw
+from mural.report.graph_drawing.outline import Outline, outline
+from mural.report.graph_drawing.stages import starts_of
+from printed import Basic, Interconnected
 from zoo import dense
 
 

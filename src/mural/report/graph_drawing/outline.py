@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from mural.graph.blocks import LEVELS, Level, check_level
 from mural.graph.nesting import Nesting, Span
 from mural.graph.nodes import Graph, Node, Shape, Source
-from mural.graph.rows import Net, rows
 from mural.graph.sites import At
 from mural.graph.work import node_costs
+from mural.report.graph_drawing.box_rows import Net, rows
 
 Role = Literal["block", "list", "layer", "operation", "input", "output"]
 LEGIBLE = 28

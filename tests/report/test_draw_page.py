@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from harness.vision import torchvision
+from mural.graph.draw import draw
+from mural.graph.outline import outline
 from torch import nn
 
 from chromium import Browser, chromium
 from mural.graph import Graph, capture
-from mural.graph.draw import draw
-from mural.graph.outline import outline
 from mural.models import UNet, amoebanetd, resnet1001_v2
+from mural.report.graph_drawing.draw import draw
+from mural.report.graph_drawing.outline import outline
 
 PROGRAM = chromium()
 pytestmark = pytest.mark.skipif(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mural.graph.outline import Box, Level, Outline
-from mural.graph.stages import Stage, stages_in
-from mural.graph.words import count_in_words, shapes_in_words
+from mural.report.graph_drawing.outline import Box, Level, Outline
+from mural.report.graph_drawing.stages import Stage, stages_in
+from mural.report.words import count_in_words, shapes_in_words
 
 RIGHT = ("parameters", "FLOPs")
 """The columns of numbers."""

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from mural.errors import PlanError
 from mural.graph.cuts import cut_names
 from mural.graph.nodes import Graph
-from mural.graph.outline import Outline
+from mural.report.graph_drawing.outline import Outline
 
 Stages = int | Sequence[int | str]
 """Where stages begin: ids of nodes, call-sites or calls of modules, in forward order; or how many there are, with as

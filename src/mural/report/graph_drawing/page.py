@@ -13,9 +13,9 @@ from string import Template
 from typing import Any
 
 from mural.graph.nodes import Graph
-from mural.graph.outline import Box, Level, Outline
-from mural.graph.stages import Stage
-from mural.graph.words import bytes_in_words, shapes_in_words
+from mural.report.graph_drawing.outline import Box, Level, Outline
+from mural.report.graph_drawing.stages import Stage
+from mural.report.words import bytes_in_words, shapes_in_words
 
 SCRIPTS = ("page.layout.js", "page.inside.js", "page.draw.js", "page.app.js", "page.input.js")
 
@@ -34,7 +34,7 @@ def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = N
 
 def asset(name: str) -> str:
     """The text of a file beside this one."""
-    return files("mural.graph").joinpath(name).read_text(encoding="utf-8")
+    return files("mural.report.graph_drawing").joinpath(name).read_text(encoding="utf-8")
 
 
 def contents(outline: Outline, stages: Sequence[Stage], level: Level | None, title: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb
 
-from mural.graph.outline import Box, Level, Outline
-from mural.graph.stages import Stage, stages_in
-from mural.graph.words import count_in_words, shapes_in_words
+from mural.report.graph_drawing.outline import Box, Level, Outline
+from mural.report.graph_drawing.stages import Stage, stages_in
+from mural.report.words import count_in_words, shapes_in_words
 
 
 def dot(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None) -> str:

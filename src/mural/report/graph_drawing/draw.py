@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mural.errors import ConfigError
-from mural.graph.dot import dot
 from mural.graph.nodes import Graph
-from mural.graph.outline import Level, outline
-from mural.graph.page import page
-from mural.graph.stages import Stages, stages_of
-from mural.graph.text import text
+from mural.report.graph_drawing.dot import dot
+from mural.report.graph_drawing.outline import Level, outline
+from mural.report.graph_drawing.page import page
+from mural.report.graph_drawing.stages import Stages, stages_of
+from mural.report.graph_drawing.text import text
 
 FORMATS: Mapping[str, Callable[..., str]] = {".html": page, ".htm": page, ".dot": dot, ".gv": dot, ".txt": text}
 """What writes a file, by its suffix."""
