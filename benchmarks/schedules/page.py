@@ -14,9 +14,9 @@ from harness.plots import pyplot, save
 from harness.results import Record, read
 from harness.tables import NONE, gib, markdown, place
 
-from mural.pipeline.gantt import chart, text
 from mural.pipeline.schedule import Action
 from mural.pipeline.timeline import Span
+from mural.report.gantt import chart, text
 
 FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
 COLOURS = {

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from programs import programs
 
 from mural.errors import PlanError
-from mural.pipeline.gantt import svg, text
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
 from mural.pipeline.timeline import Costs, Timeline, simulate
 from mural.pipeline.transfers import Edge, Program, needed_by, with_messages
+from mural.report.gantt import svg, text
 
 
 def chained(schedule: Schedule, size: int = 0) -> Program:

@@ -10,8 +10,8 @@ from mural.engine.inputs import Image, shape_of
 from mural.engine.microbatches import rows_of
 from mural.engine.pipelined import Pipelined
 from mural.graph.bytes import bytes_in
-from mural.pipeline import gantt
 from mural.pipeline.timeline import Costs, Span, Timeline, simulate
+from mural.report import gantt
 
 
 def measured_spans(pm: Pipelined) -> tuple[Span, ...]:
