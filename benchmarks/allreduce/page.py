@@ -13,8 +13,8 @@ from harness.plots import pyplot, save
 from harness.tables import NONE, markdown, place
 
 from mural.collectives.algorithms import ALGORITHMS, butterfly, halving_doubling, ring, tree, two_level
-from mural.collectives.chart import svg
 from mural.collectives.choose import BACKEND
+from mural.report.holdings import svg
 
 COLOURS = {
     "tree": "#2f5d8a",

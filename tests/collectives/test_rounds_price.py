@@ -26,7 +26,6 @@ from mural.collectives.algorithms import (
     tree,
     two_level,
 )
-from mural.collectives.chart import svg, text
 from mural.collectives.choose import BACKEND, rounds_of
 from mural.collectives.execute import job_of
 from mural.collectives.link_costs import Gauge, asked, fitted, gauge, samples
@@ -43,6 +42,7 @@ from mural.collectives.price import (
 )
 from mural.collectives.team import team_of
 from mural.errors import PlanError, UnsupportedOp
+from mural.report.holdings import svg, text
 from ranks import run_on
 
 L, G = 3e-5, 7e-10
