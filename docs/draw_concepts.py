@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from svg import FILLS, INK, LINES, QUIET, RED, SHARED, WHITE, Drawing
-
 from mural.comm.transport import Transport
 from mural.geometry import Box, Cuts, Interval, Move, Needs, Remap, Window, moves, overlap, subtract, volume
 from mural.ranks import Mesh
+from mural.report.svg import FILLS, INK, LINES, QUIET, RED, SHARED, WHITE, Drawing
 from mural.shard.layout import MIN_EXTENT, Layout
 
 FOLDER = Path(__file__).parent / "concepts" / "drawings"
