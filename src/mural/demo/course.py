@@ -47,7 +47,8 @@ def run_demo(settings: Settings, out: Path, console: Console | None = None) -> P
     console.print(f"losses and gradients agree to {worst:.1e} (allowed: {TOLERANCE:.0e})")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.png"
-    draw(settings, image, mask, prediction, facts(board, worst)).save(path)
+    outcome, (grid, depth, steps) = facts(board, worst), (settings.grid, settings.depth, settings.steps)
+    draw(image, mask, prediction, grid=grid, depth=depth, steps=steps, facts=outcome).save(path)
     console.print(f"wrote {path}", soft_wrap=True)
     return path
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from mural.demo.settings import Settings
 from mural.geometry import Cuts
 
 Colour = tuple[int, int, int]
@@ -22,29 +22,31 @@ FOUND, MISSED, INVENTED = (0, 158, 115), (240, 195, 0), (213, 70, 0)
 
 
 def draw(
-    settings: Settings,
     image: NDArray[np.uint8],
     mask: NDArray[np.bool_],
     prediction: NDArray[np.bool_],
+    *,
+    grid: tuple[int, int],
+    depth: int,
+    steps: int,
     facts: str,
 ) -> Image.Image:
-    """Both panels with their titles, legends and the outcome below."""
+    """Both panels with their titles, legends and the outcome below; `depth` is that of the U-Net."""
     top, below = 64, 118
     page = Image.new("RGB", (2 * PANEL + 3 * MARGIN, top + PANEL + below), PAPER)
     pen = ImageDraw.Draw(page)
     left, right = MARGIN, 2 * MARGIN + PANEL
-    page.paste(cut_panel(settings, image), (left, top))
+    page.paste(cut_panel(image, grid, depth), (left, top))
     page.paste(found_panel(image, mask, prediction), (right, top))
-    steps = f"{settings.steps} step" + "s" * (settings.steps > 1)
     title = ImageFont.load_default(24)
     # The font that pillow brings has no «×».
-    extent = f"{settings.size} x {settings.size}"
-    pen.text((left, top - 14), f"One image of {extent} pixels on {settings.ranks} ranks", INK, title, "ls")
-    pen.text((right, top - 14), f"Nuclei that the ranks found after {steps}", INK, title, "ls")
+    extent = f"{image.shape[0]} x {image.shape[1]}"
+    pen.text((left, top - 14), f"One image of {extent} pixels on {prod(grid)} ranks", INK, title, "ls")
+    pen.text((right, top - 14), f"Nuclei that the ranks found after {steps} step{'s' * (steps > 1)}", INK, title, "ls")
 
     row = top + PANEL + 26
-    strips = f"strips sent to neighbours by one 3x3 convolution: 1 to {strip_width(settings.depth)} px, by level"
-    reach = f"reach of all convolutions beyond a cut: {reach_of(settings.depth)} px"
+    strips = f"strips sent to neighbours by one 3x3 convolution: 1 to {2**depth} px, by level"
+    reach = f"reach of all convolutions beyond a cut: {reach_of(depth)} px"
     dice = 2 * (mask & prediction).sum() / max(1, mask.sum() + prediction.sum())
     legend(pen, (left, row), [(LINE, "cut"), (STRIP, strips)])
     legend(pen, (left, row + 28), [(REACH, reach)])
@@ -52,15 +54,6 @@ def draw(
     pen.text((right, row + 28), f"overlap with the true mask (Dice): {dice:.2f}", INK, ImageFont.load_default(17), "ls")
     pen.text((left, row + 72), facts, QUIET, ImageFont.load_default(18), "ls")
     return page
-
-
-def strip_width(depth: int) -> int:
-    """Pixels of the image under one position of the U-Net's lowest level: the widest strip that is sent.
-
-    >>> strip_width(3)
-    8
-    """
-    return 2**depth
 
 
 def reach_of(depth: int) -> int:
@@ -75,19 +68,17 @@ def reach_of(depth: int) -> int:
     return 2 * 2**depth + sum(2 * 2 * 2**level for level in range(depth))
 
 
-def cut_panel(settings: Settings, image: NDArray[np.uint8]) -> Image.Image:
+def cut_panel(image: NDArray[np.uint8], grid: tuple[int, int], depth: int) -> Image.Image:
     """The image with the cuts, the strips along them, and the number of each rank."""
     pixels = image.astype(np.float64)
-    bounds = [Cuts.even(settings.size, parts).bounds for parts in settings.grid]
-    away = np.minimum(
-        distance(settings.size, bounds[0][1:-1])[:, None],
-        distance(settings.size, bounds[1][1:-1])[None, :],
-    )
-    tint(pixels, away < reach_of(settings.depth), REACH, 0.34)
-    for level in range(settings.depth, -1, -1):
+    bounds = [Cuts.even(extent, parts).bounds for extent, parts in zip(image.shape, grid, strict=False)]
+    rows, columns = (distance(cuts[-1], cuts[1:-1]) for cuts in bounds)
+    away = np.minimum(rows[:, None], columns[None, :])
+    tint(pixels, away < reach_of(depth), REACH, 0.34)
+    for level in range(depth, -1, -1):
         tint(pixels, away < 2**level, STRIP, 0.30)
     panel = enlarged(pixels)
-    pen, scale = ImageDraw.Draw(panel), PANEL / settings.size
+    pen, scale = ImageDraw.Draw(panel), PANEL / len(image)
     for cut in bounds[0][1:-1]:
         pen.line([(0, cut * scale), (PANEL, cut * scale)], LINE, 2)
     for cut in bounds[1][1:-1]:
@@ -96,7 +87,7 @@ def cut_panel(settings: Settings, image: NDArray[np.uint8]) -> Image.Image:
     for row, (top, bottom) in enumerate(pairwise(bounds[0])):
         for column, (left, right) in enumerate(pairwise(bounds[1])):
             middle = ((left + right) / 2 * scale, (top + bottom) / 2 * scale)
-            badge(pen, middle, f"rank {row * settings.grid[1] + column}", font)
+            badge(pen, middle, f"rank {row * grid[1] + column}", font)
     return panel
 
 
