@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from mural.demo.both_runs import IMAGE, MASK, PREDICTION, Run, Step, Usage, build, plain_process, sharded_rank
-from mural.demo.picture import draw
 from mural.demo.settings import Settings
 from mural.demo.tissue import tissue
 from mural.errors import MuralError
 from mural.ranks import RankError, run_local
+from mural.report.demo_picture import draw
 
 TOLERANCE = 1e-9
 
