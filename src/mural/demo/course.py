@@ -24,6 +24,7 @@ from mural.demo.tissue import tissue
 from mural.errors import MuralError
 from mural.ranks import RankError, run_local
 from mural.report.demo_picture import draw
+from mural.report.words import bytes_in_words
 
 TOLERANCE = 1e-9
 
@@ -177,19 +178,14 @@ def largest(usages: list[Usage]) -> Usage:
     )
 
 
-def mebibytes(count: int) -> str:
-    """The bytes in MiB."""
-    return f"{count / 2**20:,.1f} MiB"
-
-
 def needs(usages: dict[Run, list[Usage]]) -> Table:
     """One process beside the ranks: memory, and what travelled."""
     plain, ranks = largest(usages["plain"]), largest(usages["sharded"])
     table = Table("", "one process", "each rank (largest)", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_row("peak memory above the imports", mebibytes(plain.resident), mebibytes(ranks.resident))
-    table.add_row("kept for backward", mebibytes(plain.activations), mebibytes(ranks.activations))
+    table.add_row("peak memory above the imports", bytes_in_words(plain.resident), bytes_in_words(ranks.resident))
+    table.add_row("kept for backward", bytes_in_words(plain.activations), bytes_in_words(ranks.activations))
     table.add_row("messages sent per step", "–", f"{ranks.messages}")
-    table.add_row("bytes sent per step", "–", mebibytes(ranks.sent))
+    table.add_row("bytes sent per step", "–", bytes_in_words(ranks.sent))
     return table
 
 
@@ -198,5 +194,5 @@ def facts(board: Board, worst: float) -> str:
     plain, ranks = largest(board.usages["plain"]), largest(board.usages["sharded"])
     return (
         f"losses and gradients of {board.settings.steps} steps agree to {worst:.0e}  ·  kept for backward: "
-        f"{mebibytes(plain.activations)} in one process, {mebibytes(ranks.activations)} on each rank"
+        f"{bytes_in_words(plain.activations)} in one process, {bytes_in_words(ranks.activations)} on each rank"
     )

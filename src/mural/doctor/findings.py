@@ -82,12 +82,3 @@ def found(name: str, ask: Callable[[], str | Item | Iterable[Item]]) -> tuple[It
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         return (Item(name, f"{type(error).__name__}: {reason}" if reason else type(error).__name__, "failed"),)
-
-
-def size(count: float) -> str:
-    """A number of bytes in words.
-
-    >>> size(3 * 2**30), size(64 * 2**20)
-    ('3.0 GiB', '64.0 MiB')
-    """
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

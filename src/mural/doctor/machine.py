@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from mural.doctor.findings import Item, found, size
+from mural.doctor.findings import Item, found
 from mural.ranks.spawn import processors
+from mural.report.words import bytes_in_words
 
 SMALL_SHARED_MEMORY, FEW_FILES = 2**30, 1024
 
@@ -53,16 +54,18 @@ def memory() -> str:
     found_ = {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in lines}
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
-    allowed = f", of which the container may use {size(int(text))}" if text.isdigit() else ""
-    return f"{size(found_['MemTotal'])}, {size(found_['MemAvailable'])} free{allowed}"
+    allowed = f", of which the container may use {bytes_in_words(int(text))}" if text.isdigit() else ""
+    return f"{bytes_in_words(found_['MemTotal'])}, {bytes_in_words(found_['MemAvailable'])} free{allowed}"
 
 
 def shared_memory() -> Item:
     """The room in /dev/shm, through which processes of a machine hand tensors to each other."""
     total = shutil.disk_usage("/dev/shm").total
     if total < SMALL_SHARED_MEMORY:
-        return Item("shared memory", f"{size(total)} is little: in a container, raise it with --shm-size", "missing")
-    return Item("shared memory", size(total))
+        return Item(
+            "shared memory", f"{bytes_in_words(total)} is little: in a container, raise it with --shm-size", "missing"
+        )
+    return Item("shared memory", bytes_in_words(total))
 
 
 def open_files() -> Item:
@@ -102,5 +105,5 @@ def gpu(index: int) -> str:
     free, total = torch.cuda.mem_get_info(index)
     mine = torch.cuda.memory_reserved(index)
     # The context of this process takes some hundred MiB of what is not free.
-    busy = f", {size(total - free - mine)} in use" if total - free - mine > 2**30 else ""
-    return f"{properties.name}, {size(total)}{busy}, compute capability {properties.major}.{properties.minor}"
+    busy = f", {bytes_in_words(total - free - mine)} in use" if total - free - mine > 2**30 else ""
+    return f"{properties.name}, {bytes_in_words(total)}{busy}, compute capability {properties.major}.{properties.minor}"

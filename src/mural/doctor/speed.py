@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mural.doctor.findings import Item, found, size
+from mural.doctor.findings import Item, found
 from mural.ranks import init, run_local
+from mural.report.words import bytes_in_words
 from mural.shard import shard
 
 BUFFER = 2**28
@@ -133,14 +134,14 @@ def disk(folder: Path) -> tuple[Item, ...]:
     space = os.statvfs(folder)
     count = min(BUFFER, space.f_bavail * space.f_frsize // SPARE) // CHUNK * CHUNK
     if count == 0:
-        return (Item("disk", f"{folder} has no room for a trial of {size(CHUNK)}", "failed"),)
+        return (Item("disk", f"{folder} has no room for a trial of {bytes_in_words(CHUNK)}", "failed"),)
     path = folder / f".mural-doctor-{secrets.token_hex(4)}"
     try:
         written, read = _write(path, count), _read(path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-    words = f" ({size(count)} in {folder})"
+    words = f" ({bytes_in_words(count)} in {folder})"
     return rate("disk, write", written, count, words), rate("disk, read", read, count, words)
 
 

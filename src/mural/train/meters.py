@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mural.ranks import Mesh
+from mural.report.words import bytes_in_words, seconds_in_words
 from mural.shard import ShardedTensor
 from mural.shard.unread import Unread
 
@@ -47,13 +48,12 @@ class Reading:
 
     def words(self) -> Mapping[str, str]:
         """The numbers as a person reads them."""
-        memory = max(self.peak_memory) / 2**30
         return {
             "loss": f"{self.loss:.4f}",
-            "step": seconds(self.step_seconds),
+            "step": seconds_in_words(self.step_seconds),
             "img/s": f"{self.images_per_second:.3g}",
             "Mpx/s": f"{self.megapixels_per_second:.3g}",
-            "memory": f"{memory:.2f} GiB",
+            "memory": bytes_in_words(max(self.peak_memory)),
             "messages": f"{self.communication:.0%}",
             "data": f"{self.data_wait:.0%}",
         }
@@ -129,14 +129,3 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def seconds(value: float) -> str:
-    """A duration for a person.
-
-    >>> seconds(0.0123), seconds(3.21), seconds(754)
-    ('12 ms', '3.2 s', '12 min 34 s')
-    """
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value // 60:.0f} min {value % 60:.0f} s"

@@ -6,26 +6,16 @@ from collections.abc import Sequence
 
 from mural.report.graph_drawing.outline import Box, Level, Outline
 from mural.report.graph_drawing.stages import Stage, stages_in
-from mural.report.words import count_in_words, shapes_in_words
-
-RIGHT = ("parameters", "FLOPs")
-"""The columns of numbers."""
+from mural.report.words import aligned, count_in_words, shapes_in_words
 
 
 def text(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None) -> str:
     """The table, by default with all layers; where a stage begins, a line says so."""
     shown = outline.shown(outline.opened(level or "layer"))
-    heads = ["layer", "kind", "output", *RIGHT, *(["stage"] if stages else [])]
+    heads = ["layer", "kind", "output", "parameters", "FLOPs", *(["stage"] if stages else [])]
     rows = [cells(outline, box, stages) for box in shown]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-
-    def line(row: Sequence[str]) -> str:
-        pairs = zip(heads, row, widths, strict=True)
-        aligned = (cell.rjust(width) if head in RIGHT else cell.ljust(width) for head, cell, width in pairs)
-        return "  ".join(aligned).rstrip()
-
-    rule = "-" * len("  ".join("-" * width for width in widths))
-    return "\n".join([line(heads), rule, *map(line, rows)]) + "\n"
+    head, *lines = aligned([heads, *rows], right=[heads.index("parameters"), heads.index("FLOPs")])
+    return "\n".join([head, "-" * max(map(len, (head, *lines))), *lines]) + "\n"
 
 
 def cells(outline: Outline, box: Box, stages: Sequence[Stage]) -> list[str]:
