@@ -99,7 +99,7 @@ def borders() -> str:
     drawing.text(right, 62, "rank 0 reads", bold=True)
     drawing.text(20, 62, "output", QUIET)
     for o in range(outs.extent):
-        drawing.text(left + (o + 0.5) * pitch, 62, str(o), QUIET, middle=True)
+        drawing.text(left + (o + 0.5) * pitch, 62, str(o), QUIET, anchor="middle")
     for row, (name, reads) in enumerate(modes.items()):
         y = 72 + 46 * row
         drawing.text(20, y + 22, name)
@@ -137,15 +137,15 @@ def unet(drawing: Drawing, top: int, image: Cuts) -> None:
         for coordinate, part in enumerate(cuts.intervals() if cuts else [Interval(0, extent)]):
             fill = FILLS[coordinate] if cuts else SHARED
             drawing.rect(x, y + part.start * row, width, part.size * row, fill, width=1.8)
-            drawing.text(x + width / 2, y + (part.start + part.stop) / 2 * row + 5, span(part), middle=True)
+            drawing.text(x + width / 2, y + (part.start + part.stop) / 2 * row + 5, span(part), anchor="middle")
         for i in range(1, extent):
             drawing.line(x, y + i * row, x + 9, y + i * row, width=1)
         bounds = ", ".join(map(str, cuts.bounds)) if cuts else "on every rank"
-        drawing.text(x + width / 2, y + height + 20, bounds, INK if cuts else QUIET, middle=True)
+        drawing.text(x + width / 2, y + height + 20, bounds, INK if cuts else QUIET, anchor="middle")
     for column, up in ((0, 50), (1, 28)):
         a, b = (left + c * step + width / 2 for c in (column, 4 - column))
         drawing.arrow([(a, y), (a, y - up), (b, y - up), (b, y - 1)])
-    drawing.text(left + 2 * step + width / 2, y - 10, "skips", QUIET, middle=True)
+    drawing.text(left + 2 * step + width / 2, y - 10, "skips", QUIET, anchor="middle")
 
 
 def cuts() -> str:
@@ -222,7 +222,7 @@ def grid() -> str:
         drawing.line(left, top + i * pitch, left + extent * pitch, top + i * pitch, "#b9c0c7", 0.7)
     for rank, box in have.items():
         x, y, w, h = place(box)
-        drawing.text(x + w / 2, y + h * 0.7 + 5, f"rank {rank}", LINES[rank], bold=True, middle=True)
+        drawing.text(x + w / 2, y + h * 0.7 + 5, f"rank {rank}", LINES[rank], bold=True, anchor="middle")
     drawing.text(right, top + 18, "Rank 0 receives", bold=True)
     for row, m in enumerate(received(have, need, 0)):
         y, count = top + 30 + 52 * row, volume(m.box)
@@ -284,7 +284,7 @@ def forward() -> str:
     drawing.text(20, 30, f"Kernel column {KERNEL}, stride {WINDOW.num}, padding {-WINDOW.lo}, two ranks", bold=True)
     drawing.text(20, 72, "row", QUIET)
     for i in range(len(IMAGE)):
-        drawing.text(205 + 58 * i, 72, str(i), QUIET, middle=True)
+        drawing.text(205 + 58 * i, 72, str(i), QUIET, anchor="middle")
     numbers(drawing, 82, "image", dict(enumerate(IMAGE)), ROWS)
     connect(drawing, 114, 186, INSIDE, FAINT, 1.5)
     numbers(drawing, 186, "interior: zeros", interior, OUTS)
@@ -297,7 +297,7 @@ def forward() -> str:
     numbers(drawing, 350, "output", {o: n + strip * (o == late) for o, n in interior.items()}, OUTS)
     drawing.text(20, 405, "output row", QUIET)
     for o in range(OUTS.extent):
-        drawing.text(205 + 58 * WINDOW.num * o, 405, str(o), QUIET, middle=True)
+        drawing.text(205 + 58 * WINDOW.num * o, 405, str(o), QUIET, anchor="middle")
     for y, cut in ((54, 205 + 58 * (ROWS.bounds[1] - 0.5)), (340, 205 + 58 * WINDOW.num * (OUTS.bounds[1] - 0.5))):
         drawing.line(cut, y, cut, y + 70, RED, 2.5, True)
     own = ROWS.interval(target)

@@ -11,10 +11,10 @@ import network
 from digits import ALONE
 from harness.plots import pyplot, save
 from harness.tables import NONE, markdown, place
+from rounds_figure import svg
 
 from mural.collectives.algorithms import ALGORITHMS, butterfly, halving_doubling, ring, tree, two_level
 from mural.collectives.choose import BACKEND
-from mural.report.holdings import svg
 
 COLOURS = {
     "tree": "#2f5d8a",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from math import ceil, log2
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from mural.collectives.algorithms import (
 from mural.collectives.choose import BACKEND, rounds_of
 from mural.collectives.execute import job_of
 from mural.collectives.link_costs import Gauge, asked, fitted, gauge, samples
-from mural.collectives.ordered import ordered
 from mural.collectives.price import (
     Wire,
     butterfly_formula,
@@ -42,7 +40,6 @@ from mural.collectives.price import (
 )
 from mural.collectives.team import team_of
 from mural.errors import PlanError, UnsupportedOp
-from mural.report.holdings import svg, text
 from ranks import run_on
 
 L, G = 3e-5, 7e-10
@@ -129,33 +126,6 @@ def memory_of_jobs(values: int) -> list[bool]:
 @pytest.mark.slow
 def test_working_memory_is_what_a_run_allocates() -> None:
     assert all(all(found) for found in run_on(3, memory_of_jobs, 1001))
-
-
-# Drawings -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_table_of_what_ranks_hold() -> None:
-    assert text(tree(4)).split("\n") == [
-        "tree: 4 ranks, 1 chunk",
-        "           rank 0    rank 1    rank 2    rank 3",
-        "begin      0         1         2         3",
-        "round 1    01        1         23        3",
-        "round 2    0123      1         23        3",
-        "round 3    0123      1         0123      3",
-        "round 4    0123      0123      0123      0123",
-    ]
-    with pytest.raises(PlanError, match="draw the one that it was made from"):
-        text(ordered(ring(3)))
-
-
-@pytest.mark.parametrize("collective", [tree(4), butterfly(8), ring(4), halving_doubling(5), ordered(ring(3))])
-def test_a_drawing_has_an_arrow_for_each_message(collective: mural.collectives.rounds.Collective) -> None:
-    root = ElementTree.fromstring(svg(collective))
-    space = "{http://www.w3.org/2000/svg}"
-    arrows = [line for line in root.iter(f"{space}line") if "marker-end" in line.attrib]
-    pairs = {(n, s.source, s.destination) for n, sends in enumerate(collective.rounds) for s in sends if not s.local}
-    assert len(arrows) == len(pairs)
-    assert len(list(root.iter(f"{space}circle"))) == collective.ranks * (len(collective.rounds) + 1)
 
 
 # What was measured ----------------------------------------------------------------------------------------------------

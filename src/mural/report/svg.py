@@ -1,10 +1,13 @@
-"""Drawings as SVG, written with the standard library alone: rectangles, words, lines and arrows."""
+"""Drawings as SVG, written with the standard library alone: rectangles, circles, words, lines and arrows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from html import escape
 from itertools import pairwise
+from math import hypot
+from typing import Literal
 
 PAPER, WHITE, INK, QUIET, SHARED, RED = "#fcfcfa", "#ffffff", "#1b1f24", "#59636e", "#e6e6e2", "#c0261c"
 FILLS = ("#cfe3f7", "#fbdfb9", "#cdebd8", "#ecd6f0")
@@ -33,6 +36,10 @@ class Drawing:
         """A rectangle."""
         self._add(f'rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}"', fill, line, width, dash)
 
+    def circle(self, x: float, y: float, radius: float, fill: str, line: str = INK, width: float = 1.2) -> None:
+        """A circle around a point."""
+        self._add(f'circle cx="{x:g}" cy="{y:g}" r="{radius:g}"', fill, line, width, dash=False)
+
     def line(
         self, x: float, y: float, x2: float, y2: float, color: str = INK, width: float = 1.3, dash: bool = False
     ) -> None:
@@ -40,26 +47,43 @@ class Drawing:
         self._add(f'line x1="{x:g}" y1="{y:g}" x2="{x2:g}" y2="{y2:g}"', "none", color, width, dash)
 
     def arrow(self, points: Sequence[tuple[float, float]], color: str = INK) -> None:
-        """A line through points, with a head at the end of its last, horizontal or vertical stretch."""
+        """A line through points, with a head at its end."""
         for (x, y), (x2, y2) in pairwise(points):
             self.line(x, y, x2, y2, color, 2)
         (x, y), (x2, y2) = points[-2:]
-        dx, dy = (x2 > x) - (x2 < x), (y2 > y) - (y2 < y)
-        back = [(x2 - 9 * dx - 5 * s * dy, y2 - 9 * dy - 5 * s * dx) for s in (-1, 1)]
+        length = hypot(x2 - x, y2 - y)
+        dx, dy = (x2 - x) / length, (y2 - y) / length
+        back = [(x2 - 9 * dx - 5 * s * dy, y2 - 9 * dy + 5 * s * dx) for s in (-1, 1)]
         corners = " ".join(f"{a:g},{b:g}" for a, b in [(x2, y2), *back])
         self.parts.append(f'<polygon points="{corners}" fill="{color}"/>')
 
-    def text(self, x: float, y: float, words: str, color: str = INK, bold: bool = False, middle: bool = False) -> None:
-        """Words with their base line at y."""
-        style = ' font-weight="bold"' * bold + ' text-anchor="middle"' * middle
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" font-size="15" fill="{color}"{style}>{escape(words)}</text>')
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        color: str = INK,
+        bold: bool = False,
+        anchor: Literal["start", "middle", "end"] = "start",
+        size: int = 15,
+    ) -> None:
+        """Words with their base line at y, which start, have their middle or end at x."""
+        style = ' font-weight="bold"' * bold + f' text-anchor="{anchor}"' * (anchor != "start")
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{color}"{style}>{escape(words)}</text>')
 
     def cell(
         self, x: float, y: float, w: float, h: float, words: object, fill: str, line: str = INK, dash: bool = False
     ) -> None:
         """A rectangle with a word in its middle."""
         self.rect(x, y, w, h, fill, line, dash=dash)
-        self.text(x + w / 2, y + h / 2 + 5, str(words).replace("-", "−"), middle=True)
+        self.text(x + w / 2, y + h / 2 + 5, str(words).replace("-", "−"), anchor="middle")
+
+    @contextmanager
+    def saying(self, words: str) -> Generator[None]:
+        """What is drawn inside the block says these words when pointed at."""
+        self.parts.append(f"<g><title>{escape(words)}</title>")
+        yield
+        self.parts.append("</g>")
 
     def svg(self) -> str:
         """The file's text."""
