@@ -279,10 +279,10 @@ def test_stages_by_node_name_and_number(interconnected: Graph, tmp_path: Path) -
     page = draw(interconnected, tmp_path / "a.html", stages=[3, 7])
     data = re.search(r'id="data">(.*?)</script>', page)
     assert data is not None
-    assert [(s["start"], s["stop"], s["layers"]) for s in json.loads(data[1])["stages"]] == [
-        (0, 3, 3),
-        (3, 7, 4),
-        (7, 12, 5),
+    assert [(s["start"], s["stop"], s["summary"].split(",")[0]) for s in json.loads(data[1])["stages"]] == [
+        (0, 3, "3 layers"),
+        (3, 7, "4 layers"),
+        (7, 12, "5 layers"),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,12 @@ from mural.graph.draw import draw
 from mural.graph.outline import outline
 from torch import nn
 
-from chromium import Browser, chromium
+from chromium import Browser
 from mural.graph import Graph, capture
 from mural.models import UNet, amoebanetd, resnet1001_v2
 from mural.report.graph_drawing.draw import draw
 from mural.report.graph_drawing.outline import outline
-
-PROGRAM = chromium()
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no Chromium: run python tests/get_chromium.py, or let $CHROMIUM name one"
-)
+from pages import LIGHT
 
 SITES = "[...document.querySelectorAll('.box')].map((box) => box.getAttribute('aria-label').split(',')[0])"
 CLOSED = "document.querySelectorAll('.box:not(.opened):not(.value)').length"
@@ -73,14 +68,6 @@ STRUCK = f"""(() => {{ {PIECES}
   }}
   return [...new Set(found)];
 }})()"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if PROGRAM is None:
-        pytest.skip("no Chromium")
-    with Browser(PROGRAM) as running:
-        yield running
 
 
 def captured(model: nn.Module, side: int) -> Graph:
@@ -257,18 +244,18 @@ def test_keys_walk_open_and_close(browser: Browser, unet: Graph, tmp_path: Path)
 
 def test_light_and_dark_have_contrast(browser: Browser, unet: Graph, tmp_path: Path) -> None:
     page = opened(browser, unet, tmp_path, stages=4, level="layer")
-    contrast = """(() => {
-      const light = (colour) => {
-        const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
-        const [r, g, b] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
-      };
+    contrast = (
+        """(() => {
+      const light = """
+        + LIGHT
+        + """;
       return Math.min(...[...document.querySelectorAll('.box.layer')].flatMap((box) => {
         const fill = light(getComputedStyle(box.querySelector('rect.body')).fill);
         return [...box.querySelectorAll('text, tspan')].map((text) => light(getComputedStyle(text).fill))
           .map((ink) => Math.max(ink, fill) / Math.min(ink, fill));
       }));
     })()"""
+    )
     for dark in (False, True):
         browser.dark(dark)
         assert page.value(contrast) > 4.5

@@ -7,7 +7,7 @@ from colorsys import hls_to_rgb
 
 from mural.report.graph_drawing.outline import Box, Level, Outline
 from mural.report.graph_drawing.stages import Stage, stages_in
-from mural.report.words import count_in_words, shapes_in_words
+from mural.report.words import count_in_words, flops_in_words, shapes_in_words
 
 
 def dot(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None) -> str:
@@ -59,16 +59,14 @@ def tooltip(outline: Outline, box: Box) -> str:
     """The full name of a box, with its parameters and FLOPs."""
     if box.role in ("input", "output"):
         return f"{box.role} {box.site}"
-    parameters = count_in_words(outline.parameters(box.start, box.stop))
-    return (
-        f"{box.site or box.name}: {parameters} parameters, {count_in_words(outline.flops(box.start, box.stop))} FLOPs"
-    )
+    parameters, flops = outline.parameters(box.start, box.stop), outline.flops(box.start, box.stop)
+    return f"{box.site or box.name}: {count_in_words(parameters)} parameters, {flops_in_words(flops)}"
 
 
 def colour(stage: Stage) -> str:
     """A stage's colour, light enough for black text.
 
-    >>> colour(Stage("stage 0", 210, 0, 1, 1, 0, 0))
+    >>> colour(Stage("stage 0", 210, 0, 1))
     '#d4e8fc'
     """
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(stage.hue / 360, 0.91, 0.87))

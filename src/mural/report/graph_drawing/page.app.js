@@ -2,7 +2,7 @@
 
 class Model {
   constructor(data) {
-    Object.assign(this, data.boxes, { nets: data.nets, edges: data.edges, stages: data.stages, opened: data.opened, title: data.title });
+    Object.assign(this, data.boxes, data);
     this.count = this.name.length;
     this.children = Array.from({ length: this.count }, () => []);
     for (let id = 1; id < this.count; id += 1) this.children[this.parent[id]].push(id);
@@ -64,16 +64,6 @@ function comparable(text) {
   return text.toLowerCase().replaceAll("×", "x").replace(/[()[\]]/g, "").replace(/(\d)\s*,\s*(?=\d)/g, "$1x");
 }
 
-function short(number) {
-  if (number < 1000) return String(number);
-  const unit = Math.min(6, Math.floor(Math.log10(number) / 3 + 1e-4));
-  return `${(number / 1000 ** unit).toPrecision(3)} ${" kMGTPE"[unit]}`;
-}
-
-function inFlops(number) {
-  return number < 1000 ? `${number} FLOPs` : `${short(number)}FLOPs`;
-}
-
 class Page {
   constructor(model) {
     this.model = model;
@@ -86,15 +76,10 @@ class Page {
     this.panel = new Panel(this);
     this.listen();
     this.legend();
-    document.getElementById("title").append(model.title, Object.assign(document.createElement("small"), { textContent: this.summary() }));
+    document.getElementById("title").append(model.title, Object.assign(document.createElement("small"), { textContent: model.summary }));
     this.drawing.render();
     this.fit();
     this.panel.show(null);
-  }
-
-  summary() {
-    const { layers, parameters, flops } = this.model;
-    return `${layers[0]} layers · ${short(parameters[0])} parameters · ${inFlops(flops[0])}`;
   }
 
   // Draw again after boxes were opened or closed; the box in question stays where it is on the screen.
@@ -224,13 +209,13 @@ class Page {
   legend() {
     const legend = document.getElementById("legend");
     legend.hidden = !this.model.stages.length;
-    this.model.stages.forEach(({ name, layers, parameters, flops }, stage) => {
+    this.model.stages.forEach(({ name, hue, summary }, stage) => {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "stage";
-      button.style.setProperty("--hue", this.model.hue(stage));
+      button.style.setProperty("--hue", hue);
       button.setAttribute("aria-pressed", "false");
-      button.textContent = `${name}: ${layers} layers, ${short(parameters)} parameters, ${inFlops(flops)}`;
+      button.textContent = `${name}: ${summary}`;
       button.addEventListener("click", () => this.chooseStage(this.stage === stage ? null : stage));
       legend.append(button);
     });

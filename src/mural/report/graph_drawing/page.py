@@ -8,39 +8,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from string import Template
 from typing import Any
 
 from mural.graph.nodes import Graph
+from mural.report import shell
 from mural.report.graph_drawing.outline import Box, Level, Outline
 from mural.report.graph_drawing.stages import Stage
-from mural.report.words import bytes_in_words, shapes_in_words
+from mural.report.shell import asset
+from mural.report.words import bytes_in_words, count_in_words, flops_in_words, shapes_in_words
 
-SCRIPTS = ("page.layout.js", "page.inside.js", "page.draw.js", "page.app.js", "page.input.js")
+FOLDER, SCRIPTS = "graph_drawing", ("layout", "inside", "draw", "app", "input")
 
 
-def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None, title: str | None = None) -> str:
+def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None) -> str:
     """The text of the page; `level` says what is open at first."""
-    title = title or outline.boxes[0].name
-    data = json.dumps(contents(outline, stages, level, title), ensure_ascii=False, separators=(",", ":"))
-    return Template(asset("page.html")).substitute(
-        title=title.replace("&", "&amp;").replace("<", "&lt;"),
-        style=asset("page.css"),
+    data = json.dumps(contents(outline, stages, level), ensure_ascii=False, separators=(",", ":"))
+    body = Template(asset(f"{FOLDER}/page.html")).substitute(
         data=data.replace("<", "\\u003c"),  # a name may not end the script that it stands in
-        script='"use strict";\n' + "\n".join(map(asset, SCRIPTS)),
+        script='"use strict";\n' + "\n".join(asset(f"{FOLDER}/page.{part}.js") for part in SCRIPTS),
     )
+    return shell.page(outline.boxes[0].name, body, asset(f"{FOLDER}/page.css"))
 
 
-def asset(name: str) -> str:
-    """The text of a file beside this one."""
-    return files("mural.report.graph_drawing").joinpath(name).read_text(encoding="utf-8")
-
-
-def contents(outline: Outline, stages: Sequence[Stage], level: Level | None, title: str) -> dict[str, Any]:
+def contents(outline: Outline, stages: Sequence[Stage], level: Level | None) -> dict[str, Any]:
     """What the page shows, as JSON: a column for each property of a box, and the nets inside each block."""
     return {
-        "title": title,
+        "title": outline.boxes[0].name,
+        "summary": " · ".join(summary(outline, 0, len(outline.graph))),
         "boxes": columns(outline),
         "nets": {
             block: [
@@ -49,9 +44,20 @@ def contents(outline: Outline, stages: Sequence[Stage], level: Level | None, tit
             for block, nets in outline.nets.items()
         },
         "edges": outline.edges,
-        "stages": [vars(stage) for stage in stages],
+        "stages": [
+            {**vars(stage), "summary": ", ".join(summary(outline, stage.start, stage.stop))} for stage in stages
+        ],
         "opened": sorted(outline.opened(level)),
     }
+
+
+def summary(outline: Outline, start: int, stop: int) -> list[str]:
+    """What the nodes from `start` to `stop` - 1 add up to."""
+    return [
+        f"{outline.layers(start, stop)} layers",
+        f"{count_in_words(outline.parameters(start, stop))} parameters",
+        flops_in_words(outline.flops(start, stop)),
+    ]
 
 
 def columns(outline: Outline) -> dict[str, Any]:

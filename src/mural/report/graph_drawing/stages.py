@@ -28,9 +28,6 @@ class Stage:
     hue: int
     start: int
     stop: int
-    layers: int
-    parameters: int
-    flops: int
 
 
 def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
@@ -40,15 +37,7 @@ def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
     starts = equal_starts(outline, stages) if isinstance(stages, int) else starts_of(outline.graph, stages)
     ends = [*starts[1:], len(outline.graph)]
     return tuple(
-        Stage(
-            f"stage {number}",
-            hue(number),
-            start,
-            stop,
-            outline.layers(start, stop),
-            outline.parameters(start, stop),
-            outline.flops(start, stop),
-        )
+        Stage(f"stage {number}", HUES[number] if number < len(HUES) else round(number * 137.5) % 360, start, stop)
         for number, (start, stop) in enumerate(zip(starts, ends, strict=True))
     )
 
@@ -56,11 +45,6 @@ def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
 def stages_in(stages: Sequence[Stage], start: int, stop: int) -> list[Stage]:
     """The stages that some of the nodes from `start` to `stop` - 1 belong to."""
     return [stage for stage in stages if max(stage.start, start) < min(stage.stop, stop)]
-
-
-def hue(number: int) -> int:
-    """The colour of a stage, in degrees."""
-    return HUES[number] if number < len(HUES) else round(number * 137.5) % 360
 
 
 def equal_starts(outline: Outline, count: int) -> list[int]:
