@@ -16,7 +16,7 @@ from harness.tables import NONE, gib, markdown, place
 
 from mural.pipeline.schedule import Action
 from mural.pipeline.timeline import Span
-from mural.report.gantt import chart, text
+from mural.report.gantt import svg, text
 
 FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
 COLOURS = {
@@ -258,7 +258,7 @@ def draw_measured(found: Measured, folder: Path) -> None:
         title = f"{problems.PROBLEMS[record['model']].words}: {record['division']}, {record['batch']} images"
         panels = {"predicted": spans_of(record["predicted_spans"]), "measured": spans_of(record["spans"])}
         name = f"{record['model']}-{record['division'].replace(' ', '-').lower()}.svg"
-        (folder / name).write_text(chart(panels, title))
+        (folder / name).write_text(svg(panels, title))
 
 
 def write(here: Path) -> None:
@@ -267,7 +267,7 @@ def write(here: Path) -> None:
     figures.mkdir(exist_ok=True)
     place(readme, "example", example_text())
     spans = {name: timeline.spans for name, timeline in simulated.example().items()}
-    (figures / "gems.svg").write_text(chart(spans, "Four stages, two images: forward 1 unit, backward 2", "units"))
+    (figures / "gems.svg").write_text(svg(spans, "Four stages, two images: forward 1 unit, backward 2", "units"))
     if (results / FILES["simulated"]).is_file():
         found = json.loads((results / FILES["simulated"]).read_text())
         place(readme, "simulated", simulated_text(found))

@@ -14,7 +14,7 @@ from mural.pipeline.schedule import Action
 from ranks import run_on
 
 
-def timed(path: Path) -> tuple[list[tuple[int, Action]], list[tuple[int, Action]], float, bool]:
+def timed(folder: Path) -> tuple[list[tuple[int, Action]], list[tuple[int, Action]], float, bool]:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3 if i == 0 else 4, 4, 3, padding=1) for i in range(6)]
     plan = mural.Plan(stage=2, schedule="1f1b", microbatches=3, cuts="time")
@@ -23,17 +23,18 @@ def timed(path: Path) -> tuple[list[tuple[int, Action]], list[tuple[int, Action]
     pm.step(image, torch.randn(3, 4, 16, 16))
     measured = measured_spans(pm)  # type: ignore[arg-type]
     predicted = predicted_timeline(pm, image)  # type: ignore[arg-type]
-    draw_gantt(pm, image, path)  # type: ignore[arg-type]
+    for name in ("gantt.svg", "gantt.html"):
+        draw_gantt(pm, image, folder / name)  # type: ignore[arg-type]
     good = all(0.0 <= span.start <= span.end for span in measured)
     actions = [sorted((span.seat, span.action) for span in spans) for spans in (measured, predicted.spans)]
     return actions[0], actions[1], predicted.makespan, good
 
 
 def test_predicted_and_measured_actions_are_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "gantt.svg"
-    for measured, predicted, makespan, good in run_on(2, timed, path):
+    for measured, predicted, makespan, good in run_on(2, timed, tmp_path):
         assert measured == predicted
         assert len(measured) == 2 * 2 * 3
         assert makespan > 0
         assert good
-    assert path.read_text().startswith("<svg")
+    assert (tmp_path / "gantt.svg").read_text().startswith("<svg")
+    assert (tmp_path / "gantt.html").read_text().startswith("<!doctype html>")

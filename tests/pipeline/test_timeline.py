@@ -1,10 +1,9 @@
-"""Timelines and their charts: the drawn tables, the laws of time and memory, and a case priced by hand."""
+"""Timelines: the drawn tables, the laws of time and memory, and a case priced by hand."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
 from mural.pipeline.timeline import Costs, Timeline, simulate
 from mural.pipeline.transfers import Edge, Program, needed_by, with_messages
-from mural.report.gantt import svg, text
+from mural.report.gantt import text
 
 
 def chained(schedule: Schedule, size: int = 0) -> Program:
@@ -276,33 +275,3 @@ def test_a_program_that_cannot_run_has_no_timeline() -> None:
     program = chained(gpipe(2, 1))
     with pytest.raises(PlanError, match="would not run to its end"):
         simulate(replace(program, seats=(program.seats[0][:-2], program.seats[1])), Costs((1, 1), (2, 2)))
-
-
-# ------------------------------------------------------------------------------------------------------------ charts
-
-
-def test_text_without_a_unit_has_a_hundred_columns() -> None:
-    rows = text(played(one_f_one_b(3, 4)).spans).splitlines()
-    assert {len(row) for row in rows} == {100}
-    assert text([]) == ""
-
-
-def test_svg_shows_both_on_one_axis_and_says_what_each_bar_is() -> None:
-    predicted = played(gems(4, 2)).spans
-    measured = [replace(span, start=1.5 * span.start, end=1.5 * span.end) for span in predicted]
-    root = ElementTree.fromstring(svg(predicted, measured, "GEMS <4 stages>"))
-    name = "{http://www.w3.org/2000/svg}"
-    bars = root.findall(f"{name}g")
-    assert len(bars) == 2 * len(predicted)
-    widths = [float(bar.find(f"{name}rect").get("width", "0")) for bar in bars]  # pyright: ignore[reportOptionalMemberAccess]
-    half = len(predicted)
-    assert all(b == pytest.approx(1.5 * a, abs=0.5) for a, b in zip(widths[:half], widths[half:], strict=True))
-    words = [node.text or "" for node in root.iter(f"{name}text")]
-    assert {"predicted: 12 s", "measured: 18 s", "GEMS <4 stages>", "seat 3", "forward, replica 1"} <= set(words)
-    assert "backward of stage 3, micro-batch 0: 4 to 6" in [t.text for t in root.iter(f"{name}title")]
-    assert "http" not in svg(predicted).replace("http://www.w3.org/2000/svg", "")
-
-
-def test_svg_of_one_timeline_and_of_none() -> None:
-    ElementTree.fromstring(svg(played(one_f_one_b(2, 12)).spans))
-    ElementTree.fromstring(svg([]))

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.comm.trace import Flight, Post, Trace, Wait
-from mural.profile import Notes, Profile, Step, account, chrome_trace, page
-from mural.profile.page import words
+from mural.profile import Notes, Step, account, chrome_trace
 
 POST: Post = ("", 7)
 
@@ -75,14 +74,3 @@ def test_the_trace_nests_and_begins_at_zero() -> None:
             assert event["ts"] + event["dur"] <= end
     flights = [(e["ph"], e["id"]) for e in events if e.get("cat") == "messages"]
     assert flights == [("b", "0.0"), ("e", "0.0"), ("b", "1.0"), ("e", "1.0")]
-
-
-def test_the_report_names_every_rank_and_kind() -> None:
-    found = Profile("a <model>", tuple(notes_of([1.0, 3.0], [(1.0, 4.0), (3.0, 3.5)], [0.0, 0.0])))
-    head, *rows = words(found).splitlines()
-    assert head.split() == ["rank", "step", "compute", "communication", "idle", "images", "halo"]
-    assert [row.split()[:3] for row in rows] == [["0", "10000", "ms"], ["1", "10000", "ms"]]
-    drawn = page(found)
-    assert "a &lt;model&gt;" in drawn
-    assert "http" not in drawn
-    assert drawn.count("<rect") == 4 * 4  # compute, halo, idle, images: of two ranks, in the mean and in one step

@@ -54,8 +54,9 @@ def predicted_timeline(pm: Pipelined, image: Image, hardware: str | cost.Hardwar
 
 
 def draw_gantt(pm: Pipelined, image: Image, path: str | Path, hardware: str | cost.Hardware = "cpu") -> None:
-    """Write the drawing of the last step: predicted above, measured below. Collective; the first rank writes."""
+    """Write the chart of the last step, .svg or .html: predicted above, measured below. Collective; rank 0 writes."""
     measured = measured_spans(pm)
     if pm.world_mesh.rank == 0:
         predicted = predicted_timeline(pm, image, hardware)
-        Path(path).write_text(gantt.svg(predicted.spans, measured, title=str(pm.plan).replace("\n", ", ")))
+        panels = {"predicted": predicted.spans, "measured": measured}
+        gantt.write(Path(path), panels, title=str(pm.plan).replace("\n", ", "))

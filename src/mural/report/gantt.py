@@ -1,13 +1,20 @@
-"""Gantt charts of spans, predicted and measured: as plain text, and as SVG that reads on light and dark pages."""
+"""Gantt charts of spans, predicted and measured: as plain text, as SVG for documents, and as a page to zoom into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor, log10
+from pathlib import Path
 
+from mural.errors import ConfigError
 from mural.pipeline.schedule import Action
 from mural.pipeline.timeline import Span
+from mural.report import plots
+from mural.report.shell import document
+from mural.report.svg import PAPER, QUIET, WHITE, Drawing
+
+Panels = Mapping[str, Sequence[Span]]
+"""Lists of spans by their names, all drawn on one axis of time."""
 
 # Dark enough for white letters, and apart from white and from black alike; by replica and kind.
 COLOURS = {
@@ -16,9 +23,8 @@ COLOURS = {
     (1, "forward"): "#1f7f6f",
     (1, "backward"): "#a13d78",
 }
-GREY = "#808791"
-"""Of words and lines: as far from white as from black."""
-WIDTH, LEFT, ROW, GAP = 960, 64, 22, 4
+TITLE = "Gantt chart of a pipeline"
+WIDTH, LEFT, ROW, PITCH = 960, 64, 22, 26
 
 
 def letter(action: Action) -> str:
@@ -42,10 +48,9 @@ def text(spans: Iterable[Span], unit: float | None = None) -> str:
     .aa
     """
     spans = list(spans)
-    end = max((span.end for span in spans), default=0.0)
-    unit = unit or end / 100 or 1.0
-    columns = ceil(end / unit - 1e-9)
-    rows = [["."] * columns for _ in range(1 + max((span.seat for span in spans), default=-1))]
+    unit = unit or end_of(spans) / 100 or 1.0
+    columns = ceil(end_of(spans) / unit - 1e-9)
+    rows = [["."] * columns for _ in range(seats(spans))]
     for span in spans:
         # The columns whose middle lies in [start, end).
         first, last = ceil(span.start / unit - 0.5), ceil(span.end / unit - 0.5)
@@ -54,85 +59,100 @@ def text(spans: Iterable[Span], unit: float | None = None) -> str:
     return "\n".join(map("".join, rows))
 
 
-def svg(predicted: Sequence[Span], measured: Sequence[Span] = (), title: str = "", unit: str = "s") -> str:
-    """A self-contained chart: a row for each seat, predicted above measured (where given), on one axis of time."""
-    both = {"predicted": predicted, "measured": measured}
-    return chart({name: spans for name, spans in both.items() if spans}, title, unit)
-
-
-def chart(panels: Mapping[str, Sequence[Span]], title: str = "", unit: str = "s") -> str:
-    """A self-contained SVG with a panel for each list of spans, all on one axis of time; `unit` is that of the times.
-
-    A panel has a row for each seat. Each bar says what it is when pointed at.
-    """
-    end = max((span.end for spans in panels.values() for span in spans), default=0.0) or 1.0
-    scale = (WIDTH - LEFT - 12) / end
-    body: list[str] = []
-    y = 8
-    if title:
-        body.append(f'<text x="{LEFT}" y="{y + 12}" class="head">{escape(title)}</text>')
-        y += 24
+def svg(panels: Panels, title: str = TITLE, unit: str = "s") -> str:
+    """A self-contained SVG; `unit` is that of the times. Each bar says what it is when pointed at."""
+    end = end_of([span for spans in panels.values() for span in spans]) or 1.0
+    scale, right = (WIDTH - LEFT - 12) / end, WIDTH - 12
+    bottom = 40 + sum(30 + PITCH * seats(spans) for spans in panels.values())
+    drawing = Drawing(title, WIDTH, bottom + 56)
+    drawing.text(LEFT, 24, title, bold=True, size=13)
+    y = 40
     for name, spans in panels.items():
-        last = max((span.end for span in spans), default=0.0)
-        body += panel(f"{name}: {seconds(last)} {unit}", spans, y, scale)
-        y += height_of(spans) + 30
-    body += axis(end, scale, y)
-    body.append(f'<text x="{LEFT - 8}" y="{y + 16}" class="seat">{escape(unit)}</text>')
-    found = {(s.action.replica % 2, s.action.kind) for spans in panels.values() for s in spans}
-    body += legend([kind for kind in COLOURS if kind in found], y + 40)
-    style = (
-        f"text{{font:11px system-ui,sans-serif;fill:{GREY}}} .head{{font-size:13px;font-weight:600}} "
-        f".in{{fill:#fff;text-anchor:middle}} .seat{{text-anchor:end}} line{{stroke:{GREY};stroke-width:1}}"
-    )
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 52}" width="{WIDTH}" role="img">',
-            f"<title>{escape(title or 'Gantt chart of a pipeline')}</title>",
-            f"<style>{style}</style>",
-            *body,
-            "</svg>\n",
-        ]
-    )
-
-
-def height_of(spans: Sequence[Span]) -> int:
-    """The height of the rows of a panel."""
-    return (1 + max((span.seat for span in spans), default=-1)) * (ROW + GAP)
-
-
-def panel(words: str, spans: Sequence[Span], y: int, scale: float) -> list[str]:
-    """The bars of one list of spans, below its words, with the names of the seats."""
-    parts = [f'<text x="{LEFT}" y="{y + 12}" class="head">{escape(words)}</text>']
-    y += 20
-    for top in range(y, y + height_of(spans), ROW + GAP):
-        middle, seat = top + ROW / 2, (top - y) // (ROW + GAP)
-        parts.append(f'<text x="{LEFT - 8}" y="{middle + 4:g}" class="seat">seat {seat}</text>')
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{middle:g}" y2="{middle:g}" opacity="0.35"/>')
-    return parts + [bar(span, y, scale) for span in spans]
-
-
-def bar(span: Span, y: int, scale: float) -> str:
-    """One action."""
-    action = span.action
-    x, width, top = LEFT + span.start * scale, (span.end - span.start) * scale, y + span.seat * (ROW + GAP)
-    words = f"{action}: {seconds(span.start)} to {seconds(span.end)}"
-    label = str(action.microbatch) if width > 8 * len(str(action.microbatch)) else ""
-    number = f'<text x="{x + width / 2:.2f}" y="{top + 15}" class="in">{label}</text>' if label else ""
-    return (
-        f'<g><title>{escape(words)}</title><rect x="{x:.2f}" y="{top}" width="{max(width - 0.6, 0.4):.2f}" '
-        f'height="{ROW}" rx="2" fill="{COLOURS[action.replica % 2, action.kind]}"/>{number}</g>'
-    )
-
-
-def axis(end: float, scale: float, y: int) -> list[str]:
-    """The axis of time, with round numbers."""
-    parts = [f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{y}" y2="{y}"/>']
+        drawing.text(LEFT, y + 12, f"{name}: {end_of(spans):.4g} {unit}", QUIET, bold=True, size=13)
+        for seat in range(seats(spans)):
+            middle = y + 20 + PITCH * seat + ROW / 2
+            drawing.text(LEFT - 8, middle + 4, f"seat {seat}", QUIET, anchor="end", size=11)
+            drawing.line(LEFT, middle, right, middle, "#d5d8dc")
+        for span in spans:
+            draw_bar(drawing, span, y + 20, scale)
+        y += 30 + PITCH * seats(spans)
+    drawing.line(LEFT, bottom, right, bottom, QUIET)
+    drawing.text(LEFT - 8, bottom + 16, unit, QUIET, anchor="end", size=11)
     step = round_step(end / 8)
     for number in range(floor(end / step + 1e-9) + 1):
         x = LEFT + number * step * scale
-        parts.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + 4}"/>')
-        parts.append(f'<text x="{x:.2f}" y="{y + 16}" text-anchor="middle">{number * step:.6g}</text>')
-    return parts
+        drawing.line(x, bottom, x, bottom + 4, QUIET)
+        drawing.text(x, bottom + 16, f"{number * step:.6g}", QUIET, anchor="middle", size=11)
+    for number, (kind, words) in enumerate(legend(panels).items()):
+        x = LEFT + 150 * number
+        drawing.rect(x, bottom + 30, 12, 12, COLOURS[kind], PAPER, 0)
+        drawing.text(x + 18, bottom + 40, words, QUIET, size=11)
+    return drawing.svg()
+
+
+def draw_bar(drawing: Drawing, span: Span, y: int, scale: float) -> None:
+    """Draw one action, with the number of its micro-batch where there is room."""
+    x, width, top = LEFT + span.start * scale, (span.end - span.start) * scale, y + PITCH * span.seat
+    number = str(span.action.microbatch)
+    with drawing.saying(words_of(span)):
+        drawing.rect(x, top, max(width, 0.4), ROW, COLOURS[kind_of(span)], PAPER, 0.6)
+        if width > 8 * len(number):
+            drawing.text(x + width / 2, top + 15, number, WHITE, anchor="middle", size=11)
+
+
+def html(panels: Panels, title: str = TITLE, unit: str = "s") -> str:
+    """A self-contained page with the chart: parts of it can be enlarged, and each bar says what it is."""
+    heads = [f"{name}: {end_of(spans):.4g} {unit}" for name, spans in panels.items()]
+    figure = plots.figure(heads, [seats(spans) for spans in panels.values()], unit, barmode="overlay")
+    for row, spans in enumerate(panels.values(), start=1):
+        for kind, name in legend(panels).items():
+            mine = [span for span in spans if kind_of(span) == kind]
+            figure.add_bar(
+                base=[span.start for span in mine],
+                x=[span.end - span.start for span in mine],
+                y=[f"seat {span.seat}" for span in mine],
+                text=[str(span.action.microbatch) for span in mine],
+                hovertext=[words_of(span) for span in mine],
+                marker_color=COLOURS[kind],
+                **plots.named(name, row),
+            )
+    return document(title, plots.html(figure), script=plots.script())
+
+
+FORMATS: Mapping[str, Callable[[Panels, str], str]] = {".svg": svg, ".html": html}
+
+
+def write(path: Path, panels: Panels, title: str) -> None:
+    """Write the chart to a file, as its suffix says."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path} would be a chart of an unknown kind: let its name end in {' or '.join(FORMATS)}")
+    path.write_text(FORMATS[path.suffix](panels, title), encoding="utf-8")
+
+
+def end_of(spans: Sequence[Span]) -> float:
+    """When the last span ends."""
+    return max((span.end for span in spans), default=0.0)
+
+
+def seats(spans: Sequence[Span]) -> int:
+    """How many rows a panel has."""
+    return 1 + max((span.seat for span in spans), default=-1)
+
+
+def kind_of(span: Span) -> tuple[int, str]:
+    """What a span's colour depends on."""
+    return span.action.replica % 2, span.action.kind
+
+
+def words_of(span: Span) -> str:
+    """What a bar says."""
+    return f"{span.action}: {span.start:.4g} to {span.end:.4g}"
+
+
+def legend(panels: Panels) -> dict[tuple[int, str], str]:
+    """What the colours mean; replicas are named where there are two."""
+    found = {kind_of(span) for spans in panels.values() for span in spans}
+    return {key: f"{key[1]}, replica {key[0]}" if len(found) > 2 else key[1] for key in COLOURS if key in found}
 
 
 def round_step(least: float) -> float:
@@ -143,23 +163,3 @@ def round_step(least: float) -> float:
     """
     power = 10.0 ** floor(log10(least))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
-
-
-def legend(kinds: Sequence[tuple[int, str]], y: int) -> list[str]:
-    """What the colours mean; replicas are named where there are two."""
-    parts: list[str] = []
-    for number, (replica, kind) in enumerate(kinds):
-        x = LEFT + 150 * number
-        words = f"{kind}, replica {replica}" if len(kinds) > 2 else kind
-        parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" rx="2" fill="{COLOURS[replica, kind]}"/>')
-        parts.append(f'<text x="{x + 18}" y="{y}">{words}</text>')
-    return parts
-
-
-def seconds(value: float) -> str:
-    """A time with four digits.
-
-    >>> seconds(0.123456), seconds(12.0)
-    ('0.1235', '12')
-    """
-    return f"{value:.4g}"

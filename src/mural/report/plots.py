@@ -1,0 +1,72 @@
+"""Charts of times that can be zoomed into, drawn by plotly; it is imported when the first chart is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from mural.errors import ConfigError
+
+BAR, HEAD, TOP, FOOT = 24, 46, 80, 50
+"""Heights in pixels: of a bar, of a chart's title, of the legend with the first title, and of the axis of time."""
+GREY = "#808791"
+"""As far from white as from black."""
+
+
+def plotly(module: str) -> Any:
+    """A module of plotly, or an error that says how to install it."""
+    try:
+        return import_module(f"plotly.{module}")
+    except ImportError as error:
+        raise ConfigError("this page is drawn by the package plotly, which is missing: pip install plotly") from error
+
+
+def figure(titles: Sequence[str], bars: Sequence[int], unit: str, barmode: str) -> Any:
+    """A figure without bars yet: one chart below the other, each with room for so many, all on one axis of time."""
+    heights = [BAR * max(count, 1) for count in bars]
+    inside = sum(heights) + HEAD * (len(bars) - 1)
+    made = plotly("subplots").make_subplots(
+        rows=len(bars),
+        shared_xaxes=True,
+        subplot_titles=titles,
+        row_heights=heights,
+        vertical_spacing=HEAD / inside,
+    )
+    made.update_layout(
+        template="none",
+        barmode=barmode,
+        bargap=0.15,
+        height=inside + TOP + FOOT,
+        margin={"t": TOP, "b": FOOT, "l": 10, "r": 10},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "inherit", "size": 13},
+        legend={"orientation": "h", "y": 1 + (TOP - 48) / inside, "yanchor": "bottom", "traceorder": "normal"},
+    )
+    made.update_annotations(x=0, xanchor="left", font={"size": 14})
+    made.update_xaxes(gridcolor=f"{GREY}55", zerolinecolor=GREY)
+    made.update_xaxes(row=len(bars), title_text=unit)
+    made.update_yaxes(autorange="reversed", automargin=True, showgrid=False, fixedrange=True, dividercolor=GREY)
+    made.update_yaxes(ticks="outside", tickcolor=GREY, linecolor=GREY, showline=True)
+    return made
+
+
+def named(name: str, row: int) -> dict[str, Any]:
+    """How bars of one name look in the chart of a row: a click on the name hides them in all charts."""
+    look: dict[str, Any] = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    look |= {"orientation": "h", "hoverinfo": "text", "marker_line": {"width": 1, "color": "#fff9"}}
+    return {**look, "name": name, "legendgroup": name, "showlegend": row == 1, "row": row, "col": 1}
+
+
+def html(figure: Any) -> str:
+    """The figure as a part of a page that has `script`."""
+    # Without the bar of buttons: one of them would send the data to a server.
+    config = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
+    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config=config)
+    return f"{drawn}\n<p>Drag over a part to enlarge it; double-click to see all again.</p>"
+
+
+def script() -> str:
+    """What a page with figures needs once."""
+    return plotly("offline").get_plotlyjs()

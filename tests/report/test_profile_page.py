@@ -1,0 +1,66 @@
+"""The report of a profile: a table, and a page in a real Chromium with bars for every rank and step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from chromium import Browser
+from mural.comm.trace import Trace, Wait
+from mural.errors import ConfigError
+from mural.profile import Notes, Profile, Step, page
+from mural.profile.page import words
+from mural.report import plots
+from pages import contrasts
+
+KINDS = ["compute", "halo", "idle", "images"]
+
+
+def profile() -> Profile:
+    """Two ranks that take two steps of ten seconds; in each, the first waits three seconds for the second."""
+    steps = tuple(Step(number, 10.0 * number, 10.0 * number + 10.0, 0.5) for number in (1, 2))
+    waits = [Wait("halo", step.begin + 1.0, step.begin + 4.0, ((1, ("", step.number)),)) for step in steps]
+    posts = {("", step.number): step.begin + 3.0 for step in steps}
+    return Profile("a <model>", (Notes(0, steps, Trace(waits=waits)), Notes(1, steps, Trace(posts=posts))))
+
+
+def test_the_table_names_every_rank_and_kind() -> None:
+    head, *rows = words(profile()).splitlines()
+    assert head.split() == ["rank", "step", "compute", "communication", "idle", "images", "halo"]
+    assert [row.split()[:3] for row in rows] == [["0", "10.0", "s"], ["1", "10.0", "s"]]
+    shares = " ".join(rows[0].split()[3:])
+    assert shares == "6.50 s 65% 1.00 s 10% 2.00 s 20% 500 ms 5% 1.00 s 10%"
+
+
+def test_the_page_needs_nothing_else_and_escapes_names() -> None:
+    drawn = page(profile())
+    assert "a &lt;model&gt;" in drawn
+    assert "http" not in drawn.replace(plots.script(), "").replace("http-equiv", "")
+
+
+def test_the_page_has_a_bar_for_every_rank_and_step(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "profile.html").write_text(page(profile()))
+    browser.errors.clear()
+    browser.open(tmp_path / "profile.html")
+    assert browser.errors == []
+    traces = browser.value("document.querySelector('.js-plotly-plot').data.map((t) => [t.name ?? '', [...t.x].length])")
+    assert traces == [*([kind, 2] for kind in KINDS), ["", 2], *([kind, 4] for kind in KINDS), ["", 4]]
+    widths = browser.value("[...document.querySelectorAll('.barlayer .point path')].map((e) => e.getBBox().width)")
+    assert sum(width > 0 for width in widths) == 3 * (4 + 2)  # the second rank computes and waits for images alone
+    legend = browser.value("[...document.querySelectorAll('.legendtext')].map((e) => e.textContent)")
+    assert legend == KINDS
+    ticks = browser.value("[...document.querySelectorAll('.yaxislayer-above text')].map((e) => e.textContent)")
+    assert {"rank 0", "rank 1", "step 1", "step 2"} <= set(ticks)
+    assert browser.value("document.querySelectorAll('.bartext-outside').length") == 2 + 4
+    assert "halo: 1.00 s 10%" in browser.value(
+        "document.querySelector('.js-plotly-plot').data.flatMap((trace) => trace.hovertext)"
+    )
+    assert min(contrasts(browser)) > 4.5
+
+
+def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    with pytest.raises(ConfigError, match="pip install plotly"):
+        page(profile())
