@@ -45,7 +45,7 @@ def figure(titles: Sequence[str], bars: Sequence[int], unit: str, barmode: str) 
         legend={"orientation": "h", "y": 1 + (TOP - 48) / inside, "yanchor": "bottom", "traceorder": "normal"},
     )
     made.update_annotations(x=0, xanchor="left", font={"size": 14})
-    made.update_xaxes(gridcolor=f"{GREY}55", zerolinecolor=GREY)
+    made.update_xaxes(gridcolor="rgba(128,135,145,0.33)", zerolinecolor=GREY)
     made.update_xaxes(row=len(bars), title_text=unit)
     made.update_yaxes(autorange="reversed", automargin=True, showgrid=False, fixedrange=True, dividercolor=GREY)
     made.update_yaxes(ticks="outside", tickcolor=GREY, linecolor=GREY, showline=True)
@@ -55,7 +55,7 @@ def figure(titles: Sequence[str], bars: Sequence[int], unit: str, barmode: str) 
 def named(name: str, row: int) -> dict[str, Any]:
     """How bars of one name look in the chart of a row: a click on the name hides them in all charts."""
     look: dict[str, Any] = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    look |= {"orientation": "h", "hoverinfo": "text", "marker_line": {"width": 1, "color": "#fff9"}}
+    look |= {"orientation": "h", "hoverinfo": "text", "marker_line": {"width": 1, "color": "rgba(255,255,255,0.6)"}}
     return {**look, "name": name, "legendgroup": name, "showlegend": row == 1, "row": row, "col": 1}
 
 
