@@ -81,9 +81,9 @@ class Drawing:
     @contextmanager
     def saying(self, words: str) -> Generator[None]:
         """What is drawn inside the block says these words when pointed at."""
-        self.parts.append(f"<g><title>{escape(words)}</title>")
+        start = len(self.parts)
         yield
-        self.parts.append("</g>")
+        self.parts[start:] = [f"<g><title>{escape(words)}</title>{''.join(self.parts[start:])}</g>"]
 
     def svg(self) -> str:
         """The file's text."""
