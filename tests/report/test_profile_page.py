@@ -11,7 +11,7 @@ from chromium import Browser
 from mural.comm.trace import Trace, Wait
 from mural.errors import ConfigError
 from mural.profile import Notes, Profile, Step, page
-from mural.profile.page import words
+from mural.profile.shares_page import words
 from mural.report import plots
 from pages import contrasts
 

@@ -13,7 +13,7 @@ from mural.cli.train_verbs import Devices, File, configured
 from mural.errors import ConfigError
 from mural.profile import chrome_trace, page
 from mural.profile import profile as profiled
-from mural.profile.page import words
+from mural.profile.shares_page import words
 from mural.train.flags import with_flags
 
 TRACE, PAGE = "trace.json", "profile.html"

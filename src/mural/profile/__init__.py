@@ -2,7 +2,7 @@
 
 from mural.profile.account import Notes, Profile, Shares, Step, account
 from mural.profile.chrome import chrome_trace
-from mural.profile.page import page
 from mural.profile.profiled_steps import profile
+from mural.profile.shares_page import page
 
 __all__ = ["Notes", "Profile", "Shares", "Step", "account", "chrome_trace", "page", "profile"]
