@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mural.comm.transport import Transport
 from mural.geometry import Box, Cuts, Interval, Move, Needs, Remap, Window, moves, overlap, subtract, volume
 from mural.ranks import Mesh
-from mural.report.svg import FILLS, INK, LINES, QUIET, RED, SHARED, WHITE, Drawing
 from mural.shard.layout import MIN_EXTENT, Layout
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from harness.svg import FILLS, INK, LINES, QUIET, RED, SHARED, WHITE, Drawing
 
 FOLDER = Path(__file__).parent / "concepts" / "drawings"
 CHOSEN, CHOSEN_LINE, FAINT = "#ffeb99", "#7a5c00", "#a0a8b1"

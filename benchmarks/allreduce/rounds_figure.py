@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import hypot
 
+from harness.svg import LINES, QUIET, WHITE, Drawing
+
 from mural.collectives.rounds import Collective, Send, by_pair
-from mural.report.svg import LINES, QUIET, WHITE, Drawing
 
 COLUMN, ROW, LEFT, TOP, RADIUS = 96, 84, 96, 76, 15
 

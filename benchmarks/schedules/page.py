@@ -10,13 +10,14 @@ from typing import Any
 import problems
 import published
 import simulated
+from gantt_figure import svg
 from harness.plots import pyplot, save
 from harness.results import Record, read
 from harness.tables import NONE, gib, markdown, place
 
 from mural.pipeline.schedule import Action
 from mural.pipeline.timeline import Span
-from mural.report.gantt import svg, text
+from mural.report.gantt import text
 
 FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
 COLOURS = {

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "allreduce"
 
 @pytest.fixture
 def figure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("rounds_figure")
 

@@ -1,21 +1,31 @@
-"""Gantt charts: as text, as SVG, and as a page in a real Chromium."""
+"""Gantt charts: as text, as a page in a real Chromium, and as the SVG of the benchmark of schedules."""
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
 from chromium import Browser
-from mural.errors import ConfigError
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Schedule, one_f_one_b
 from mural.pipeline.timeline import Costs, Span, simulate
 from mural.pipeline.transfers import Edge, with_messages
-from mural.report.gantt import html, svg, text, write
+from mural.report.gantt import html, text
 from pages import contrasts
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def figure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "schedules"))
+    return importlib.import_module("gantt_figure")
 
 
 def played(schedule: Schedule) -> tuple[Span, ...]:
@@ -39,9 +49,9 @@ def test_text_without_a_unit_has_a_hundred_columns() -> None:
     assert text([]) == ""
 
 
-def test_svg_shows_both_on_one_axis_and_says_what_each_bar_is() -> None:
+def test_svg_shows_both_on_one_axis_and_says_what_each_bar_is(figure: ModuleType) -> None:
     panels = two_panels()
-    root = ElementTree.fromstring(svg(panels, "GEMS <4 stages>"))
+    root = ElementTree.fromstring(figure.svg(panels, "GEMS <4 stages>"))
     name = "{http://www.w3.org/2000/svg}"
     bars = root.findall(f"{name}g")
     half = len(panels["predicted"])
@@ -51,13 +61,13 @@ def test_svg_shows_both_on_one_axis_and_says_what_each_bar_is() -> None:
     words = [node.text or "" for node in root.iter(f"{name}text")]
     assert {"predicted: 12 s", "measured: 18 s", "GEMS <4 stages>", "seat 3", "forward, replica 1"} <= set(words)
     assert "backward of stage 3, micro-batch 0: 4 to 6" in [t.text for t in root.iter(f"{name}title")]
-    assert "http" not in svg(panels).replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in figure.svg(panels, "GEMS").replace("http://www.w3.org/2000/svg", "")
 
 
-def test_svg_of_one_timeline_and_of_none() -> None:
-    ElementTree.fromstring(svg({"predicted": played(one_f_one_b(2, 12))}))
-    ElementTree.fromstring(svg({"predicted": []}))
-    ElementTree.fromstring(svg({}))
+def test_svg_of_one_timeline_and_of_none(figure: ModuleType) -> None:
+    ElementTree.fromstring(figure.svg({"predicted": played(one_f_one_b(2, 12))}, "1F1B"))
+    ElementTree.fromstring(figure.svg({"predicted": []}, "nothing"))
+    ElementTree.fromstring(figure.svg({}, "nothing"))
 
 
 def test_the_page_shows_both_on_one_axis_and_says_what_each_bar_is(browser: Browser, tmp_path: Path) -> None:
@@ -77,8 +87,3 @@ def test_the_page_shows_both_on_one_axis_and_says_what_each_bar_is(browser: Brow
     said = browser.value("document.querySelector('.js-plotly-plot').data.flatMap((trace) => trace.hovertext)")
     assert "backward of stage 3, micro-batch 0: 4 to 6" in said
     assert min(contrasts(browser)) > 4.5
-
-
-def test_files_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"end in \.svg or \.html"):
-        write(tmp_path / "gantt.pdf", {}, "")

@@ -9,6 +9,7 @@ from mural.comm.agree import gather
 from mural.engine.inputs import Image, shape_of
 from mural.engine.microbatches import rows_of
 from mural.engine.pipelined import Pipelined
+from mural.errors import ConfigError
 from mural.graph.bytes import bytes_in
 from mural.pipeline.timeline import Costs, Span, Timeline, simulate
 from mural.report import gantt
@@ -54,9 +55,15 @@ def predicted_timeline(pm: Pipelined, image: Image, hardware: str | cost.Hardwar
 
 
 def draw_gantt(pm: Pipelined, image: Image, path: str | Path, hardware: str | cost.Hardware = "cpu") -> None:
-    """Write the chart of the last step, .svg or .html: predicted above, measured below. Collective; rank 0 writes."""
+    """Write a page, .html, with the chart of the last step: predicted above, measured below.
+
+    Collective; the first rank writes.
+    """
+    if Path(path).suffix != ".html":
+        raise ConfigError(f"{path} would hold a Gantt chart, which is a page: let its name end in .html")
     measured = measured_spans(pm)
     if pm.world_mesh.rank == 0:
         predicted = predicted_timeline(pm, image, hardware)
         panels = {"predicted": predicted.spans, "measured": measured}
-        gantt.write(Path(path), panels, title=str(pm.plan).replace("\n", ", "))
+        drawn = gantt.html(panels, title=str(pm.plan).replace("\n", ", "))
+        Path(path).write_text(drawn, encoding="utf-8")
