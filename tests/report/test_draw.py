@@ -297,7 +297,7 @@ def test_a_plan_colours_the_stages_that_it_runs(cuts: str | tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        (["conv3"], "did you mean 'conv"),
+        (["conv3"], "write 'conv"),
         ([12], "give an id below 12"),
         (["fc1", "conv2"], "forward order"),
         (13, "give 1 to 12"),

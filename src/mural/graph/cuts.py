@@ -6,7 +6,7 @@ which begins where its first item does) or a call-site (`up.0/cat:1`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from mural.errors import PlanError
@@ -41,15 +41,20 @@ def cut_names(graph: Graph) -> dict[str, int]:
     return found | {node.site: node.id for node in graph}
 
 
+def node_named(known: Mapping[str, int], name: str) -> int:
+    """The node that one of all names means; raises PlanError, with the names that are close, for one that is none."""
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    some = ", ".join(map(repr, list(known)[:8])) + ", …" * (len(known) > 8)
+    hint = f"write {' or '.join(map(repr, near))}" if near else f"write one of {some}"
+    raise PlanError(f"a stage cannot begin at {name!r}: there is no such module or call in the model; {hint}")
+
+
 def resolve_cuts(graph: Graph, names: Sequence[str]) -> tuple[int, ...]:
     """The nodes at which stages begin, for the names of the cuts in order; raises PlanError for cuts that are none."""
     known = cut_names(graph)
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=3, cutoff=0.4)
-            hint = f"write {' or '.join(map(repr, near))}" if near else f"write one of {_some(list(known))}"
-            raise PlanError(f"a stage cannot begin at {name!r}: there is no such module or call in the model; {hint}")
-    nodes = [known[name] for name in names]
+    nodes = [node_named(known, name) for name in names]
     _check_order(graph, names, nodes)
     barred = refused(graph)
     for name, node in zip(names, nodes, strict=True):
@@ -77,7 +82,3 @@ def _check_order(graph: Graph, names: Sequence[str], nodes: Sequence[int]) -> No
             raise PlanError(
                 f"{names[i - 1]!r} and {name!r} begin at the same call, nothing lies between: leave one out"
             )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from mural.errors import PlanError
-from mural.graph.cuts import cut_names
+from mural.graph.cuts import cut_names, node_named
 from mural.graph.nodes import Graph
 from mural.report.graph_drawing.outline import Outline
 
@@ -57,19 +56,10 @@ def equal_starts(outline: Outline, count: int) -> list[int]:
 
 def starts_of(graph: Graph, stages: Sequence[int | str]) -> list[int]:
     """The node at which each stage begins. The first begins at node 0, whether that is given or not."""
-    named = cut_names(graph)
-    starts = [0]
-    for stage in stages:
-        start = named.get(stage, -1) if isinstance(stage, str) else stage
-        if not 0 <= start < len(graph):
-            near = get_close_matches(stage, named, n=1) if isinstance(stage, str) else []
-            hint = f"did you mean {near[0]!r}?" if near else f"give an id below {len(graph)}, a module or a call-site"
-            raise PlanError(f"a stage begins at {stage!r}, which is no node or call of this graph: {hint}")
-        if start < starts[-1]:
-            raise PlanError(
-                f"a stage begins at {stage!r}, node {start}, but the one before it at node {starts[-1]}: give the "
-                f"beginnings in forward order"
-            )
-        if start > starts[-1]:
-            starts.append(start)
-    return starts
+    known = cut_names(graph)
+    nodes = [node_named(known, stage) if isinstance(stage, str) else stage for stage in stages]
+    if outside := [node for node in nodes if not 0 <= node < len(graph)]:
+        raise PlanError(f"a stage cannot begin at node {outside[0]}, which is none: give an id below {len(graph)}")
+    if nodes != sorted(nodes):
+        raise PlanError(f"stages begin at {list(stages)}, which are nodes {nodes}: give them in forward order")
+    return sorted({0, *nodes})
