@@ -30,14 +30,6 @@ class Model {
     return at === block;
   }
 
-  hue(stage) {
-    return this.stages[stage].hue;
-  }
-
-  stageAt(node) {
-    return this.stages.findIndex(({ start, stop }) => start <= node && node < stop);
-  }
-
   // The stages that a box lies in, with how many of its calls are in each.
   stagesOf(id) {
     const [low, high] = [this.start[id], this.stop[id]];
@@ -49,8 +41,8 @@ class Model {
   // Whether an edge leads to a box that has no part in the stage of its origin.
   crosses(origin, target) {
     if (this.start[origin] === this.stop[origin] || this.start[target] === this.stop[target]) return false;
-    const stage = this.stageAt(this.start[origin]);
-    return stage >= 0 && !this.stagesOf(target).some((inside) => inside.stage === stage);
+    const [home] = this.stagesOf(origin);
+    return home !== undefined && !this.stagesOf(target).some(({ stage }) => stage === home.stage);
   }
 
   spoken(id) {
@@ -137,8 +129,10 @@ class Page {
     this.redraw(anchor);
   }
 
+  // Open or close a box that has something inside; the whole model stays open.
   toggle(id) {
-    if (this.model.isBlock(id)) this.setOpen([[id, !this.isOpen(id)]], id);
+    if (id && this.model.isBlock(id)) this.setOpen([[id, !this.isOpen(id)]], id);
+    this.select(id);
   }
 
   openLevel(level) {

@@ -54,9 +54,12 @@ class Drawing {
     this.colour(group, id, height);
     this.groups.set(id, group);
     if (opened) for (const net of nets) group.append(this.net(id, net));
-    group.append(...(opened ? this.head(id) : this.lines(id, width)));
     if (opened) {
+      group.append(this.title(id, "▾", 12, 20, "start"));
       for (const child of model.children[id]) group.append(this.box(child, at.get(child).x, at.get(child).y));
+    } else {
+      const place = { class: "shape", x: width / 2, y: 36, "text-anchor": "middle" };
+      group.append(this.title(id, "▸", width / 2, 19, "middle"), element("text", place, this.layout.label(id).below));
     }
     return group;
   }
@@ -67,14 +70,14 @@ class Drawing {
     const inside = model.stagesOf(id);
     if (inside.length === 1) {
       group.classList.add("staged");
-      group.style.setProperty("--hue", model.hue(inside[0].stage));
+      group.style.setProperty("--hue", model.stages[inside[0].stage].hue);
     }
     const total = inside.reduce((sum, { calls }) => sum + calls, 0);
     let y = 0;
     for (const { stage, calls } of inside) {
       const part = ((height - 2 * SPACE.round) * calls) / total;
       const strip = element("rect", { class: "strip", x: 3, y: SPACE.round + y, width: 4, height: part, rx: 1.5 });
-      strip.style.setProperty("--hue", model.hue(stage));
+      strip.style.setProperty("--hue", model.stages[stage].hue);
       group.append(strip);
       y += part;
     }
@@ -86,19 +89,6 @@ class Drawing {
     if (this.model.children[id].length) text.append(element("tspan", { class: "fold" }, `${fold} `));
     text.append(element("tspan", { class: "name" }, label.name), element("tspan", { class: "kind" }, label.kind));
     return text;
-  }
-
-  head(id) {
-    return [this.title(id, "▾", 12, 20, "start")];
-  }
-
-  lines(id, width) {
-    const label = this.layout.label(id);
-    const middle = width / 2;
-    return [
-      this.title(id, "▸", middle, 19, "middle"),
-      element("text", { class: "shape", x: middle, y: 36, "text-anchor": "middle" }, label.below),
-    ];
   }
 
   net(block, net) {

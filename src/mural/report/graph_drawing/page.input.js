@@ -20,9 +20,7 @@ Page.prototype.listen = function listen() {
 Page.prototype.click = function click(event) {
   const group = event.target.closest(".box");
   if (!group || this.dragged) return;
-  const id = Number(group.dataset.id);
-  if (id) this.toggle(id);
-  this.select(id);
+  this.toggle(Number(group.dataset.id));
 };
 
 Page.prototype.wheel = function wheel(event) {
@@ -79,8 +77,8 @@ Page.prototype.key = function key(event) {
     ArrowUp: () => this.walk(-1),
     ArrowRight: () => this.enter(),
     ArrowLeft: () => this.leave(),
-    Enter: () => this.toggleSelected(),
-    " ": () => this.toggleSelected(),
+    Enter: () => this.toggle(this.selected ?? 0),
+    " ": () => this.toggle(this.selected ?? 0),
   };
   const act = keys[event.key] ?? (inDrawing && inDrawing[event.key]);
   if (!act) return;
@@ -99,19 +97,13 @@ Page.prototype.enter = function enter() {
   const id = this.selected ?? 0;
   if (!this.model.isBlock(id)) return;
   if (this.isOpen(id)) this.walk(1);
-  else this.toggleSelected();
+  else this.toggle(id);
 };
 
 Page.prototype.leave = function leave() {
   const id = this.selected ?? 0;
-  if (id && this.isOpen(id)) this.toggleSelected();
+  if (id && this.isOpen(id)) this.toggle(id);
   else if (this.model.parent[id] >= 0) this.goTo(this.model.parent[id]);
-};
-
-Page.prototype.toggleSelected = function toggleSelected() {
-  if (!this.selected) return;
-  this.toggle(this.selected);
-  this.select(this.selected);
 };
 
 const KEYS = [
@@ -163,14 +155,14 @@ class Panel {
     const stages = model.stagesOf(id).map(({ stage }) => this.stage(stage));
     if (stages.length) facts.push(["stage", this.make("dd", null, ...stages)]);
     const title = model.site[id] || model.name[id];
-    const fold = model.isBlock(id) && id ? [this.button(this.page.isOpen(id) ? "Close" : "Open", () => this.page.toggleSelected())] : [];
+    const fold = model.isBlock(id) && id ? [this.button(this.page.isOpen(id) ? "Close" : "Open", () => this.page.toggle(id))] : [];
     return [this.make("h2", title), ...fold, this.list(facts), ...this.others(id)];
   }
 
   stage(stage) {
     const made = this.make("div", this.page.model.stages[stage].name);
     made.className = "stage";
-    made.style.setProperty("--hue", this.page.model.hue(stage));
+    made.style.setProperty("--hue", this.page.model.stages[stage].hue);
     return made;
   }
 
@@ -183,21 +175,16 @@ class Panel {
 
   // What a box reads and who reads it: the layers at the other ends of its edges.
   others(id) {
-    const { edges } = this.page.model;
+    const { edges, site, kind, shape } = this.page.model;
+    const name = (other) => [site[other], kind[other], shape[other]].filter(Boolean).join(" · ");
     const inside = (box) => this.page.model.isInside(box, id);
     const reads = new Set(edges.filter(([from, to]) => inside(to) && !inside(from)).map(([from]) => from));
     const readers = new Set(edges.filter(([from, to]) => inside(from) && !inside(to)).map(([, to]) => to));
     return [["Reads", reads], ["Read by", readers]].flatMap(([title, ids]) => {
       if (!ids.size) return [];
-      const items = [...ids].sort((a, b) => a - b).map((other) => this.make("li", null, this.button(this.name(other), () => this.page.goTo(other))));
+      const items = [...ids].sort((a, b) => a - b).map((other) => this.make("li", null, this.button(name(other), () => this.page.goTo(other))));
       return [this.make("h3", `${title} (${ids.size})`), this.make("ul", null, ...items)];
     });
-  }
-
-  name(id) {
-    const { site, kind, shape } = this.page.model;
-    return [site[id], kind[id], shape[id]].filter(Boolean).join(" · ");
-  }
-}
+  }}
 
 new Page(new Model(JSON.parse(document.getElementById("data").textContent)));
