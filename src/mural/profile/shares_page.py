@@ -13,9 +13,6 @@ from mural.report.shell import table as html_table
 from mural.report.words import aligned, seconds_in_words
 
 COMPUTE, IDLE, DATA = "compute", "idle", "images"
-COLOURS = {COMPUTE: "#2f6db5", IDLE: "#9aa1ab", DATA: "#b4610d"}
-KINDS = ("#1f7f6f", "#a13d78", "#6b5bb5", "#7d7a1e", "#b04545", "#3d7f9e")
-"""Of kinds of communication; the last is that of all further ones."""
 
 
 def table(profile: Profile) -> list[list[str]]:
@@ -56,10 +53,11 @@ def page(profile: Profile) -> str:
 
 
 def add_bars(figure: Any, row: int, shares: Sequence[Shares], kinds: Sequence[str], names: Sequence[Any]) -> None:
-    """Draw a bar for each of some steps, with a part for each thing that took time."""
-    chosen = {kind: KINDS[min(number, len(KINDS) - 1)] for number, kind in enumerate(kinds)}
-    for kind, colour in {COMPUTE: COLOURS[COMPUTE], **chosen, IDLE: COLOURS[IDLE], DATA: COLOURS[DATA]}.items():
-        seconds = [seconds_of(each, kind) for each in shares]
+    """Draw a bar for each of some steps, with a part for each thing that took time and the whole time at its end."""
+    first, second, *others = plots.PALETTE
+    communication = {kind: others[min(number, len(others) - 1)] for number, kind in enumerate(kinds)}
+    for kind, colour in {COMPUTE: first, **communication, IDLE: plots.GREY, DATA: second}.items():
+        seconds = [{COMPUTE: s.compute, IDLE: s.idle, DATA: s.data, **s.communication}.get(kind, 0.0) for s in shares]
         figure.add_bar(
             x=[1000 * max(s, 0.0) for s in seconds],
             y=names,
@@ -70,9 +68,3 @@ def add_bars(figure: Any, row: int, shares: Sequence[Shares], kinds: Sequence[st
     whole = [seconds_in_words(each.seconds) for each in shares]
     at_the_end = {"orientation": "h", "textposition": "outside", "showlegend": False, "hoverinfo": "skip"}
     figure.add_bar(x=[0.0] * len(whole), y=names, text=whole, cliponaxis=False, row=row, col=1, **at_the_end)
-
-
-def seconds_of(shares: Shares, kind: str) -> float:
-    """The time of one part of a step."""
-    known = {COMPUTE: shares.compute, IDLE: shares.idle, DATA: shares.data}
-    return known[kind] if kind in known else shares.communication.get(kind, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -84,20 +84,12 @@ def cut_panel(image: NDArray[np.uint8], grid: tuple[int, int], depth: int) -> Im
     for cut in bounds[1][1:-1]:
         pen.line([(cut * scale, 0), (cut * scale, PANEL)], LINE, 2)
     font = ImageFont.load_default(20)
-    for row, (top, bottom) in enumerate(pairwise(bounds[0])):
-        for column, (left, right) in enumerate(pairwise(bounds[1])):
-            middle = ((left + right) / 2 * scale, (top + bottom) / 2 * scale)
-            badge(pen, middle, f"rank {row * grid[1] + column}", font)
+    middles = [[(start + stop) / 2 * scale for start, stop in pairwise(cuts)] for cuts in bounds]
+    for rank, (y, x) in enumerate(product(*middles)):
+        left, top, right, bottom = pen.textbbox((x, y), f"rank {rank}", font, "mm")
+        pen.rounded_rectangle((left - 8, top - 7, right + 8, bottom + 7), 6, PAPER, LINE)
+        pen.text((x, y), f"rank {rank}", INK, font, "mm")
     return panel
-
-
-def badge(
-    pen: ImageDraw.ImageDraw, middle: tuple[float, float], text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-) -> None:
-    """A label that can be read on any ground."""
-    left, top, right, bottom = pen.textbbox(middle, text, font, "mm")
-    pen.rounded_rectangle((left - 8, top - 7, right + 8, bottom + 7), 6, PAPER, LINE)
-    pen.text(middle, text, INK, font, "mm")
 
 
 def found_panel(image: NDArray[np.uint8], mask: NDArray[np.bool_], prediction: NDArray[np.bool_]) -> Image.Image:

@@ -13,13 +13,9 @@ from mural.report.shell import document
 Panels = Mapping[str, Sequence[Span]]
 """Lists of spans by their names, all drawn on one axis of time."""
 
-# Dark enough for white letters, and apart from white and from black alike; by replica and kind.
-COLOURS = {
-    (0, "forward"): "#2f6db5",
-    (0, "backward"): "#b4610d",
-    (1, "forward"): "#1f7f6f",
-    (1, "backward"): "#a13d78",
-}
+KINDS = [(replica, kind) for replica in (0, 1) for kind in ("forward", "backward")]
+COLOURS = dict(zip(KINDS, plots.PALETTE, strict=False))
+"""By replica and kind."""
 
 
 def letter(action: Action) -> str:

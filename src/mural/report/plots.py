@@ -10,6 +10,8 @@ from mural.errors import ConfigError
 
 BAR, HEAD, TOP, FOOT = 24, 46, 80, 50
 """Heights in pixels: of a bar, of a chart's title, of the legend with the first title, and of the axis of time."""
+PALETTE = ("#2f6db5", "#b4610d", "#1f7f6f", "#a13d78", "#6b5bb5", "#7d7a1e", "#b04545", "#3d7f9e")
+"""Dark enough for white letters, and apart from white and from black alike."""
 GREY = "#808791"
 """As far from white as from black."""
 
