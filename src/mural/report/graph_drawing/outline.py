@@ -102,21 +102,17 @@ class Outline:
             levels = LEVELS[: LEVELS.index(level) + 1]
             return frozenset(box.id for box in self.boxes if box.level in levels)
         opened: set[int] = set()
-        front, seen = self._with_lists([0]), 0
-        while front and (not opened or seen + self._inside(front) <= LEGIBLE):
-            seen += self._inside(front)
+        front, seen = [0], 0
+        while front:
+            # A list is no step in the computation, so it opens with what holds it.
+            front += [c for box in front for c in self.boxes[box].children if self.boxes[c].role == "list"]
+            inside = [c for box in front for c in self.boxes[box].children]
+            seen += len(inside)
+            if opened and seen > LEGIBLE:
+                break
             opened.update(front)
-            inside = (child for box in front for child in self.boxes[box].children if child not in opened)
-            front = self._with_lists([child for child in inside if self.boxes[child].level])
+            front = [child for child in inside if child not in opened and self.boxes[child].level]
         return frozenset(opened)
-
-    def _inside(self, boxes: Iterable[int]) -> int:
-        return sum(len(self.boxes[box].children) for box in boxes)
-
-    def _with_lists(self, boxes: list[int]) -> list[int]:
-        """These boxes and the lists in them: a list is no step in the computation, so it opens with what holds it."""
-        lists = [c for box in boxes for c in self.boxes[box].children if self.boxes[c].role == "list"]
-        return [*boxes, *lists]
 
     def shown(self, opened: Iterable[int]) -> list[Box]:
         """The boxes that are seen when these are open, in forward order."""

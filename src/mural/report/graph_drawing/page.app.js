@@ -3,11 +3,9 @@
 class Model {
   constructor(data) {
     Object.assign(this, data.boxes, data);
-    this.count = this.name.length;
-    this.children = Array.from({ length: this.count }, () => []);
-    for (let id = 1; id < this.count; id += 1) this.children[this.parent[id]].push(id);
-    // The boxes of a row stand in the order that was found for them.
-    this.children.forEach((inside) => inside.sort((a, b) => this.row[a] - this.row[b] || this.place[a] - this.place[b]));
+    this.children = this.rows.map((rows) => rows.flat());
+    this.row = [];
+    for (const rows of this.rows) rows.forEach((boxes, at) => boxes.forEach((id) => (this.row[id] = at)));
     // Values that leave a box take turns in running down its right and its left side, the same in all boxes they pass.
     const leaving = Object.values(data.nets).flatMap((nets) => nets.filter(([, , , leaves]) => leaves).map(([origin]) => origin));
     this.side = new Map([...new Set(leaving)].sort((a, b) => a - b).map((origin, i) => [origin, i % 2 ? -1 : 1]));

@@ -15,8 +15,7 @@ class Inside {
     const { model } = layout;
     this.children = model.children[id];
     this.sizes = new Map(this.children.map((child) => [child, layout.of(child)]));
-    this.rows = [];
-    for (const child of this.children) (this.rows[model.row[child]] ??= []).push(child);
+    this.rows = model.rows[id];
     this.row = (child) => model.row[child];
     this.nets = (model.nets[id] ?? []).map(([origin, source, targets, leaves]) => {
       const from = source < 0 ? -1 : this.row(source);

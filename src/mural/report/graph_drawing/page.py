@@ -62,29 +62,16 @@ def summary(outline: Outline, start: int, stop: int) -> list[str]:
 
 def columns(outline: Outline) -> dict[str, Any]:
     """The properties of all boxes, in the boxes' order."""
-    places = {
-        box: (row, place)
-        for around in outline.boxes
-        for row, boxes in enumerate(outline.rows(around.id))
-        for place, box in enumerate(boxes)
-    }
     boxes = outline.boxes
+    sums = {"layers": outline.layers, "parameters": outline.parameters, "flops": outline.flops}
     return {
+        **{name: [getattr(box, name) for box in boxes] for name in ("role", "name", "site", "kind", "start", "stop")},
+        **{name: [add(box.start, box.stop) for box in boxes] for name, add in sums.items()},
         "parent": [-1 if box.parent is None else box.parent for box in boxes],
-        "role": [box.role for box in boxes],
-        "name": [box.name for box in boxes],
-        "site": [box.site for box in boxes],
-        "kind": [box.kind for box in boxes],
+        "rows": [outline.rows(box.id) for box in boxes],
         "op": [outline.graph.nodes[box.start].op if is_call(box) else "" for box in boxes],
         "shape": [shapes_in_words(box.shapes) for box in boxes],
-        "start": [box.start for box in boxes],
-        "stop": [box.stop for box in boxes],
-        "row": [places.get(box.id, (0, 0))[0] for box in boxes],
-        "place": [places.get(box.id, (0, 0))[1] for box in boxes],
         "level": [box.level or "" for box in boxes],
-        "layers": [outline.layers(box.start, box.stop) for box in boxes],
-        "parameters": [outline.parameters(box.start, box.stop) for box in boxes],
-        "flops": [outline.flops(box.start, box.stop) for box in boxes],
         "facts": [facts(outline.graph, box) for box in boxes],
     }
 
