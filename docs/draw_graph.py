@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from mural.graph.draw import draw
 from torch import nn
 
 from mural.graph import capture

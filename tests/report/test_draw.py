@@ -15,10 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mural.graph.draw import draw
-from mural.graph.outline import Outline, outline
-from mural.graph.rows import Net, rows
-from mural.graph.stages import starts_of
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 

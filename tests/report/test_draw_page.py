@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from harness.vision import torchvision
-from mural.graph.draw import draw
-from mural.graph.outline import outline
 from torch import nn
 
 from chromium import Browser
