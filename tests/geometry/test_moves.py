@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mural.errors import PlanError
-from mural.geometry import Box, Cuts, Interval, Move, Needs, boxes, moves, place, traffic, volume
+from mural.geometry import Box, Cuts, Interval, Move, Needs, boxes, moves, traffic, volume
 from mural.ranks.mesh import choose_grid
 
 Position = tuple[int, ...]
@@ -97,22 +97,6 @@ def test_traffic_counts_what_travels(case: tuple[dict[int, Box], dict[int, Needs
             if source != rank:
                 counted[source, rank] = counted.get((source, rank), 0) + width
     assert traffic(found, width) == counted
-
-
-@given(st.data(), st.integers(1, 12))
-def test_place_finds_a_part_in_a_piece_without_its_gaps(data: st.DataObject, extent: int) -> None:
-    intervals = data.draw(some_intervals(extent).filter(lambda pieces: pieces[0].size))
-    piece = [i for interval in intervals for i in range(*interval)]
-    outer = data.draw(st.sampled_from(intervals))
-    start = data.draw(st.integers(outer.start, outer.stop - 1))
-    part = Interval(start, data.draw(st.integers(start + 1, outer.stop)))
-    assert piece[place(intervals, part)] == list(range(*part))
-
-
-@pytest.mark.parametrize("part", [Interval(1, 3), Interval(3, 5), Interval(1, 6), Interval(8, 10)])
-def test_place_refuses_what_the_piece_does_not_hold(part: Interval) -> None:
-    with pytest.raises(ValueError, match="is not part of"):
-        place((Interval(0, 2), Interval(5, 9)), part)
 
 
 # --- the grid with the least to move ----------------------------------------------------------------------------

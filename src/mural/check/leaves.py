@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from mural.geometry import slices
 from mural.shard import ShardedTensor
 from mural.shard.batch_rows import Rows
 
@@ -68,7 +69,7 @@ def matching(mine: Any, whole: Any, rows: Rows | None) -> tuple[Any, Any]:
     if not isinstance(mine, ShardedTensor) or tuple(mine.shape) != tuple(whole.shape):
         return mine, whole
     apart = whole.reshape(mine.placement.shape)
-    return mine.local, apart[tuple(slice(i.start, i.stop) for i in mine.box)]
+    return mine.local, apart[slices(mine.box)]
 
 
 def gap(mine: Any, other: Any) -> Gap:

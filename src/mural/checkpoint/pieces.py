@@ -59,15 +59,6 @@ def as_piece(name: str, given: Tensor | Piece) -> Piece:
     return piece or Piece(tensor, tuple(tensor.shape), whole(tensor.shape))
 
 
-def within(part: Box, outer: Box) -> tuple[slice, ...]:
-    """Where a part lies in a tensor that holds the values of `outer`.
-
-    >>> within((Interval(3, 5),), (Interval(2, 9),))
-    (slice(1, 3, None),)
-    """
-    return tuple(slice(p.start - o.start, p.stop - o.start) for p, o in zip(part, outer, strict=True))
-
-
 class Offer(NamedTuple):
     """What a rank could write: one box of a tensor."""
 

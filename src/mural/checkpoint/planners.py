@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from mural.checkpoint.pieces import Piece
-from mural.geometry import Box, Interval, overlap, volume
+from mural.geometry import Box, Interval, overlap, slices, volume
 
 
 class Staged(NamedTuple):
@@ -132,4 +132,4 @@ def offsets(box: Box) -> torch.Size:
 
 
 def _from(part: Box, outer: Box) -> torch.Size:
-    return torch.Size([i.start - o.start for i, o in zip(part, outer, strict=True)])
+    return torch.Size([s.start for s in slices(part, outer)])

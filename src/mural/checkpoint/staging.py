@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from mural.checkpoint.pieces import Part, Piece, within
+from mural.checkpoint.pieces import Part, Piece
 from mural.checkpoint.planners import Staged
 from mural.comm.host_staging import Buffer, Pinned, Plain
+from mural.geometry import slices
 
 
 class Staging:
@@ -26,7 +27,7 @@ class Staging:
         at = 0
         for part in ordered:
             piece = pieces[part.name]
-            source = piece.tensor.detach()[within(part.box, piece.place)]
+            source = piece.tensor.detach()[slices(part.box, piece.place)]
             target = memory[at : at + part.bytes].view(source.dtype).view(source.shape)
             target.copy_(source, non_blocking=True)
             staged.append(Staged(part.name, tuple(piece.shape), part.box, target))

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from mural.comm.transport import Transfer, Transport
 from mural.errors import UnsupportedOp
-from mural.geometry import Box, Interval, Move, Needs, boxes, place
+from mural.geometry import Box, Interval, Move, Needs, boxes, slice_of, slices
 
 Slices = tuple[slice, ...]
 Parts = tuple[tuple[int, Slices], ...]
@@ -41,20 +41,17 @@ class Route:
         """The part of `rank` in the moves from `have` to `need`."""
         mine, wants = have[rank], need[rank]
 
-        def held(box: Box) -> Slices:
-            return tuple(place((h,), b) for h, b in zip(mine, box, strict=True))
-
         def wanted(box: Box) -> Slices:
-            return tuple(place(w, b) for w, b in zip(wants, box, strict=True))
+            return tuple(slice_of(b, w) for b, w in zip(box, wants, strict=True))
 
         sends: dict[int, list[Slices]] = {}
         receives: dict[int, list[Slices]] = {}
         keeps: list[tuple[Slices, Slices]] = []
         for move in found:
             if move.source == move.destination == rank:
-                keeps.append((held(move.box), wanted(move.box)))
+                keeps.append((slices(move.box, mine), wanted(move.box)))
             elif move.source == rank:
-                sends.setdefault(move.destination, []).append(held(move.box))
+                sends.setdefault(move.destination, []).append(slices(move.box, mine))
             elif move.destination == rank:
                 receives.setdefault(move.source, []).append(wanted(move.box))
         inside = all(
@@ -110,11 +107,6 @@ def uncropped(part: Tensor, shape: Sequence[int], crop: Slices) -> Tensor:
     whole = empty_like(part, shape).zero_()
     whole[EVERY + crop] = part
     return whole
-
-
-def within(outer: Box, inner: Box) -> Slices:
-    """The slices of a box that lies inside another."""
-    return tuple(place((o,), i) for o, i in zip(outer, inner, strict=True))
 
 
 def count(lead: Sequence[int], shape: Sequence[int], part: Slices) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mural.engine.alignment import alignment, target_dims
 from mural.errors import DataError, LayoutError
-from mural.geometry import Cuts
+from mural.geometry import Cuts, slices
 from mural.ranks import SPATIAL, Mesh
 from mural.shard import ShardedTensor, shard
 from mural.shard.place import place_on
@@ -166,12 +166,10 @@ def seated(x: ShardedTensor, world: Mesh, inputs: Inputs) -> ShardedTensor:
         return shard(x.local, mesh, dims=dims, box=[(i.start, i.stop) for i in x.box])
     count = len(mesh.spatial)
     dims = list(range(x.ndim - count, x.ndim)) if x.ndim > count else []
-    place = [(i.start, i.stop) for i in x.box]
+    place = list(x.box)
     for dim, axis in zip(dims, SPATIAL, strict=False):
-        own = Cuts.even(x.shape[dim], mesh.size(axis)).interval(mesh.coordinates[axis])
-        place[dim] = (own.start, own.stop)
-    part = tuple(slice(a - i.start, b - i.start) for (a, b), i in zip(place, x.box, strict=True))
-    return shard(x.local[part].contiguous(), mesh, dims=dims, box=place)
+        place[dim] = Cuts.even(x.shape[dim], mesh.size(axis)).interval(mesh.coordinates[axis])
+    return shard(x.local[slices(place, x.box)].contiguous(), mesh, dims=dims, box=place)
 
 
 def converted(source: Readable, dtype: torch.dtype) -> Readable:

@@ -1,8 +1,9 @@
-"""Where things are: intervals, windows, cuts and moves, in pure Python."""
+"""Where things are: intervals, windows, cuts, moves and local coordinates, in pure Python."""
 
 from mural.geometry.cuts import Cuts, check_bounds
 from mural.geometry.interval import Box, Interval, broadcast, overlap, subtract, volume, whole
-from mural.geometry.moves import Move, Needs, boxes, moves, place, traffic
+from mural.geometry.local import slice_of, slices
+from mural.geometry.moves import Move, Needs, boxes, moves, traffic
 from mural.geometry.window import Reads, Remap, Segment, Window
 
 __all__ = [
@@ -20,7 +21,8 @@ __all__ = [
     "check_bounds",
     "moves",
     "overlap",
-    "place",
+    "slice_of",
+    "slices",
     "subtract",
     "traffic",
     "volume",

@@ -62,17 +62,3 @@ def traffic(found: Iterable[Move], width: int = 1) -> dict[tuple[int, int], int]
             pair = (move.source, move.destination)
             total[pair] = total.get(pair, 0) + volume(move.box) * width
     return total
-
-
-def place(intervals: tuple[Interval, ...], part: Interval) -> slice:
-    """Where a global interval lies in a piece that holds `intervals` one after the other.
-
-    >>> place((Interval(0, 2), Interval(7, 9)), Interval(8, 9))
-    slice(3, 4, None)
-    """
-    offset = 0
-    for interval in intervals:
-        if interval.contains(part):
-            return slice(part.start - interval.start + offset, part.stop - interval.start + offset)
-        offset += interval.size
-    raise ValueError(f"{part} is not part of {intervals}")

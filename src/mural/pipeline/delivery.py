@@ -155,8 +155,3 @@ def nearest(owners: Mapping[int, Mapping[str, int]], have: Layout, place: Mappin
     mesh = have.mesh
     wanted = owners.get(taker) or {axis: place[axis] % mesh.size(axis) for axis in AXES}
     return [rank for rank, at in owners.items() if all(at[axis] == wanted[axis] for axis in free)]
-
-
-def inside(outer: Box, part: Box) -> tuple[slice, ...]:
-    """Where a box lies in a piece."""
-    return tuple(slice(p.start - o.start, p.stop - o.start) for o, p in zip(outer, part, strict=True))

@@ -20,9 +20,9 @@ from torch import Tensor
 from mural.comm.agree import any_rank
 from mural.comm.channels import Awaited, Channels
 from mural.errors import PlanError
-from mural.geometry import Box, volume
+from mural.geometry import Box, slices, volume
 from mural.graph.script import Key
-from mural.pipeline.delivery import HEADER_BYTES, Form, delivery, inside
+from mural.pipeline.delivery import HEADER_BYTES, Form, delivery
 from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action, Work
 from mural.pipeline.stage import Stage
@@ -257,7 +257,7 @@ class Runner:
         have, need = self._layouts(parcel, self.known.forms[name])
         local = (tensor.local if isinstance(tensor, ShardedTensor) else tensor).detach()
         for peer, boxes in delivery(self.rank, have, need).sends:
-            parts = [local[inside(have.box, part)].reshape(-1) for part in boxes]
+            parts = [local[slices(part, have.box)].reshape(-1) for part in boxes]
             channels.send(peer, parts[0].contiguous() if len(parts) == 1 else torch.cat(parts))
         channels.collect()
 
@@ -282,7 +282,7 @@ class Runner:
         for awaited, boxes in arrival.posts:
             buffer, offset = channels.wait(awaited), 0
             for part in boxes:
-                target = piece[inside(layout.box, part)]
+                target = piece[slices(part, layout.box)]
                 target.copy_(buffer[offset : offset + target.numel()].view(target.shape))
                 offset += target.numel()
         return form.tensor(piece, layout)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mural.comm import Transport
 from mural.comm.exchange import box_of, stack
 from mural.errors import LayoutError
-from mural.geometry import Box, Cuts, check_bounds, whole
+from mural.geometry import Box, Cuts, check_bounds, slices, whole
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.checksum import checksum
 from mural.shard.gradient_scale import require_gradient
@@ -93,7 +93,7 @@ def place_on(
     brought = (shape, tensor.ndim, axes, cuts_found, str(tensor.dtype), needs, align)
     boxes = agree(mesh, brought, place or (), checksum(tensor) if compare and due(tensor, mesh) else 0)
     if layout is not None:
-        piece = tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
+        piece = tensor[slices(layout.box)]
         return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
     found, shape = cuts_from_boxes(boxes, mesh, axes)
     x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))

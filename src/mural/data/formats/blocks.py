@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from mural.geometry import Box, Interval, overlap
+from mural.geometry import Box, Interval, overlap, slices
 
 Index = tuple[int, ...]
 
@@ -40,9 +40,4 @@ def count(box: Box, chunks: Sequence[int]) -> int:
 def shared(box: Box, tile: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """Where the common part of a box and a tile lies in each of them."""
     part = overlap(box, tile)
-    return within(box, part), within(tile, part)
-
-
-def within(outer: Box, inner: Box) -> tuple[slice, ...]:
-    """The slices of a box that lies inside another."""
-    return tuple(slice(i.start - o.start, i.stop - o.start) for o, i in zip(outer, inner, strict=True))
+    return slices(part, box), slices(part, tile)

@@ -13,7 +13,7 @@ import numpy as np
 from mural.data.formats.dtypes import Array
 from mural.data.source import Counter
 from mural.errors import DataError
-from mural.geometry import Box
+from mural.geometry import Box, slices
 
 LIMIT = 512 * 2**20
 """Bytes of one decoded file that are not refused, and bytes of all that are kept at once."""
@@ -70,7 +70,7 @@ class Whole:
 
     def read_into(self, out: Array, box: Box, counter: Counter) -> None:
         """Fill an array with the pixels of a box of the decoded file."""
-        out[...] = self._decoded(counter)[tuple(slice(*interval) for interval in box)]
+        out[...] = self._decoded(counter)[slices(box)]
 
     def _decoded(self, counter: Counter) -> Array:
         with self._lock:

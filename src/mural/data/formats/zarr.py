@@ -18,7 +18,7 @@ from mural.data.formats.ngff import Node, arrays_below, axis_names, multiscales,
 from mural.data.formats.stored import Held, Options
 from mural.data.source import Counter
 from mural.errors import DataError
-from mural.geometry import Box
+from mural.geometry import Box, slices
 
 DRIVERS = {2: "zarr", 3: "zarr3"}
 # tensorstore's annotations do not cover how its objects are made.
@@ -42,7 +42,7 @@ class ZarrArray:
 
     def read_into(self, out: Array, box: Box, counter: Counter) -> None:
         """Fill an array with the pixels of a box."""
-        window = self.opened[tuple(slice(*interval) for interval in box)]
+        window = self.opened[slices(box)]
         ts.array(out).write(window.translate_to[0]).result()
         tiles = count(box, self.chunks)
         counter.add(tiles=tiles, bytes_=tiles * prod(self.chunks) * self.dtype.itemsize)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mural.data.loading.draws import generator, seed_of, uniform, whole_number
 from mural.data.loading.view import Turn
 from mural.errors import DataError
-from mural.geometry import Box, overlap
+from mural.geometry import Box, overlap, slices
 from mural.shard.ops.random.lattice import BLOCK, blocks, lattice
 
 SERIAL = 2**14
@@ -142,5 +142,5 @@ def add_noise(piece: Tensor, box: Box, shape: Sequence[int], deviation: float, k
         inside = overlap(box, place)
         values = torch.empty([i.size for i in place], dtype=piece.dtype)
         values.normal_(0.0, deviation, generator=generator(key, *at))
-        part = values[tuple(slice(i.start - p.start, i.stop - p.start) for i, p in zip(inside, place, strict=True))]
-        piece[tuple(slice(i.start - b.start, i.stop - b.start) for i, b in zip(inside, box, strict=True))].add_(part)
+        part = values[slices(inside, place)]
+        piece[slices(inside, box)].add_(part)

@@ -18,7 +18,7 @@ from mural.data.samples import Sample, Samples, is_path, label_of, opened, sampl
 from mural.data.source import Source, level_of
 from mural.engine.needs import Needs
 from mural.errors import DataError
-from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
+from mural.geometry import Box, Cuts, Interval, overlap, slices, volume, whole
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims
@@ -163,13 +163,13 @@ class Reader:
     def fill_image(self, piece: Piece, part: Box, out: Tensor) -> None:
         """Read a box of an image's file into its place in a batch; all work is done there, without further copies."""
         at, work = piece.view.before(part), self.pixels.work
-        place = out[(slice(None), *local(at, piece.box))]
+        place = out[(slice(None), *slices(at, piece.box))]
         values = place if out.dtype == work else torch.empty(place.shape, dtype=work)
         raw, inside = read_turned(piece.image, piece.level, piece.view, part)
         if inside != at:
             values.zero_()
         if raw is not None:
-            inner = values[(slice(None), *local(inside, at))]
+            inner = values[(slice(None), *slices(inside, at))]
             inner.copy_(raw)
             self.pixels.rescale(inner, raw.dtype)
         if piece.drawn is not None:
@@ -185,13 +185,13 @@ class Reader:
         if mask is None:
             return
         at = piece.view.before(part)
-        place = out[(..., *local(at, piece.box))]
+        place = out[(..., *slices(at, piece.box))]
         raw, inside = read_turned(mask, piece.mask_level, piece.view, part)
         if inside != at:
             place.fill_(self.pad_target)
         if raw is not None:
             found = self.pixels.target(raw, mask)
-            place[(..., *local(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
+            place[(..., *slices(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
 
 
 def sources_of(
@@ -225,11 +225,6 @@ def sources_of(
 def divided(behind: Box, source: Source, parts: int) -> tuple[Box, ...]:
     """The parts of a file's box that tasks read."""
     return split(behind, source.chunks[1:], parts, MOST_AT_ONCE) if volume(behind) else ()
-
-
-def local(box: Box, within: Box) -> tuple[slice, ...]:
-    """The slices of a piece at a box of the image, of which the piece holds another box."""
-    return tuple(slice(i.start - w.start, i.stop - w.start) for i, w in zip(box, within, strict=True))
 
 
 def read_turned(source: Source, level: int, view: View, part: Box) -> tuple[Tensor | None, Box]:

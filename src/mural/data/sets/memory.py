@@ -13,6 +13,7 @@ from torch import Tensor
 from mural import geometry
 from mural.data.source import Box, Counter, Level, Source, checked_box, level_of
 from mural.errors import DataError
+from mural.geometry import slices
 
 
 class Unfiled(Source):
@@ -72,7 +73,7 @@ class ArraySource(Unfiled):
 
     def part(self, box: geometry.Box) -> Tensor:
         """See `Unfiled`."""
-        return self.values[tuple(slice(*interval) for interval in box)]
+        return self.values[slices(box)]
 
 
 class ComputedSource(Unfiled):

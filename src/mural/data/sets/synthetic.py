@@ -21,7 +21,7 @@ from mural.data.samples import Sample
 from mural.data.sets.memory import Unfiled
 from mural.data.sets.texture import Ellipses, Field, between, knots, smooth
 from mural.errors import DataError
-from mural.geometry import Interval
+from mural.geometry import Interval, slices
 
 Kind = Literal["tissue", "cells"]
 What = Literal["image", "mask"]
@@ -104,8 +104,8 @@ class Scene:
     def grain(self, box: geometry.Box) -> Field:
         """Fine noise: one tile of it, repeated, and moved on from slice to slice of a volume."""
         *before, rows, columns = (np.arange(i.start, i.stop) for i in box)
-        for slices in before:
-            rows = 37 * slices[:, None] + rows
+        for numbers in before:
+            rows = 37 * numbers[:, None] + rows
         return grain_tile(self.seed)[:, columns % GRAIN][rows % GRAIN]
 
 
@@ -134,8 +134,7 @@ class Synthetic(Unfiled):
                 Interval(start, min(start + size, i.stop))
                 for start, size, i in zip(corner, self.chunks[1:], spatial, strict=True)
             )
-            at = tuple(slice(t.start - i.start, t.stop - i.start) for t, i in zip(tile, spatial, strict=True))
-            self.compute(tile, range(*channels), out[(slice(None), *at)])
+            self.compute(tile, range(*channels), out[(slice(None), *slices(tile, spatial))])
         return torch.from_numpy(out)
 
     def compute(self, box: geometry.Box, channels: range, out: NDArray[np.uint8]) -> None:

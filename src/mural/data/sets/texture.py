@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Interval, slices
 
 Field = NDArray[Any]
 """Values of float32; numpy's annotations lose that in most operations."""
@@ -100,10 +100,8 @@ class Ellipses:
             canvas, kinds = depth[places].reshape(blocks)[windows], large[places].reshape(blocks)[windows]
             np.copyto(kinds, kind, where=found > canvas)
             np.maximum(canvas, found, out=canvas)
-        inside = tuple(
-            slice(i.start - (c.start * self.spacing - self.margin), i.stop - (c.start * self.spacing - self.margin))
-            for i, c in zip(box, cells, strict=True)
-        )
+        starts = [c.start * self.spacing - self.margin for c in cells]
+        inside = slices(box, [Interval(start, start + n) for start, n in zip(starts, shape, strict=True)])
         return depth[inside], large[inside]
 
     def windows(self, cells: Sequence[NDArray[np.int64]], width: int) -> tuple[Field, NDArray[np.bool_]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mural.data.formats.blocks import grid, tile_at, within
+from mural.data.formats.blocks import grid, tile_at
 from mural.data.formats.dtypes import Array, to_array
 from mural.data.formats.nifti import is_gzip
 from mural.data.formats.pool import each
@@ -28,7 +28,7 @@ from mural.data.writing.output import Output, kind_of, unwritable
 from mural.data.writing.tiff_write import pages_of, write_tiff
 from mural.data.writing.zarr_write import check_dtype, check_shape, chunks_of, create_array, shard_of, write_group
 from mural.errors import DataError
-from mural.geometry import Box, Interval, overlap, whole
+from mural.geometry import Box, Interval, overlap, slices, whole
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes in total, whenever a part is complete."""
@@ -200,11 +200,6 @@ def write_zarr(image: Source, folder: Path, name: str, levels: Levels, workers: 
     write_group(folder, name, levels.shapes[0], scales(levels.shapes, levels.dims), levels.method)
 
 
-def slices(box: Box) -> tuple[slice, ...]:
-    """The box as an index."""
-    return tuple(slice(*interval) for interval in box)
-
-
 def coarser(finer: Any, box: Box, levels: Levels, level: int) -> Array:
     """A box of a level, from the level before: chunk by chunk, so that little of that is in memory at a time."""
     above, chunks = levels.shapes[level - 1], levels.chunks[level]
@@ -215,7 +210,7 @@ def coarser(finer: Any, box: Box, levels: Levels, level: int) -> Array:
         part = overlap(tuple(i.shift(b.start) for i, b in zip(local, box, strict=True)), box)
         doubled = (Interval(2 * i.start, min(2 * i.stop, n)) for i, n in zip(part, above, strict=True))
         fine = (*part[: -levels.dims], *tuple(doubled)[-levels.dims :])
-        out[within(box, part)] = halve(finer[slices(fine)].read().result(), levels.method, levels.dims)
+        out[slices(part, box)] = halve(finer[slices(fine)].read().result(), levels.method, levels.dims)
     return out
 
 

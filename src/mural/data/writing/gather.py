@@ -13,14 +13,14 @@ import torch
 
 from mural.comm.agree import gather, together
 from mural.comm.transport import Transfer
-from mural.data.formats.blocks import Index, grid, tile_at, within
+from mural.data.formats.blocks import Index, grid, tile_at
 from mural.data.formats.dtypes import Array
 from mural.data.source import pairs
 from mural.data.writing.output import unwritable
 from mural.data.writing.rims import Rim, Rims
 from mural.data.writing.stores import Store
 from mural.errors import DataError
-from mural.geometry import Box, Interval, overlap, volume, whole
+from mural.geometry import Box, Interval, overlap, slices, volume, whole
 from mural.ranks import AXES, Mesh
 
 AT_ONCE = 64 * 2**20
@@ -128,7 +128,7 @@ def exchange(
     for index, owner in owners.items():
         for rank, boxes in parts[index].items():
             if rank == own and owner != rank:
-                sends[owner] += [mine[index].pixels[within(mine[index].box, box)].reshape(-1) for box in boxes]
+                sends[owner] += [mine[index].pixels[slices(box, mine[index].box)].reshape(-1) for box in boxes]
             elif owner == own and owner != rank:
                 sizes[rank] += sum(volume(box) for box in boxes) * width
     flat = {peer: as_bytes(arrays) for peer, arrays in sends.items()}

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mural.data.formats.blocks import Index, within
+from mural.data.formats.blocks import Index
 from mural.data.formats.dtypes import Array
-from mural.geometry import Box, overlap, subtract, volume
+from mural.geometry import Box, overlap, slices, subtract, volume
 
 IN_MEMORY = 256 * 2**20
 """Bytes of rims that are kept in memory; more go to a folder beside the output."""
@@ -27,7 +27,7 @@ class Rim:
 
     def paste(self, part: Box, pixels: Array) -> None:
         """Add the pixels of a part of the unit."""
-        self.pixels[within(self.box, part)] = pixels
+        self.pixels[slices(part, self.box)] = pixels
         self.missing = remaining(self.missing, part)
 
     @property

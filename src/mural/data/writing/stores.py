@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import tifffile
 
-from mural.data.formats.blocks import grid, tile_at, touched, within
+from mural.data.formats.blocks import grid, tile_at, touched
 from mural.data.formats.dtypes import Array
 from mural.data.formats.zarr import ts
 from mural.data.writing.tiff_write import Pages, pages_of
 from mural.data.writing.zarr_write import chunks_of, create_array, shard_of, spec, write_group
 from mural.errors import DataError
-from mural.geometry import Box, overlap, whole
+from mural.geometry import Box, overlap, slices, whole
 
 
 class Store(Protocol):
@@ -84,15 +84,15 @@ class ZarrStore:
         under_way: list[Any] = []
         for index in touched(box, self.unit):
             part = overlap(tile_at(index, self.unit), box)
-            place = self._array[tuple(slice(*i) for i in part)]
-            under_way.append(place.write(pixels[within(box, part)]).commit)
+            place = self._array[slices(part)]
+            under_way.append(place.write(pixels[slices(part, box)]).commit)
         errors = [error for future in under_way if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
 
     def get(self, box: Box) -> Array:
         """The pixels of a unit."""
-        return np.array(self._array[tuple(slice(*i) for i in box)].read().result())
+        return np.array(self._array[slices(box)].read().result())
 
     def close(self) -> None:
         """Let go of the array."""
@@ -143,7 +143,7 @@ class TiffStore:
         """Write whole tiles."""
         for index in touched(box, self.unit):
             part = overlap(tile_at(index, self.unit), box)
-            tile = self.pages.tile_of(pixels[within(box, part)])
+            tile = self.pages.tile_of(pixels[slices(part, box)])
             file, offset = self._place(index)
             data = memoryview(tile.tobytes())
             while data:
@@ -157,7 +157,7 @@ class TiffStore:
         size = prod(self.unit) * self.dtype.itemsize
         tile = np.frombuffer(os.pread(file, size, offset), self.dtype).reshape(*self.pages.tile, -1)
         pixels = np.moveaxis(tile, -1, 0).reshape(self.unit)
-        return pixels[tuple(slice(0, i.size) for i in overlap(box, whole(self.shape)))].copy()
+        return pixels[slices(overlap(box, whole(self.shape)), box)].copy()
 
     def close(self) -> None:
         """Close the file."""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from mural.comm.agree import gather, together
-from mural.data.formats.blocks import Index, tile_at, touched, within
+from mural.data.formats.blocks import Index, tile_at, touched
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
 from mural.data.source import Box, checked_box, pairs
 from mural.data.writing.gather import settle
@@ -33,7 +33,7 @@ from mural.data.writing.stores import Store, TiffStore, ZarrStore
 from mural.data.writing.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
-from mural.geometry import Interval, overlap, volume, whole
+from mural.geometry import Interval, overlap, slices, volume, whole
 from mural.ranks import Mesh
 
 
@@ -87,7 +87,7 @@ class Writer:
             for index in touched(inner, self.unit):
                 self._rims.drop(index)
                 self._written.add(index)
-            self._store.put(inner, pixels[within(place, inner)])
+            self._store.put(inner, pixels[slices(inner, place)])
         for index in touched(place, self.unit):
             unit = overlap(tile_at(index, self.unit), whole(self.shape))
             if volume(inner) and overlap(unit, inner) == unit:
@@ -95,11 +95,11 @@ class Writer:
             part = overlap(unit, place)
             if index in self._written:
                 whole_unit = self._store.get(unit)
-                whole_unit[within(unit, part)] = pixels[within(place, part)]
+                whole_unit[slices(part, unit)] = pixels[slices(part, place)]
                 self._store.put(unit, whole_unit)
                 continue
             rim = self._rims.take(index, unit)
-            rim.paste(part, pixels[within(place, part)])
+            rim.paste(part, pixels[slices(part, place)])
             if rim.missing:
                 self._rims.keep(index, rim)
             else:

@@ -33,10 +33,9 @@ from mural.comm.exchange import (
     uncropped,
     unpack,
     unpack_each,
-    within,
 )
 from mural.comm.transport import Transfer, Transport
-from mural.geometry import Box, Interval, Window, moves, overlap, subtract, volume
+from mural.geometry import Box, Interval, Window, moves, overlap, slices, subtract, volume
 from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.tensor import ShardedTensor
 
@@ -97,13 +96,13 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
     receives: dict[int, list[tuple[int, Slices]]] = {}
     for source, destination, moved in found:
         if source == mesh.rank:
-            sends.setdefault(destination, []).append(EVERY + within(mine, moved))
+            sends.setdefault(destination, []).append(EVERY + slices(moved, mine))
         elif destination == mesh.rank:
             index = next(i for i, p in enumerate(parts) if volume(overlap(p, moved)))
-            receives.setdefault(source, []).append((index, within(parts[index], moved)))
+            receives.setdefault(source, []).append((index, slices(moved, parts[index])))
     padding = tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True))
     return Strips(
-        crop=EVERY + within(mine, inner) if inner != mine else None,
+        crop=EVERY + slices(inner, mine) if inner != mine else None,
         padding=padding,
         slabs=tuple(_slab(part, windows, outs) for part in parts),
         sends=tuple((p, tuple(s)) for p, s in sorted(sends.items())),
@@ -117,10 +116,10 @@ def _slab(part: Box, windows: tuple[Window, ...], outs: Box) -> Slab:
     read = overlap(part, spans)
     return Slab(
         shape=tuple(i.size for i in part),
-        out=EVERY + within(outs, touched),
+        out=EVERY + slices(touched, outs),
         padded=tuple(i.size for i in spans),
-        inner=EVERY + within(spans, read),
-        read=EVERY + within(part, read) if read != part else None,
+        inner=EVERY + slices(read, spans),
+        read=EVERY + slices(read, part) if read != part else None,
     )
 
 

@@ -19,9 +19,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from mural.comm.exchange import Slices, give_back, within
+from mural.comm.exchange import Slices, give_back
 from mural.errors import LayoutError
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Interval, slices
 from mural.shard.layout import Layout, Want, route
 
 Spans = tuple[tuple[Interval, ...], ...]
@@ -97,7 +97,7 @@ class Margin:
     @property
     def crop(self) -> Slices:
         """Where the own box lies in the extended piece."""
-        return within(box_in(self.spans, self.placement), self.placement.box)
+        return slices(self.placement.box, box_in(self.spans, self.placement))
 
     def cut_out(self) -> Tensor:
         """The own piece, with the history of the extended one whatever the mode in which it is asked for."""
@@ -114,7 +114,7 @@ class Margin:
         self.used = True
         box = box_in(self.spans, self.placement)
         part = box_in(spans, self.placement)
-        return self.extended if box == part else self.extended[within(box, part)]
+        return self.extended if box == part else self.extended[slices(part, box)]
 
     def check(self) -> None:
         """Raise if somebody wrote to the own piece: the neighbours' margins do not know of it."""

@@ -29,10 +29,9 @@ from mural.comm.exchange import (
     uncropped,
     unpack,
     unpack_each,
-    within,
 )
 from mural.comm.transport import Transfer, Transport
-from mural.geometry import Box, Interval, Window, overlap, subtract, volume
+from mural.geometry import Box, Interval, Window, overlap, slices, subtract, volume
 from mural.shard.halo.conv_strips import symmetric
 from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.rules import Place, Windowed, output_layout
@@ -109,15 +108,15 @@ def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: t
                 if not volume(part):
                     continue
                 if source == destination:
-                    keeps.append((k, within(mine, part), within(box, part)))
+                    keeps.append((k, slices(part, mine), slices(part, box)))
                 elif source == mesh.rank:
-                    sends.setdefault(destination, []).append(within(mine, part))
+                    sends.setdefault(destination, []).append(slices(part, mine))
                 else:
-                    receives.setdefault(source, []).append((k, within(box, part)))
+                    receives.setdefault(source, []).append((k, slices(part, box)))
     return Borders(
-        crop=within(mine, inner),
+        crop=slices(inner, mine),
         padding=tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True)),
-        outs=tuple(within(outs, b) for b in need[mesh.rank]),
+        outs=tuple(slices(b, outs) for b in need[mesh.rank]),
         windows=reads[mesh.rank],
         places=tuple(tuple(Place(w, o, w.reads(o)) for w, o in zip(windows, b, strict=True)) for b in need[mesh.rank]),
         keeps=tuple(keeps),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mural.comm import mark, stack
 from mural.comm.exchange import first_order
+from mural.geometry import slices
 from mural.ranks import Mesh
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.normalized_rows import merge_moments
@@ -73,7 +74,7 @@ def last_dims(
 
 def of_the_piece(parameter: Tensor, x: ShardedTensor) -> Tensor:
     """The part of a parameter of the last dims that belongs to this rank's piece."""
-    return parameter[tuple(slice(i.start, i.stop) for i in x.box[x.ndim - parameter.ndim :])]
+    return parameter[slices(x.box[x.ndim - parameter.ndim :])]
 
 
 @register("reduction", "layer_norm")

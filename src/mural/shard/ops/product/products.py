@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mural.errors import LayoutError, UnsupportedOp
-from mural.geometry import Cuts, broadcast
+from mural.geometry import Cuts, broadcast, slices
 from mural.shard.folds.underneath import common_factors, opened
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
@@ -86,7 +86,7 @@ def local_part(x: Tensor, target: Layout, name: str) -> Tensor:
         target = target.with_cut(d, None, 1)
     if isinstance(x, ShardedTensor):
         return relayout(x, target, name).local
-    return x[tuple(slice(i.start, i.stop) for i in target.box)]
+    return x[slices(target.box)]
 
 
 def contraction(

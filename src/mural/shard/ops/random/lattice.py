@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mural.geometry import Box, Interval, overlap
+from mural.geometry import Box, Interval, overlap, slices
 from mural.shard.folds.regroup import spans
 from mural.shard.gradient_scale import require_gradient
 from mural.shard.layout import Layout
@@ -74,15 +74,13 @@ def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
         digest = hashlib.blake2b(f"{key}:{at}".encode(), digest_size=8).digest()
         generator.manual_seed(int.from_bytes(digest, "little", signed=True))
         inside = overlap(box, place)
-        target = out[tuple(slice(i.start - b.start, i.stop - b.start) for i, b in zip(inside, box, strict=True))]
+        target = out[slices(inside, box)]
         if inside == place and target.is_contiguous():
             draw(target, generator)
             continue
         values = out.new_empty([i.size for i in place])
         draw(values, generator)
-        target.copy_(
-            values[tuple(slice(i.start - p.start, i.stop - p.start) for i, p in zip(inside, place, strict=True))]
-        )
+        target.copy_(values[slices(inside, place)])
     return out
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mural.errors import LayoutError, UnsupportedOp
-from mural.geometry import Cuts, Interval
+from mural.geometry import Cuts, Interval, slices
 from mural.shard.folds.reshape import settled
 from mural.shard.layout import Layout, Want
 from mural.shard.ops.call_arguments import bound, dim_of
@@ -113,7 +113,7 @@ def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) 
         return pull(tensor, wants, name)
     at = layout.mesh.coordinates
     mine = [intervals[at[axis] if axis else 0][0] for axis, intervals in wants]
-    return tensor[tuple(slice(i.start, i.stop) for i in mine)]
+    return tensor[slices(mine)]
 
 
 @register("along a dim", "repeat_interleave")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mural.comm import fetch
 from mural.comm.exchange import Route
-from mural.geometry import Box, Interval, moves
+from mural.geometry import Box, Interval, moves, slices
 from mural.shard.layout import Layout
 from mural.shard.relayout import pull, stacked
 from mural.shard.tensor import ShardedTensor
@@ -28,7 +28,7 @@ def part_at(tensor: Tensor, layout: Layout, name: str) -> Tensor:
     """This rank's piece of a sharded tensor in another layout, or of one that every rank holds whole."""
     if isinstance(tensor, ShardedTensor):
         return pull(tensor, layout.wants(), name)
-    return tensor[tuple(slice(i.start, i.stop) for i in layout.box)]
+    return tensor[slices(layout.box)]
 
 
 def empty_piece(layout: Layout, first: Tensor, *others: Tensor) -> Tensor:

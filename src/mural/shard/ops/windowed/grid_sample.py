@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mural.comm.exchange import first_order
 from mural.errors import LayoutError
-from mural.geometry import Cuts
+from mural.geometry import Cuts, slices
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.data_windows import empty_piece, fetched, part_at
@@ -160,7 +160,7 @@ def sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -> Sha
     if isinstance(x, ShardedTensor):
         piece = fetched(x, (*target.box[:2], *needs), "grid_sample")
     else:
-        piece = x[tuple(slice(i.start, i.stop) for i in (*target.box[:2], *needs))]
+        piece = x[slices((*target.box[:2], *needs))]
     if not prod(target.local_shape):
         return ShardedTensor(empty_piece(target, piece, *positions), target)
     for dim, (lattice, window, need) in enumerate(zip(lattices, windows, needs, strict=True), 2):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.geometry import Reads, Remap, Window, place
+from mural.geometry import Reads, Remap, Window, slice_of
 from mural.geometry.interval import Interval
 from mural.shard.halo.fuse import through
 from mural.shard.ops.call_arguments import bound, dim_of
@@ -43,7 +43,7 @@ def remap_rule(name: str, dims: tuple[Reads, ...]) -> Windowed:
         for dim, at in enumerate(places, piece.ndim - len(places)):
             if isinstance(at.reads, Remap):
                 where = [at.reads.index(o) for o in range(*at.out)]
-                local = [place(at.have, Interval(i, i + 1)).start for i in where]
+                local = [slice_of(Interval(i, i + 1), at.have).start for i in where]
                 if local != list(range(piece.shape[dim])):
                     piece, copied = piece.index_select(dim, torch.tensor(local, device=piece.device)), True
         return piece if copied else piece.clone()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.geometry import Box, Interval, Window
+from mural.geometry import Box, Interval, Window, slices
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import lowest
@@ -156,7 +156,7 @@ def adaptive_cells(piece: Tensor, windows: tuple[Window, ...], target: Layout, h
     values: list[Tensor] = []
     index: list[Tensor] = []
     for cell in product(*spans):
-        part = piece[(..., *(slice(c.start - h.start, c.stop - h.start) for c, h in zip(cell, have, strict=True)))]
+        part = piece[(..., *slices(cell, have))]
         if part.numel():
             best, flat = ADAPTIVE[n](part, 1, return_indices=True)
             at = unravelled(flat.flatten(lead).squeeze(-1), part.shape[lead:])
