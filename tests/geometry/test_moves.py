@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mural.errors import PlanError
-from mural.geometry import Box, Cuts, Interval, Move, Needs, boxes, moves, traffic, volume
+from mural.geometry import Box, Cuts, Interval, Move, Needs, boxes, moves, needs_of, traffic, volume
 from mural.ranks.mesh import choose_grid
 
 Position = tuple[int, ...]
@@ -71,6 +71,24 @@ def test_everyone_gets_what_it_needs_once(case: tuple[dict[int, Box], dict[int, 
     assert all(volume(m.box) for m in found)
 
 
+@given(exchanges())
+def test_one_rank_finds_its_own_moves_alone(case: tuple[dict[int, Box], dict[int, Needs]]) -> None:
+    have, need = case
+    for rank in have:
+        mine = tuple(m for m in moves(have, need) if rank in (m.source, m.destination))
+        assert moves(have, need, rank) == mine
+
+
+@given(exchanges())
+def test_others_than_the_owners_may_need(case: tuple[dict[int, Box], dict[int, Needs]]) -> None:
+    have, need = case
+    elsewhere = {rank + len(have): needs for rank, needs in need.items()}
+    found = moves(have, elsewhere)
+    for rank, needs in elsewhere.items():
+        held = [at for move in found if move.destination == rank for at in members(move.box)]
+        assert sorted(held) == sorted(at for box in boxes(needs) for at in members(box))
+
+
 @given(st.data(), layouts())
 def test_another_layout_is_a_need(data: st.DataObject, case: tuple[tuple[Cuts, ...], dict[int, Box]]) -> None:
     """A re-layout leaves every position with exactly one rank."""
@@ -82,7 +100,7 @@ def test_another_layout_is_a_need(data: st.DataObject, case: tuple[tuple[Cuts, .
     ]
     other = [Cuts.of((0, *inner, c.extent)) for c, inner in zip(cuts, fresh, strict=True)]
     targets = dict(enumerate(product(*(c.intervals() for c in other))))
-    held = carried_out(have, moves(have, {rank: tuple((i,) for i in box) for rank, box in targets.items()}))
+    held = carried_out(have, moves(have, {rank: needs_of(box) for rank, box in targets.items()}))
     everything = [at for rank in have for at in held[rank]]
     assert len(everything) == len(set(everything)) == prod(c.extent for c in cuts)
 

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from mural.channel.turns import Delivery, Line, taken
 from mural.comm.exchange import Route, saving_hooks
-from mural.geometry import Cuts, Interval, moves
+from mural.geometry import Cuts, Interval
 from mural.ranks import Mesh
 from mural.shard.folds.reshape import settled
 from mural.shard.layout import Layout
@@ -185,7 +185,7 @@ def routed(layout: Layout, mesh: Mesh, rows: Rows, dim: int, channels: tuple[Int
         if channels is not None:
             wanted[dim] = (channels[at["channel"]],)
         need[rank] = tuple(wanted)
-    return Route.of(mesh.rank, moves(own, need), own, need)
+    return Route.of(mesh.rank, own, need)
 
 
 @lru_cache(maxsize=4096)

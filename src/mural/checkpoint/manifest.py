@@ -14,14 +14,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import combinations
 from math import prod
 from typing import Any
 
 import torch
 
 from mural.errors import CheckpointError
-from mural.geometry import Box, Interval, overlap, volume
+from mural.geometry import Box, Interval, disjoint, volume
 
 NAME = "checkpoint.json"
 FORMAT = "mural checkpoint"
@@ -170,8 +169,8 @@ def _entry(name: str, packed: Mapping[str, Any], files: Mapping[str, File]) -> E
         if not inside or not held or block.stop - block.start != volume(block.box) * dtype.itemsize:
             raise ValueError(f"a block of {name} does not fit its shape {shape} or its file")
         blocks.append(block)
-    apart = not any(volume(overlap(a.box, b.box)) for a, b in combinations(blocks, 2))
-    if not apart or sum(volume(b.box) for b in blocks) != prod(shape):
+    boxes = [block.box for block in blocks]
+    if not disjoint(boxes) or sum(map(volume, boxes)) != prod(shape):
         raise ValueError(f"the blocks of {name} do not make up its shape {shape}")
     return Entry(dtype, shape, tuple(blocks))
 

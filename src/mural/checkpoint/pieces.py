@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
@@ -13,13 +12,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mural.errors import CheckpointError, LayoutError
-from mural.geometry import Box, Cuts, Interval, overlap, volume, whole
+from mural.geometry import Box, Cuts, Interval, disjoint, volume, whole
 from mural.shard import ShardedTensor
 
 BLOCK_BYTES = 2**26
 """The largest block that is written, checked and read as one: what a reader of a small part has to read at most."""
 SMALL_BYTES = 2**20
 """Tensors are not split below this for the sake of balance."""
+HERE = -1
+"""Who needs what is read, among the numbers of the blocks that have it."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _check_cover(known: Mapping[str, Offer], holders: Mapping[tuple[str, Box], l
         boxes.setdefault(name, []).append(box)
     for name, found in boxes.items():
         text = ", ".join(f"{[tuple(i) for i in box]} on rank {holders[name, box][0]}" for box in found)
-        if any(volume(overlap(a, b)) for a, b in combinations(found, 2)):
+        if not disjoint(found):
             raise CheckpointError(f"{name}: pieces overlap ({text}): boxes must be equal or disjoint")
         if sum(map(volume, found)) != prod(known[name].shape):
             raise CheckpointError(f"{name}: the pieces ({text}) do not cover its shape {known[name].shape}")

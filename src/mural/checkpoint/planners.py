@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from mural.checkpoint.pieces import Piece
-from mural.geometry import Box, Interval, overlap, slices, volume
+from mural.checkpoint.pieces import HERE, Piece
+from mural.geometry import Box, Interval, moves, needs_of, slices
 
 
 class Staged(NamedTuple):
@@ -89,20 +89,19 @@ class PieceLoadPlanner(LoadPlanner):
         """One item for each block that overlaps a piece."""
         items: list[ReadItem] = []
         for name, piece in self.pieces.items():
-            for chunk in self.metadata.state_dict_metadata[name].chunks:
-                block = tuple(Interval(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
-                common = overlap(block, piece.place)
-                if volume(common):
-                    items.append(
-                        ReadItem(
-                            LoadItemType.TENSOR,
-                            dest_index=MetadataIndex(name, offsets(piece.place)),
-                            dest_offsets=_from(common, piece.place),
-                            storage_index=MetadataIndex(name, chunk.offsets),
-                            storage_offsets=_from(common, block),
-                            lengths=torch.Size([i.size for i in common]),
-                        )
+            chunks = self.metadata.state_dict_metadata[name].chunks
+            held = {number: _box(chunk) for number, chunk in enumerate(chunks)}
+            for number, _, common in moves(held, {HERE: needs_of(piece.place)}):
+                items.append(
+                    ReadItem(
+                        LoadItemType.TENSOR,
+                        dest_index=MetadataIndex(name, offsets(piece.place)),
+                        dest_offsets=_from(common, piece.place),
+                        storage_index=MetadataIndex(name, chunks[number].offsets),
+                        storage_offsets=_from(common, held[number]),
+                        lengths=torch.Size([i.size for i in common]),
                     )
+                )
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -129,6 +128,10 @@ class PieceLoadPlanner(LoadPlanner):
 def offsets(box: Box) -> torch.Size:
     """Where a box starts."""
     return torch.Size([i.start for i in box])
+
+
+def _box(chunk: ChunkStorageMetadata) -> Box:
+    return tuple(Interval(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))
 
 
 def _from(part: Box, outer: Box) -> torch.Size:

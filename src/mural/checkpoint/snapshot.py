@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from mural.checkpoint.files import damages, read_block, read_manifest
 from mural.checkpoint.folder import step_path, steps_in
 from mural.checkpoint.manifest import Entry, Manifest
-from mural.checkpoint.pieces import Piece, as_piece
+from mural.checkpoint.pieces import HERE, Piece, as_piece
 from mural.checkpoint.planners import PieceLoadPlanner
 from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.storage import Reader
 from mural.comm.agree import by_rank, describe
 from mural.errors import CheckpointError
-from mural.geometry import overlap, slices, volume, whole
+from mural.geometry import moves, needs_of, slices, whole
 
 # Without a process group, torch warns that it takes the world to be this process: so it is.
 warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled", category=UserWarning)
@@ -91,11 +91,11 @@ class Snapshot:
         entry = self.tensors[name]
         place = whole(entry.shape) if box is None else tuple(box)
         piece = Piece(torch.empty([stop - start for start, stop in place], dtype=entry.dtype), entry.shape, place)
-        for block in entry.blocks:
-            common = overlap(block.box, piece.place)
-            if volume(common):
-                values = read_block(self.place, name, block, entry.dtype)
-                piece.tensor[slices(common, piece.place)] = values[slices(common, block.box)]
+        held = {number: block.box for number, block in enumerate(entry.blocks)}
+        for move in moves(held, {HERE: needs_of(piece.place)}):
+            block = entry.blocks[move.source]
+            values = read_block(self.place, name, block, entry.dtype)
+            piece.tensor[slices(move.box, piece.place)] = values[slices(move.box, block.box)]
         return piece.tensor
 
     def _misfit(self, name: str, piece: Piece) -> str:

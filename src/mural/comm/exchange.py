@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from mural.comm.transport import Transfer, Transport
 from mural.errors import UnsupportedOp
-from mural.geometry import Box, Interval, Move, Needs, boxes, slice_of, slices
+from mural.geometry import Box, Interval, Needs, boxes, moves, slice_of, slices
 
 Slices = tuple[slice, ...]
 Parts = tuple[tuple[int, Slices], ...]
@@ -37,7 +37,7 @@ class Route:
     inside: bool
 
     @classmethod
-    def of(cls, rank: int, found: Sequence[Move], have: Mapping[int, Box], need: Mapping[int, Needs]) -> Route:
+    def of(cls, rank: int, have: Mapping[int, Box], need: Mapping[int, Needs]) -> Route:
         """The part of `rank` in the moves from `have` to `need`."""
         mine, wants = have[rank], need[rank]
 
@@ -47,7 +47,7 @@ class Route:
         sends: dict[int, list[Slices]] = {}
         receives: dict[int, list[Slices]] = {}
         keeps: list[tuple[Slices, Slices]] = []
-        for move in found:
+        for move in moves(have, need, rank):
             if move.source == move.destination == rank:
                 keeps.append((slices(move.box, mine), wanted(move.box)))
             elif move.source == rank:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 
@@ -55,6 +56,11 @@ def volume(box: Box) -> int:
 def overlap(a: Box, b: Box) -> Box:
     """The common part of two boxes."""
     return tuple(x & y for x, y in zip(a, b, strict=True))
+
+
+def disjoint(boxes: Iterable[Box]) -> bool:
+    """Whether no two of the boxes have a position in common."""
+    return not any(volume(overlap(a, b)) for a, b in combinations(boxes, 2))
 
 
 def subtract(outer: Box, inner: Box) -> tuple[Box, ...]:

@@ -29,11 +29,17 @@ def boxes(needs: Needs) -> tuple[Box, ...]:
     return tuple(product(*needs))
 
 
-def moves(have: Mapping[int, Box], need: Mapping[int, Needs]) -> tuple[Move, ...]:
-    """All data movements, ordered by source, then destination, then position.
+def needs_of(box: Box) -> Needs:
+    """The needs of one who needs just a box."""
+    return tuple((interval,) for interval in box)
 
-    Halo exchange, gather and re-layout are all this one function. What a destination holds itself comes from
-    itself; the other owners' boxes are disjoint, so each remaining position has one source.
+
+def moves(have: Mapping[int, Box], need: Mapping[int, Needs], rank: int | None = None) -> tuple[Move, ...]:
+    """All data movements, or those from and to one rank alone, ordered by source, then destination, then position.
+
+    Halo exchange, gather, re-layout, delivery to another stage and the reading of a checkpoint are all this one
+    function. What a destination holds itself comes from itself; the other owners' boxes are disjoint, so each remaining
+    position has one source. Those who need may be others than those who have.
 
     >>> have = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
     >>> halo = {0: ((Interval(0, 5),),), 1: ((Interval(3, 8),),)}
@@ -45,11 +51,13 @@ def moves(have: Mapping[int, Box], need: Mapping[int, Needs]) -> tuple[Move, ...
     1 to 1 Interval(start=4, stop=8)
     """
     found: list[Move] = []
+    wanted = {destination: boxes(needs) for destination, needs in need.items()}
     for source, owned in have.items():
-        for destination, needs in need.items():
-            for box in boxes(needs):
+        for destination in wanted if rank in (None, source) else [d for d in wanted if d == rank]:
+            own = have.get(destination) if source != destination else None
+            for box in wanted[destination]:
                 part = overlap(owned, box)
-                if volume(part) and (source == destination or not volume(overlap(have[destination], part))):
+                if volume(part) and (own is None or not volume(overlap(own, part))):
                     found.append(Move(source, destination, part))
     return tuple(found)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mural.errors import LayoutError
-from mural.geometry import Box, Cuts, overlap, volume
+from mural.geometry import Cuts, Move, moves, needs_of
 from mural.ranks import AXES, Mesh
 from mural.shard import ShardedTensor
 from mural.shard.layout import Layout
@@ -113,34 +113,15 @@ def on_mesh(bounds: Bounds, mesh: Mesh, axis: str, align: int) -> Cuts:
     return Cuts.even(bounds[-1], mesh.size(axis), 1 if axis == "data" else align)
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """One rank's part in bringing a tensor from one layout to another: boxes of its piece here, and of that there."""
-
-    sends: tuple[tuple[int, tuple[Box, ...]], ...]
-    receives: tuple[tuple[int, tuple[Box, ...]], ...]
-
-
 @lru_cache(maxsize=4096)
-def delivery(rank: int, have: Layout, need: Layout) -> Delivery:
-    """What a rank sends and receives; what it has itself comes from itself."""
+def delivery(rank: int, have: Layout, need: Layout) -> tuple[Move, ...]:
+    """What a rank sends and receives, one box at most for each peer; what it has itself comes from itself."""
     owners = ranks_of(have.mesh)
-    sends: dict[int, list[Box]] = {}
-    receives: dict[int, list[Box]] = {}
+    found: list[Move] = []
     for taker, place in ranks_of(need.mesh).items():
-        wanted = need.box_at(place)
-        for giver in nearest(owners, have, place, taker):
-            part = overlap(have.box_at(owners[giver]), wanted)
-            if not volume(part):
-                continue
-            if giver == rank:
-                sends.setdefault(taker, []).append(part)
-            if taker == rank:
-                receives.setdefault(giver, []).append(part)
-    return Delivery(
-        tuple((peer, tuple(boxes)) for peer, boxes in sends.items()),
-        tuple((peer, tuple(boxes)) for peer, boxes in receives.items()),
-    )
+        held = {giver: have.box_at(owners[giver]) for giver in nearest(owners, have, place, taker)}
+        found += moves(held, {taker: needs_of(need.box_at(place))}, rank)
+    return tuple(found)
 
 
 def ranks_of(mesh: Mesh) -> dict[int, dict[str, int]]:

@@ -103,7 +103,7 @@ class Arrival:
 
     form: Form
     layout: Layout
-    posts: list[tuple[Awaited, tuple[Box, ...]]]
+    posts: list[tuple[Awaited, Box]]
 
 
 class Runner:
@@ -242,8 +242,8 @@ class Runner:
         form = self.known.forms[name]
         have, need = self._layouts(parcel, form)
         like = torch.empty(0, dtype=form.type, device="cpu" if parcel.edge.value[0] == RANDOM else self.device)
-        plan = delivery(self.rank, have, need)
-        posts = [(channels.post(str(parcel), p, sum(map(volume, boxes)), like), boxes) for p, boxes in plan.receives]
+        moves = [move for move in delivery(self.rank, have, need) if move.destination == self.rank]
+        posts = [(channels.post(str(parcel), move.source, volume(move.box), like), move.box) for move in moves]
         self.arrivals[parcel] = Arrival(form, need, posts)
 
     def _send(self, parcel: Parcel) -> None:
@@ -256,9 +256,9 @@ class Runner:
                 channels.send(listener, self._news(parcel))
         have, need = self._layouts(parcel, self.known.forms[name])
         local = (tensor.local if isinstance(tensor, ShardedTensor) else tensor).detach()
-        for peer, boxes in delivery(self.rank, have, need).sends:
-            parts = [local[slices(part, have.box)].reshape(-1) for part in boxes]
-            channels.send(peer, parts[0].contiguous() if len(parts) == 1 else torch.cat(parts))
+        for move in delivery(self.rank, have, need):
+            if move.source == self.rank:
+                channels.send(move.destination, local[slices(move.box, have.box)].reshape(-1).contiguous())
         channels.collect()
 
     def _news(self, parcel: Parcel) -> Tensor:
@@ -276,15 +276,12 @@ class Runner:
             raise PlanError(f"{parcel} is needed, but was neither made on this seat nor received before")
         arrival, channels = self.arrivals.pop(parcel), self._channels()
         layout, form = arrival.layout, arrival.form
-        if len(arrival.posts) == 1 and arrival.posts[0][1] == (layout.box,):
+        if len(arrival.posts) == 1 and arrival.posts[0][1] == layout.box:
             return form.tensor(channels.wait(arrival.posts[0][0]).view(layout.local_shape), layout)
         piece = torch.empty(layout.local_shape, dtype=form.type, device=self.device)
-        for awaited, boxes in arrival.posts:
-            buffer, offset = channels.wait(awaited), 0
-            for part in boxes:
-                target = piece[slices(part, layout.box)]
-                target.copy_(buffer[offset : offset + target.numel()].view(target.shape))
-                offset += target.numel()
+        for awaited, part in arrival.posts:
+            target = piece[slices(part, layout.box)]
+            target.copy_(channels.wait(awaited).view(target.shape))
         return form.tensor(piece, layout)
 
     def _counterparts(self, source: int, target: int) -> tuple[int, list[int]]:

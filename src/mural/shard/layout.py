@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mural.comm.exchange import Route
-from mural.geometry import Box, Cuts, Interval, Needs, moves
+from mural.geometry import Box, Cuts, Interval, Needs
 from mural.ranks.mesh import Mesh
 
 MIN_EXTENT = 2
@@ -164,4 +164,4 @@ def route(have: Layout, wants: tuple[Want, ...]) -> Route:
         rank: tuple(intervals[at[axis] if axis is not None else 0] for axis, intervals in wants)
         for rank, at in places.items()
     }
-    return Route.of(mesh.rank, moves(owned, needed), owned, needed)
+    return Route.of(mesh.rank, owned, needed)

@@ -85,11 +85,10 @@ def check(name: str, parts: Parts, wholes: dict[Index, list[int]]) -> None:
         if len(both) > 1:
             raise overlapping(name, both[0], both[1], f"unit {index}")
     for index, boxes in parts.items():
-        for a, b in combinations(boxes, 2):
-            for x in boxes[a]:
-                for y in boxes[b]:
-                    if volume(overlap(x, y)):
-                        raise overlapping(name, a, b, f"box {pairs(overlap(x, y))} of unit {index}")
+        held = [(rank, box) for rank, own in boxes.items() for box in own]
+        for (a, x), (b, y) in combinations(held, 2):
+            if volume(both := overlap(x, y)):
+                raise overlapping(name, a, b, f"box {pairs(both)} of unit {index}")
 
 
 def overlapping(name: str, a: int, b: int, what: str) -> DataError:

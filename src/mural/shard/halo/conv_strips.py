@@ -35,7 +35,7 @@ from mural.comm.exchange import (
     unpack_each,
 )
 from mural.comm.transport import Transfer, Transport
-from mural.geometry import Box, Interval, Window, moves, overlap, slices, subtract, volume
+from mural.geometry import Box, Interval, Window, moves, needs_of, overlap, slices, subtract, volume
 from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.tensor import ShardedTensor
 
@@ -86,18 +86,19 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
     if not all(symmetric(w, s, o) for r in fibre for w, s, o in zip(windows, own[r], out[r], strict=True)):
         return None
     need: dict[int, Box] = {r: tuple(w.reads(o)[0] for w, o in zip(windows, out[r], strict=True)) for r in fibre}
-    found = [m for m in moves(own, {r: tuple((i,) for i in box) for r, box in need.items()}) if m[0] != m[1]]
-    if not found:
+    if all(overlap(own[r], need[r]) == need[r] for r in fibre):
         return None
     mine, box, outs = own[mesh.rank], need[mesh.rank], out[mesh.rank]
     inner = overlap(mine, box)
     parts = subtract(box, inner)
     sends: dict[int, list[Slices]] = {}
     receives: dict[int, list[tuple[int, Slices]]] = {}
-    for source, destination, moved in found:
+    for source, destination, moved in moves(own, {r: needs_of(b) for r, b in need.items()}, mesh.rank):
+        if source == destination:
+            continue
         if source == mesh.rank:
             sends.setdefault(destination, []).append(EVERY + slices(moved, mine))
-        elif destination == mesh.rank:
+        else:
             index = next(i for i, p in enumerate(parts) if volume(overlap(p, moved)))
             receives.setdefault(source, []).append((index, slices(moved, parts[index])))
     padding = tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True))

@@ -31,7 +31,7 @@ from mural.comm.exchange import (
     unpack_each,
 )
 from mural.comm.transport import Transfer, Transport
-from mural.geometry import Box, Interval, Window, overlap, slices, subtract, volume
+from mural.geometry import Box, Interval, Window, moves, needs_of, overlap, slices, subtract, volume
 from mural.shard.halo.conv_strips import symmetric
 from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.rules import Place, Windowed, output_layout
@@ -101,18 +101,15 @@ def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: t
     sends: dict[int, list[Slices]] = {}
     receives: dict[int, list[tuple[int, Slices]]] = {}
     keeps: list[tuple[int, Slices, Slices]] = []
-    for source in fibre:
-        for destination in fibre if source == mesh.rank else (mesh.rank,):
-            for k, box in enumerate(reads[destination]):
-                part = overlap(own[source], box)
-                if not volume(part):
-                    continue
-                if source == destination:
-                    keeps.append((k, slices(part, mine), slices(part, box)))
-                elif source == mesh.rank:
-                    sends.setdefault(destination, []).append(slices(part, mine))
-                else:
-                    receives.setdefault(source, []).append((k, slices(part, box)))
+    for k in range(max(map(len, reads.values()))):
+        wanted = {r: needs_of(boxes[k]) for r, boxes in reads.items() if k < len(boxes)}
+        for source, destination, part in moves(own, wanted, mesh.rank):
+            if source == destination:
+                keeps.append((k, slices(part, mine), slices(part, reads[mesh.rank][k])))
+            elif source == mesh.rank:
+                sends.setdefault(destination, []).append(slices(part, mine))
+            else:
+                receives.setdefault(source, []).append((k, slices(part, reads[mesh.rank][k])))
     return Borders(
         crop=slices(inner, mine),
         padding=tuple(max(0, m.start - w.span(o).start) for w, m, o in zip(windows, mine, outs, strict=True)),
