@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mural.comm.transport import Transport
+from svg import FILLS, INK, LINES, QUIET, RED, SHARED, WHITE, Drawing
+
+from mural.comm.messages import Transport
 from mural.geometry import Box, Cuts, Interval, Move, Needs, Remap, Window, moves, overlap, subtract, volume
 from mural.ranks import Mesh
 from mural.shard.layout import MIN_EXTENT, Layout

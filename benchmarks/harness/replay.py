@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mural.comm import transport
+from mural.comm import messages
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Tape:
 @contextmanager
 def replaced(by: type) -> Generator[None]:
     """Let every module of mural that starts transfers use another class for them, inside the block."""
-    original = transport.Transfer
+    original = messages.Transfer
     users = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "mural" and uses(m, original)]
     for module in users:
         module.Transfer = by
@@ -65,7 +65,7 @@ def uses(module: Any, original: type) -> bool:
 def recording(tape: Tape) -> Generator[None]:
     """Write what arrives inside the block on the tape."""
 
-    class Recorded(transport.Transfer):
+    class Recorded(messages.Transfer):
         """A transfer that keeps a copy of what it received."""
 
         def __init__(self, carrier: Any, name: str, *rest: Any, **more: Any) -> None:

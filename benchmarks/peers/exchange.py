@@ -52,7 +52,7 @@ class Burst:
 def load_transport() -> Callable[[Job], Burst]:
     """The transport of mural: one message each way."""
     import mural  # noqa: PLC0415
-    from mural.comm.transport import Transfer  # noqa: PLC0415
+    from mural.comm.messages import Transfer  # noqa: PLC0415
 
     def opened(job: Job) -> Burst:
         transport, peer = mural.init(spatial=(job.ranks, 1)).transport, 1 - job.rank

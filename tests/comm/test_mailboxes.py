@@ -20,10 +20,10 @@ import mural
 from law import Grid, compare, image
 from mural.comm import Transport, host_staging, path_choice
 from mural.comm.device_paths import Mailed, Paths, Sized, Staged
+from mural.comm.messages import Transfer
 from mural.comm.shared_gpu import mailbox
 from mural.comm.shared_gpu.introduction import Refused, introduced
 from mural.comm.shared_gpu.mailbox import Header, Inbox, Outbox
-from mural.comm.transport import Transfer
 from ranks import restart, run_on
 
 TYPES = (torch.float64, torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.uint8, torch.float16)

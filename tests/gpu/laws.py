@@ -15,7 +15,7 @@ from clinics import local_steps, model_of
 import mural
 from law import Expr, Grid, compare, difference, image
 from mural.collectives.algorithms import ALGORITHMS
-from mural.comm.transport import Transport
+from mural.comm.messages import Transport
 from mural.errors import UnsupportedOp
 from mural.federated.federation import read
 from mural.shard.halo.fuse import fusing

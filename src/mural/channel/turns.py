@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from mural.comm import Transport, mark
 from mural.comm.exchange import Route, empty_like, fetched, post, unpack
-from mural.comm.transport import Transfer
+from mural.comm.messages import Transfer
 
 
 class Line:

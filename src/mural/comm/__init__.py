@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mural.comm.exchange import fetch, mark, stack
-from mural.comm.transport import Record, Transport
+from mural.comm.messages import Record, Transport
 from mural.comm.watchdog import Watchdog
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm.device_paths import Incoming, Outgoing, Turn
+from mural.comm.messages import Transport
 from mural.comm.presence import reason
 from mural.comm.rooms import group_of, room
-from mural.comm.transport import Transport
 from mural.errors import PeerError
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mural.comm.transport import Transfer, Transport
+from mural.comm.messages import Transfer, Transport
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Needs, boxes, moves, slice_of, slices
 

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from mural.comm.copy_streams import CudaLanes, Lanes
 from mural.comm.device_paths import Mailed, Paths, Sized, Staged, Way
 from mural.comm.host_staging import Arena
+from mural.comm.messages import Transfer, Transport
 from mural.comm.mpi.installation import NAME as MPI
 from mural.comm.mpi.installation import takes_cuda_pointers
 from mural.comm.shared_gpu.introduction import Refused, everywhere, gathered, introduced
 from mural.comm.shared_gpu.ipc import CudaMemory
 from mural.comm.shared_gpu.mail import Mail
-from mural.comm.transport import Transfer, Transport
 from mural.errors import PlanError
 
 VARIABLE = "MURAL_GPU_PATH"

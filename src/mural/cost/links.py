@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mural.comm.transport import Transfer
+from mural.comm.messages import Transfer
 from mural.errors import PlanError
 from mural.ranks import Mesh
 

@@ -9,8 +9,8 @@ from math import prod
 import torch.distributed as dist
 
 from mural.comm.groups import connect
+from mural.comm.messages import Transport
 from mural.comm.rooms import group_of, room
-from mural.comm.transport import Transport
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Schedule, gpipe, interleaved, one_f_one_b, sequential

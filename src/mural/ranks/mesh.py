@@ -11,7 +11,7 @@ from math import prod
 import torch
 import torch.distributed as dist
 
-from mural.comm.transport import Transport
+from mural.comm.messages import Transport
 from mural.errors import PlanError
 from mural.ranks.join import join
 

@@ -34,7 +34,7 @@ from mural.comm.exchange import (
     unpack,
     unpack_each,
 )
-from mural.comm.transport import Transfer, Transport
+from mural.comm.messages import Transfer, Transport
 from mural.geometry import Box, Interval, Window, moves, needs_of, overlap, slices, subtract, volume
 from mural.shard.layout import Layout, spatial_boxes
 from mural.shard.tensor import ShardedTensor

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm import fetch, stack
-from mural.comm.transport import Transfer
+from mural.comm.messages import Transfer
 from mural.geometry import Cuts, Interval
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.halo.fuse_cost import Constants
