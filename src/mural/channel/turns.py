@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mural.comm import Transport, mark
-from mural.comm.exchange import Route, empty_like, fetched, post, unpack
+from mural.comm.exchange import Route, empty_like, fetched, post, returned
 from mural.comm.messages import Transfer
 
 
@@ -63,11 +63,7 @@ class Line:
             piece, transfer = self.giving[turn]
             if local is None:
                 local = empty_like(piece, self.shape).zero_()
-            for held, wanted in self.routes[turn].keeps:
-                local[held] += piece[wanted]
-            arrived = transfer.wait()
-            for peer, parts in self.routes[turn].sends:
-                unpack(arrived[peer], local, parts, add=True)
+            returned(piece, transfer, self.routes[turn], local)
         self.giving.clear()
         if local is None:
             raise RuntimeError(f"{self.name}: no turn was begun")

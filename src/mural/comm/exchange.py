@@ -131,9 +131,13 @@ def post(
 def give_back(grad: Tensor, route: Route, transport: Transport, name: str, shape: Sequence[int]) -> Tensor:
     """The adjoint of `fetch`: what every rank was given goes back to its owner, and is added up there."""
     transfer = post(transport, name, grad, route.receives, route.sends, shape)
-    local = empty_like(grad, shape).zero_()
+    return returned(grad, transfer, route, empty_like(grad, shape).zero_())
+
+
+def returned(piece: Tensor, transfer: Transfer, route: Route, local: Tensor) -> Tensor:
+    """The own tensor, with what comes back of everyone's piece added to it: what this rank keeps, and a transfer's."""
     for held, wanted in route.keeps:
-        local[held] += grad[wanted]
+        local[held] += piece[wanted]
     arrived = transfer.wait()
     for peer, parts in route.sends:
         unpack(arrived[peer], local, parts, add=True)
