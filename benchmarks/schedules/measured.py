@@ -18,7 +18,7 @@ from harness.results import rounded
 from problems import Job, problem
 
 import mural
-from mural.comm.messages import Record
+from mural.comm import Record
 from mural.cost import Hardware
 from mural.cost.clock import trim
 from mural.engine.timing import measured_spans, predicted_timeline

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from mural.comm.exchange import fetch, mark, stack
-from mural.comm.messages import Record, Transport
+from mural.comm.messages import Transport
+from mural.comm.trace import Record
 from mural.comm.watchdog import Watchdog
 
 if TYPE_CHECKING:

@@ -1,11 +1,17 @@
-"""The transport: messages between ranks, counted, traced, and ended by an error when a peer fails."""
+"""Messages between ranks: posted, sent when their time has come, awaited, counted, traced, and ended by an error when
+a peer fails.
+
+A `Transfer` is what one rank sends and receives at a time. Messages have no tags (NCCL ignores them): over one group,
+the n-th message from one rank to another meets the n-th that the other awaits. So all ranks begin their transfers in
+one order, or, over a pairwise transport, every two ranks begin theirs with each other in one order.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -15,25 +21,8 @@ from mural.comm import groups
 from mural.comm.alarm import Alarm, Awaited
 from mural.comm.device_paths import Direct, Outgoing, Paths, Turn, Way
 from mural.comm.presence import reason
-from mural.comm.trace import Flight, Post, Trace, Wait
+from mural.comm.trace import Flight, Observed, Post
 from mural.errors import OutOfTime, PeerError
-
-
-@dataclass
-class Record:
-    """What travelled while a `record()` block ran, seen from this rank."""
-
-    messages: int = 0
-    bytes: int = 0
-    waited: float = 0.0
-    """Seconds in which nothing was done but wait for messages."""
-    events: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
-    named: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Messages and bytes of each name: the operation's, with that of the layer where its channels are split."""
-
-    def spans(self, kind: str) -> list[tuple[float, float]]:
-        """Start and end of every event of one kind: "transfer" (posted until arrived) or "interior"."""
-        return [(start, end) for name, start, end in self.events if name == kind]
 
 
 class Transfer:
@@ -52,30 +41,31 @@ class Transfer:
                 f"{name}: the ranks no longer agree, since {heard}. Make mesh and model anew (mural.init, "
                 f"mural.parallelize) on all ranks, or start the run again"
             )
-        if any(peer < 0 for peer in (*sends, *sizes)):
+        self.peers = tuple({*sends, *sizes})
+        if any(peer < 0 for peer in self.peers):
             raise OutOfTime(f"{name} needs images of another micro-batch")
         self.transport, self.name, self.posted = transport, name, time.perf_counter()
         self.device = like.device
-        self.bytes = sum(b.numel() * b.element_size() for b in sends.values())
+        self.bytes = {peer: buffer.nbytes for peer, buffer in sends.items()}
         paths = transport.paths.get(like.device.type)
         if paths is not None:
             sends = {peer: paths.home(buffer) for peer, buffer in sends.items()}
         self.awaited = {peer: transport.way(peer, like, n).receive(n, like) for peer, n in sizes.items()}
-        # Messages are copied beside the calling stream, from what it had done now, and to what it had left free now.
-        self.turn = Turn(transport.serial + 1, paths.lanes.now() if paths is not None else None)
+        # Messages are copied next to the calling stream, from what it had done now, and to what it had left free now.
+        self.turn = Turn(transport.upcoming(self.peers), paths.lanes.now() if paths is not None else None)
         self.leaving = {peer: transport.way(peer, like, b.numel()).send(b, self.turn) for peer, b in sends.items()}
         self.outgoing = {peer: message.wire for peer, message in self.leaving.items()}
         self.incoming = {peer: message.wire for peer, message in self.awaited.items()}
         self.works: list[tuple[int, Any]] = []
         # From here on the transfer counts as begun: a rank that raises before tells its peers not to wait for it.
-        self.serial = transport.next_serial()
+        self.serial = transport.count(self.peers)
         transport.post(self)
 
     def __enter__(self) -> Transfer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Let the messages end before their buffers go, where the work beside them raised."""
+        """Let the messages end before their buffers go, where the work next to them raised."""
         if kind is not None:
             with contextlib.suppress(PeerError):
                 self.transport.wait(self)
@@ -91,15 +81,11 @@ class Transfer:
         later = self.device.type != "cpu"
         arrived = {peer: buffer.to(self.device, non_blocking=later) for peer, buffer in found.items()}
         self._release()
-        for record in self.transport.records:
-            record.events.append(("transfer", self.posted, time.perf_counter()))
-            messages = sum(wire.numel() > 0 for wire in self.outgoing.values())
-            record.messages += len(self.outgoing)
-            record.bytes += self.bytes
-            before = record.named.get(self.name, (0, 0))
-            record.named[self.name] = (before[0] + messages, before[1] + self.bytes)
-        for trace in self.transport.traces:
-            trace.flights.append(Flight(self.kind, self.posted, time.perf_counter(), self.bytes))
+        if not self.transport.pairwise:  # else nobody looks when a message has left
+            for record in self.transport.records:
+                record.events.append(("transfer", self.posted, time.perf_counter()))
+            for trace in self.transport.traces:
+                trace.flights.append(Flight(self.kind, self.posted, time.perf_counter(), sum(self.bytes.values())))
         return arrived
 
     @property
@@ -108,26 +94,31 @@ class Transfer:
         return self.name.removesuffix(" backward").partition(":")[0]
 
     @property
-    def post(self) -> Post:
-        """The name of a rank's part in it."""
-        return (self.transport.name, self.serial)
+    def part(self) -> Post:
+        """The name of a rank's part in it, the same on all its ranks."""
+        pair = sorted((dist.get_rank(), *self.peers)) if self.transport.pairwise else ()
+        return (self.transport.name, *pair, self.turn.transfer)
 
     def _release(self) -> None:
         for outgoing in self.leaving.values():
             outgoing.sent()
 
 
-class Transport:
+class Transport(Observed):
     """Point-to-point messages over one torch.distributed group (None: a world of one process).
 
-    `paths` says for a kind of device how its tensors travel; what it does not name is handed to the backend.
+    `paths` says for a kind of device how its tensors travel; what it does not name is handed to the backend. All ranks
+    take part in all transfers, in the same order; with `pairwise`, each transfer is one message, which concerns its two
+    ranks alone and is posted by itself: NCCL lets a batch wait for all that its group did before.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, timeout: float):
-        self.group, self.timeout, self.name = group, timeout, ""
-        self.records: list[Record] = []
-        self.traces: list[Trace] = []
+    def __init__(self, group: dist.ProcessGroup | None, timeout: float, pairwise: bool = False):
+        super().__init__()
+        self.group, self.timeout, self.pairwise, self.name = group, timeout, pairwise, ""
         self.serial = 0
+        """How many transfers this rank began; over a pairwise transport, how many steps."""
+        self.passed: Counter[int] = Counter()
+        """How many messages a pairwise transport began with each peer."""
         self.memory: Any = None
         """What the operations on the mesh learned of the program, for later runs of it."""
         self.direct = Direct(groups.backend_of(group) if group is not None else "")
@@ -145,14 +136,28 @@ class Transport:
         other.alarm = Alarm(self.group, f"/{name}") if self.group is not None else None
         return other
 
+    def sibling(self, group: dist.ProcessGroup | None, name: str, pairwise: bool = False) -> Transport:
+        """Messages over another group, which travel as these do, and are counted and traced with them."""
+        other = Transport(group, self.timeout, pairwise)
+        other.name, other.paths, other.direct = name, self.paths, self.direct
+        other.records, other.traces = self.records, self.traces
+        return other
+
     def describe(self) -> str:
         """How messages travel, in words."""
         if self.group is None:
             return "no messages"
         return ", ".join([f"messages over {self.direct.backend}", *(paths.words for paths in self.paths.values())])
 
-    def next_serial(self) -> int:
-        """The number of this transfer; the same on every rank, as all run the same operations."""
+    def upcoming(self, peers: tuple[int, ...]) -> int:
+        """The number of the next transfer with those peers; the same on all, as all run the same operations."""
+        return 1 + (max(self.passed[peer] for peer in peers) if self.pairwise else self.serial)
+
+    def count(self, peers: tuple[int, ...] = ()) -> int:
+        """Count the next transfer as begun; the number by which the alarms of its ranks know it."""
+        if self.pairwise:
+            self.passed.update(peers)
+            return self.serial + 1
         self.serial += 1
         return self.serial
 
@@ -170,12 +175,11 @@ class Transport:
         return self.direct if paths is None or not count else paths.ways.get(peer, self.direct)
 
     def post(self, transfer: Transfer) -> None:
-        """Start all messages; the order per pair is the order of transfers, so no tags are needed."""
+        """Start all messages of a transfer."""
         self.flush()
         if self.traces and self.waits_on_stream(transfer.device):
             torch.cuda.current_stream().synchronize()  # what was computed before is no part of the wait
-        for trace in self.traces:
-            trace.posts[transfer.post] = transfer.posted
+        self.note(transfer.name, transfer.part, transfer.posted, list(transfer.bytes.values()))
         operations = [
             dist.P2POp(dist.irecv, wire, peer, self.group) for peer, wire in transfer.incoming.items() if wire.numel()
         ]
@@ -193,25 +197,32 @@ class Transport:
         while self.unsent:
             transfer, peer, message = self.unsent.pop(0)
             message.ready()
-            transfer.works += self.begin([dist.P2POp(dist.isend, transfer.outgoing[peer], peer, self.group)])
+            carrier = transfer.transport
+            transfer.works += carrier.begin([dist.P2POp(dist.isend, transfer.outgoing[peer], peer, carrier.group)])
 
     def begin(self, operations: list[dist.P2POp]) -> list[tuple[int, Any]]:
         """What to wait for, by peer, of messages that start now."""
         if not operations:
             return []
+        peers = [op.peer for op in operations]
         try:
-            works = dist.batch_isend_irecv(operations)
+            if self.pairwise:
+                works = [op.op(op.tensor, op.peer, op.group) for op in operations]
+            else:
+                works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise PeerError(f"a message could not be posted: {reason(error)}. A peer has ended: see its log") from error
-        peers = [op.peer for op in operations] if len(works) == len(operations) else [-1] * len(works)
-        return list(zip(peers, works, strict=True))
+            raise PeerError(
+                f"no message to or from rank {', '.join(map(str, peers))} can be posted: {reason(error)}. "
+                f"It or another rank has ended: see the logs"
+            ) from error
+        return list(zip(peers if len(works) == len(peers) else [-1] * len(works), works, strict=True))
 
     def wait(self, transfer: Transfer) -> None:
-        """Wait for every message, or raise what kept a peer from sending it."""
+        """Wait for every message, or raise what kept a peer from its part."""
         self.flush()
         if self.alarm is None or not transfer.works:
             return
-        needs = [(peer, transfer.post) for peer, wire in transfer.incoming.items() if wire.numel()]
+        needs = [(peer, transfer.part) for peer in transfer.peers] if self.traces else ()
         works = [work for _, work in transfer.works]
         with self.alarm.watching(transfer), self.blocked(transfer.kind, needs):
             while transfer.works:
@@ -267,42 +278,6 @@ class Transport:
             self.alarm.ring(self.serial, error)
 
     @contextlib.contextmanager
-    def record(self) -> Generator[Record]:
-        """Count messages and bytes sent by this rank, and keep times, inside the block."""
-        record = Record()
-        self.records.append(record)
-        try:
-            yield record
-        finally:
-            self.records.remove(record)
-
-    @contextlib.contextmanager
-    def trace(self) -> Generator[Trace]:
-        """Note posts and waits of this rank inside the block."""
-        trace = Trace()
-        self.traces.append(trace)
-        try:
-            yield trace
-        finally:
-            self.traces.remove(trace)
-
-    @contextlib.contextmanager
-    def blocked(self, kind: str, needs: Sequence[tuple[int, Post]] = ()) -> Generator[None]:
-        """Count the time of a wait in the records, and note it in the traces."""
-        if not self.records and not self.traces:
-            yield
-            return
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            end = time.perf_counter()
-            for record in self.records:
-                record.waited += end - start
-            for trace in self.traces:
-                trace.waits.append(Wait(kind, start, end, tuple(needs)))
-
-    @contextlib.contextmanager
     def meeting(self, kind: str, group: dist.ProcessGroup | None = None) -> Generator[None]:
         """A block that makes a collective of a group, the transport's own unless given, and waits for its end."""
         group = group or self.group
@@ -315,21 +290,3 @@ class Transport:
                 raise
             except RuntimeError as error:
                 raise PeerError(f"{kind}: {reason(error)}. A peer has ended: see its log") from error
-
-    def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:
-        """Note that this rank joins a collective; what a wait for it needs of the others."""
-        ranks = tuple(dist.get_process_group_ranks(group))
-        needs: list[tuple[int, Post]] = []
-        for trace in self.traces:
-            post: Post = (kind, ranks, trace.number((kind, ranks)))
-            trace.posts[post] = time.perf_counter()
-            needs = [(rank, post) for rank in ranks if rank != dist.get_rank()]
-        return needs
-
-    @contextlib.contextmanager
-    def span(self, kind: str) -> Generator[None]:
-        """Mark a stretch of work in the records."""
-        start = time.perf_counter()
-        yield
-        for record in self.records:
-            record.events.append((kind, start, time.perf_counter()))

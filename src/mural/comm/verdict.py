@@ -86,7 +86,7 @@ def settle(transport: Transport) -> None:
         return
     if not alarm.heard and not failure.peer and _alike(transport, alarm, failure):
         failure.settled = True
-        transport.next_serial()  # the next failure has a number of its own
+        transport.count()  # the next failure has a number of its own
         return
     alarm.heard = alarm.heard or failure.text
     raise PeerError(f"an earlier step failed ({failure.text}), and not on all ranks alike: {ANEW}")

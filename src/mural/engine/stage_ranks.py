@@ -95,10 +95,7 @@ def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
         mine = group if dist.get_rank() in ranks else None
         if mine is not None:
             connect(mine)
-        transport = Transport(mine, world.timeout)
-        transport.paths, transport.direct, transport.name = world.paths, world.direct, f"seat {ranks}"
-        transport.records, transport.traces = world.records, world.traces
-        return transport
+        return world.sibling(mine, f"seat {ranks}")
 
     return room(world, ("messages of a seat", ranks), build)
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from mural.comm.agree import any_rank
-from mural.comm.channels import Awaited, Channels
+from mural.comm.channels import Channels
+from mural.comm.messages import Transfer
 from mural.errors import PlanError
 from mural.geometry import Box, slices, volume
 from mural.graph.script import Key
@@ -103,7 +104,7 @@ class Arrival:
 
     form: Form
     layout: Layout
-    posts: list[tuple[Awaited, Box]]
+    posts: list[tuple[Transfer, Box]]
 
 
 class Runner:
@@ -253,12 +254,12 @@ class Runner:
         if (name, parcel.work, target) not in self.known.told:
             self.known.told.add((name, parcel.work, target))
             for listener in self._counterparts(self.seats.own, target)[1]:
-                channels.send(listener, self._news(parcel))
+                channels.send(f"news of {parcel}", listener, self._news(parcel))
         have, need = self._layouts(parcel, self.known.forms[name])
         local = (tensor.local if isinstance(tensor, ShardedTensor) else tensor).detach()
         for move in delivery(self.rank, have, need):
             if move.source == self.rank:
-                channels.send(move.destination, local[slices(move.box, have.box)].reshape(-1).contiguous())
+                channels.send(str(parcel), move.destination, local[slices(move.box, have.box)].reshape(-1).contiguous())
         channels.collect()
 
     def _news(self, parcel: Parcel) -> Tensor:
