@@ -1,18 +1,19 @@
-"""A grid of tiles: which of them a box touches, and what part of the box each holds."""
+"""A grid of tiles: where each lies, and which of them a box touches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from mural.geometry import Box, Interval, overlap, slices
+from mural.geometry import Box, Interval, overlap, whole
 
 Index = tuple[int, ...]
 
 
-def tile_at(index: Index, chunks: Sequence[int]) -> Box:
-    """The box of a tile, which may reach beyond the image."""
-    return tuple(Interval(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, chunks, strict=True))
+def tile_at(index: Index, chunks: Sequence[int], shape: Sequence[int] | None = None) -> Box:
+    """The box of a tile within an image of that shape; without one, it may reach beyond the image."""
+    tile = tuple(Interval(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, chunks, strict=True))
+    return tile if shape is None else overlap(tile, whole(shape))
 
 
 def touched(box: Box, chunks: Sequence[int]) -> Iterator[Index]:
@@ -35,9 +36,3 @@ def count(box: Box, chunks: Sequence[int]) -> int:
     for interval, chunk in zip(box, chunks, strict=True):
         total *= -(-interval.stop // chunk) - interval.start // chunk
     return total
-
-
-def shared(box: Box, tile: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Where the common part of a box and a tile lies in each of them."""
-    part = overlap(box, tile)
-    return slices(part, box), slices(part, tile)

@@ -12,7 +12,7 @@ import tifffile
 
 from mural.data.formats.array import Raw
 from mural.data.formats.axes import Axes, resolved
-from mural.data.formats.blocks import Index, grid, shared, tile_at, touched
+from mural.data.formats.blocks import Index, grid, tile_at, touched
 from mural.data.formats.dtypes import Array
 from mural.data.formats.handle import Handle
 from mural.data.formats.pool import each, pool
@@ -22,7 +22,7 @@ from mural.data.formats.tiff_quiet import quiet
 from mural.data.formats.whole import LIMIT
 from mural.data.source import Counter
 from mural.errors import DataError
-from mural.geometry import Box, Interval
+from mural.geometry import Box, overlap, slices
 
 JPEG = {6, 7, 34892, 33007}
 """Compressions whose tiles need tables from the directory."""
@@ -58,8 +58,9 @@ class Tiles:
         def paste(index: Index) -> None:
             page = int(np.ravel_multi_index(index[:lead], self.shape[:lead])) if lead else 0
             segment = int(np.ravel_multi_index(index[lead:], inner))
-            into, of = shared(box, self._valid(tile_at(index, self.chunks)))
-            out[into] = self._segment(page, segment, counter)[of[lead + 1 :]]
+            tile = tile_at(index, self.chunks)
+            part = overlap(box, tile)
+            out[slices(part, box)] = self._segment(page, segment, counter)[slices(part, tile)[lead + 1 :]]
 
         tiles = list(touched(box, self.chunks))
         if self.threads > 1 and len(tiles) > 1:
@@ -67,9 +68,6 @@ class Tiles:
         else:
             for tile in tiles:
                 paste(tile)
-
-    def _valid(self, tile: Box) -> Box:
-        return tuple(Interval(i.start, min(i.stop, extent)) for i, extent in zip(tile, self.shape, strict=True))
 
     def _segment(self, page: int, segment: int, counter: Counter) -> Array:
         """A decoded tile or strip; one that the file leaves out is all fill."""

@@ -28,7 +28,7 @@ from mural.data.writing.output import Output, kind_of, unwritable
 from mural.data.writing.tiff_write import pages_of, write_tiff
 from mural.data.writing.zarr_write import check_dtype, check_shape, chunks_of, create_array, shard_of, write_group
 from mural.errors import DataError
-from mural.geometry import Box, Interval, overlap, slices, whole
+from mural.geometry import Box, Interval, overlap, slices
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes in total, whenever a part is complete."""
@@ -83,7 +83,7 @@ class Levels:
         """The shards of a level, as boxes within it."""
         shape, shard = self.shapes[level], self.shards[level]
         indices = product(*(range(n) for n in grid(shape, shard)))
-        return [overlap(tile_at(index, shard), whole(shape)) for index in indices]
+        return [tile_at(index, shard, shape) for index in indices]
 
 
 def convert(

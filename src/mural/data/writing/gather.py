@@ -20,7 +20,7 @@ from mural.data.writing.output import unwritable
 from mural.data.writing.rims import Rim, Rims
 from mural.data.writing.stores import Store
 from mural.errors import DataError
-from mural.geometry import Box, Interval, overlap, slices, volume, whole
+from mural.geometry import Box, Interval, overlap, slices, volume
 from mural.ranks import AXES, Mesh
 
 AT_ONCE = 64 * 2**20
@@ -44,18 +44,13 @@ def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written:
                     raise unwritable(Path(name), error, f"box {pairs(rim.box)}", pairs(rim.box)) from error
 
 
-def unit_box(index: Index, unit: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-    """The box of a unit within the image."""
-    return overlap(tile_at(index, unit), whole(shape))
-
-
 def catalogue(shape: tuple[int, ...], unit: tuple[int, ...], rims: Rims, written: set[Index]) -> torch.Tensor:
     """One row for each unit that this rank wrote, and for each box that it has of another: number, whole, box."""
     counts, rows = grid(shape, unit), list[list[int]]()
     nowhere = [0] * (2 * len(shape))
     rows += [[int(np.ravel_multi_index(index, counts)), 1, *nowhere] for index in sorted(written)]
     for index in rims:
-        box = unit_box(index, unit, shape)
+        box = tile_at(index, unit, shape)
         for part in Rim(box, np.empty(0), rims.missing(index, box)).parts:
             rows.append([int(np.ravel_multi_index(index, counts)), 0, *(n for interval in part for n in interval)])
     return torch.tensor(rows, dtype=torch.int64).view(-1, 2 + 2 * len(shape))
@@ -118,7 +113,7 @@ def exchange(
 ) -> dict[Index, Rim]:
     """The units of the batch that this rank writes, complete with the others' parts."""
     own = mesh.rank if mesh is not None else 0
-    mine = {index: rims.take(index, unit_box(index, unit, shape)) for index in batch if own in parts[index]}
+    mine = {index: rims.take(index, tile_at(index, unit, shape)) for index in batch if own in parts[index]}
     owners = {index: min(parts[index]) for index in batch}
     peers = [rank for rank in mesh.peers(AXES) if rank != own] if mesh is not None else []
     sends: dict[int, list[Array]] = {peer: [] for peer in peers}

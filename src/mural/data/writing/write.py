@@ -33,7 +33,7 @@ from mural.data.writing.stores import Store, TiffStore, ZarrStore
 from mural.data.writing.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
-from mural.geometry import Interval, overlap, slices, volume, whole
+from mural.geometry import Interval, overlap, slices, volume
 from mural.ranks import Mesh
 
 
@@ -89,7 +89,7 @@ class Writer:
                 self._written.add(index)
             self._store.put(inner, pixels[slices(inner, place)])
         for index in touched(place, self.unit):
-            unit = overlap(tile_at(index, self.unit), whole(self.shape))
+            unit = tile_at(index, self.unit, self.shape)
             if volume(inner) and overlap(unit, inner) == unit:
                 continue
             part = overlap(unit, place)

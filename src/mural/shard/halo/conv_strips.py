@@ -70,7 +70,7 @@ def symmetric(window: Window, own: Interval, out: Interval) -> bool:
     """Whether torch's symmetric padding of the own pixels gives exactly these outputs."""
     span = window.span(out)
     before, after = max(0, own.start - span.start), max(0, span.stop - own.stop)
-    cropped = min(own.stop, span.stop) - max(own.start, span.start)
+    cropped = (own & span).size
     reach = window.hi - window.lo
     return cropped > 0 and after <= before and (cropped + 2 * before - reach) // window.num + 1 == out.size
 
