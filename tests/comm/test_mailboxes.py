@@ -19,6 +19,7 @@ from torch import nn
 import mural
 from law import Grid, compare, image
 from mural.comm import Transport, host_staging, path_choice
+from mural.comm.channels import Channels
 from mural.comm.device_paths import Mailed, Paths, Sized, Staged
 from mural.comm.messages import Transfer
 from mural.comm.shared_gpu import mailbox
@@ -164,6 +165,36 @@ def mixed() -> list[bool]:
 
 def test_no_message_overtakes_another() -> None:
     assert run_on(2, mixed) == [[True, True]] * 2
+
+
+def queues(way: str) -> tuple[int, int, bool]:
+    """Messages to every peer, some left until their copy is complete, all sent before any is awaited."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    others, wrong = [p for p in range(world) if p != rank], 0
+    with travelling(way) as (transport, _), transport.record() as record:
+        channels = Channels(transport)
+        for step in range(2):
+            channels.begin()
+            posted = []
+            for number in range(step, step + 12):
+                size, dtype = 1 + 500 * number, TYPES[number % len(TYPES)]
+                for peer in others:
+                    channels.send(f"message {number}", peer, message(rank, peer, number, size, dtype))
+                    like = torch.empty(0, dtype=dtype)
+                    posted.append((peer, number, channels.post(f"message {number}", peer, size, like)))
+            for peer, number, transfer in reversed(posted):
+                expected = message(peer, rank, number, 1 + 500 * number, TYPES[number % len(TYPES)])
+                wrong += not torch.equal(channels.wait(transfer), expected)
+            channels.finish()
+    sizes = [message(0, 1, n, 1 + 500 * n, TYPES[n % len(TYPES)]).nbytes for s in range(2) for n in range(s, s + 12)]
+    counted = (record.messages, record.bytes) == (len(others) * len(sizes), len(others) * sum(sizes))
+    return wrong, len(channels.leaving), counted
+
+
+@pytest.mark.parametrize("way", ["mailbox", "staging"])
+def test_queues_between_pairs_of_ranks(way: str) -> None:
+    for world in (2, 3):
+        assert run_on(world, queues, way) == [(0, 0, True)] * world
 
 
 def caught() -> tuple[int, int, int]:
