@@ -6,9 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mural.comm.transport import Transport
-from svg import FILLS, INK, LINES, QUIET, RED, SHARED, WHITE, Drawing
-
 from mural.comm.messages import Transport
 from mural.geometry import Box, Cuts, Interval, Move, Needs, Remap, Window, moves, overlap, subtract, volume
 from mural.ranks import Mesh

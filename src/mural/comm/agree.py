@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from mural.comm.exchange import stack
-from mural.comm.messages import Transfer
-from mural.comm.transport import Transfer, Transport
+from mural.comm.messages import Transfer, Transport
 from mural.errors import MuralError, PeerError
 
 T = TypeVar("T")
