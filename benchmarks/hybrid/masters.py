@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from counting import counting, over_ranks
+from master_worker import Master
 from problems import seeded
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ import mural
 from mural.collectives.algorithms import all_reduction
 from mural.comm.trace import Trace
 from mural.gradients import Reducer
-from mural.gradients.master import Master
 from mural.profile.account import Notes, Profile, Shares, Step, mean
 from mural.ranks import Mesh
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from counting import Sent, counting, over_ranks
+from payload import Size, gradient_values, sizes, split_values
 from problems import NETS, plan_of, seeded
 from torch import Tensor, nn
+from traffic import traffic, value_bytes
 
 import mural
-from mural.channel.payload import Size, gradient_values, sizes, split_values
 from mural.channel.which_layers import chosen
-from mural.engine.traffic import traffic, value_bytes
 
 FLOAT = 4
 
@@ -155,7 +155,7 @@ class Sizes:
 
 
 def expected(layers: Sequence[dict[str, Any]], images: int, channel: int, data: int) -> float:
-    """The values that `mural.channel.payload` says all ranks send, for layers of which some are split."""
+    """The values that `payload` says all ranks send, for layers of which some are split."""
     total = 0.0
     for number, row in enumerate(layers):
         size = Size(*(row[key] for key in ("name", "parameters", "inputs", "outputs", "kept")))

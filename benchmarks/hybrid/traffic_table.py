@@ -8,9 +8,8 @@ from typing import Any
 import sending
 from harness.results import Record
 from harness.tables import NONE, markdown
+from payload import Size, data_parallel, model_parallel
 from published import CROSSOVER
-
-from mural.channel.payload import Size, data_parallel, model_parallel
 
 WAYS = ("data", "model", "hybrid")
 

@@ -11,8 +11,8 @@ from mpi_values import DEVICE, size
 from torch import Tensor, nn
 
 import mural
+from hybrid_modules import master_worker
 from law import difference, image
-from mural.gradients.master import Master
 from mural.models import LeNet5, UNet
 
 STEPS = 3
@@ -118,7 +118,7 @@ def a_master_trains_as_one_device() -> None:
         mesh = mural.init(**options)
         plain, model = unet(), unet()
         theirs, ours = Momentum(plain.parameters()), Momentum(model.parameters())
-        master = Master(model, ours, mesh, chunks=3, root=size() - 1)  # type: ignore[arg-type]
+        master = master_worker.Master(model, ours, mesh, chunks=3, root=size() - 1)  # type: ignore[arg-type]
         for step in range(STEPS):
             x, target = scenes(step)
             theirs.zero_grad()

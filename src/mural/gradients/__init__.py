@@ -1,8 +1,7 @@
 """Data parallelism: gradients, weights and buffers of replicated parameters, averaged over ranks."""
 
 from mural.gradients.average import average_buffers, average_weights
-from mural.gradients.master import Master
 from mural.gradients.reducer import Reducer
 from mural.gradients.reduction import is_reduced, reduce_gradients
 
-__all__ = ["Master", "Reducer", "average_buffers", "average_weights", "is_reduced", "reduce_gradients"]
+__all__ = ["Reducer", "average_buffers", "average_weights", "is_reduced", "reduce_gradients"]

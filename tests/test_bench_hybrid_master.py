@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import mural
+from hybrid_modules import master_worker
 from mural.errors import PlanError
-from mural.gradients import master as master_module
-from mural.gradients.master import Master
 from mural.models import UNet
 from ranks import run_on
+
+Master = master_worker.Master
 
 
 def model_of() -> nn.Module:
@@ -87,21 +88,21 @@ def overlap() -> list[bool]:
     master = Master(model, torch.optim.SGD(model.parameters(), 0.1), mesh, chunks=4)
     model(torch.ones(1, 64)).sum().backward()
     last = master.down[-1]
-    carry_out = master_module.run
+    carry_out = master_worker.run
 
     def hesitant(collective: Any, flat: torch.Tensor, team: Any) -> torch.Tensor:
         if collective is last and mesh.rank == 0:
             time.sleep(1.0)  # the others run what they have meanwhile
         return carry_out(collective, flat, team)
 
-    master_module.run = hesitant  # type: ignore[assignment]
+    master_worker.run = hesitant  # type: ignore[assignment]
     try:
         master.step()
         model.event, model.noted = master.arrived[-1], []
         model(torch.ones(1, 64))
         master.close()
     finally:
-        master_module.run = carry_out
+        master_worker.run = carry_out
     return model.noted
 
 
@@ -147,13 +148,13 @@ def other_weights_and_readers() -> float:
     theirs, ours = torch.optim.SGD(plain.parameters(), **options), torch.optim.SGD(model.parameters(), **options)
     master = Master(model, ours, mesh, chunks=3)
     x = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    carry_out = master_module.run
+    carry_out = master_worker.run
 
     def hesitant(collective: Any, flat: torch.Tensor, team: Any) -> torch.Tensor:
         time.sleep(0.1)  # a forward that does not wait reads old weights
         return carry_out(collective, flat, team)
 
-    master_module.run = hesitant  # type: ignore[assignment]
+    master_worker.run = hesitant  # type: ignore[assignment]
     try:
         for _ in range(3):
             theirs.zero_grad()
@@ -165,7 +166,7 @@ def other_weights_and_readers() -> float:
         state = model.state_dict()
         master.close()
     finally:
-        master_module.run = carry_out
+        master_worker.run = carry_out
     return max(float((state[k] - v).abs().max()) for k, v in plain.state_dict().items())
 
 
