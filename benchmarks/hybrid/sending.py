@@ -82,9 +82,9 @@ def averaged_by_rings(pm: Any) -> dict[str, tuple[int, int]]:
     """
     held: dict[str, list[tuple[Any, Tensor]]] = {}
     for name, p in pm.named_parameters():
-        for reducer in (pm.reducer, pm.share_reducer):
-            if reducer is not None and reducer.group is not None and any(p is other for _, other in reducer.named):
-                held.setdefault(name.rpartition(".")[0], []).append((reducer.group, p.grad.detach().clone()))
+        for each in pm.reducer.sets:
+            if each.group is not None and any(p is other for _, other in each.named):
+                held.setdefault(name.rpartition(".")[0], []).append((each.group, p.grad.detach().clone()))
     found: dict[str, tuple[int, int]] = {}
     for layer, parts in held.items():
         with counting() as sent:

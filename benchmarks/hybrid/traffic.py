@@ -49,12 +49,11 @@ def traffic(pm: Parallel, image: Image, target: Any) -> list[LayerTraffic]:
 def handed(pm: Parallel) -> dict[str, int]:
     """The values of this rank's gradients that are averaged with others', by layer."""
     found: dict[str, int] = {}
-    for reducer in (pm.reducer, pm.share_reducer):
-        held = {id(p) for _, p in reducer.named} if reducer is not None and reducer.group is not None else set[int]()
-        for name, p in pm.named_parameters():
-            if id(p) in held and p.grad is not None:
-                layer = name.rpartition(".")[0]
-                found[layer] = found.get(layer, 0) + p.numel()
+    held = {id(p) for each in pm.reducer.sets if each.group is not None for _, p in each.named}
+    for name, p in pm.named_parameters():
+        if id(p) in held and p.grad is not None:
+            layer = name.rpartition(".")[0]
+            found[layer] = found.get(layer, 0) + p.numel()
     return found
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from mural.comm.rooms import group_of
 from mural.engine.loss_terms import LOSS, LossTerms
 from mural.engine.stage_ranks import Seating
 from mural.errors import PlanError
-from mural.gradients.carriers import summed
+from mural.gradients.replicated import Replicated
 from mural.graph import Graph
 from mural.pipeline.route import Route, named_tensors
 from mural.ranks import Mesh
@@ -146,32 +145,23 @@ def release(model: nn.Module, division: Division) -> None:
 
 
 class Holders:
-    """The ranks that hold the same parameters, and a process group for each set of several ranks. Collective."""
+    """The sets of ranks that hold the same parameters and buffers, and a process group for each of several ranks.
+
+    They come in one order on all ranks, a set before those that contain it. Collective.
+    """
 
     def __init__(self, division: Division, world: Mesh):
-        self.world, self.algorithm = world, division.seating.plan.all_reduce
+        self.division, self.world = division, world
         self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        for ranks in sorted(set(division.holders.values())):
-            group: Any = None
-            if len(ranks) == world.world:
-                group = world.transport.group
-            elif len(ranks) > 1:
-                group = group_of(world.transport, ranks, "parameters")
-            self.groups[ranks] = group
+        for ranks in sorted(set(division.holders.values()), key=lambda ranks: (len(ranks), ranks)):
+            self.groups[ranks] = group_of(world.transport, ranks, "parameters") if len(ranks) > 1 else None
 
-    def add_up(self, parameters: Sequence[tuple[tuple[int, ...], Tensor]], replicas: int) -> None:
-        """Make every gradient the sum over stages of the means over each stage's ranks."""
-        for ranks, group in self.groups.items():
-            mine = [p for holders, p in parameters if holders == ranks and p.requires_grad]
-            wanted = self._wanted(mine, group) if len(ranks) > 1 else mine
-            grads = [p.grad for p in wanted if p.grad is not None]
-            for bucket in buckets(grads):
-                flat = torch.cat([g.reshape(-1) for g in bucket]).div_(replicas)
-                if len(ranks) > 1:
-                    with self.world.transport.meeting("gradients", group):
-                        summed(flat, self.algorithm, group)
-                for g, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-                    g.copy_(part.view_as(g))
+    def sets(self, named: Iterable[tuple[str, Tensor]], share: float) -> list[Replicated]:
+        """Parameters by the ranks that hold them; a rank's gradients count times its share in the sum over these."""
+        found: dict[tuple[int, ...], list[tuple[str, Tensor]]] = {ranks: [] for ranks in self.groups}
+        for name, p in named:
+            found[self.division.holders[name]].append((name, p))
+        return [Replicated(each, self.groups[ranks], share) for ranks, each in found.items() if each]
 
     def average(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Make a floating point tensor its mean over the ranks that hold it."""
@@ -180,31 +170,3 @@ class Holders:
             with self.world.transport.meeting("statistics", self.groups[ranks]):
                 dist.all_reduce(mean, group=self.groups[ranks])
             tensor.copy_(mean)
-
-    def _wanted(self, parameters: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
-        """The parameters that have a gradient on some rank; on the others it becomes zeros."""
-        if not parameters:
-            return []
-        flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
-        with self.world.transport.meeting("gradients", group):
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-        wanted = [p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag]
-        for p in wanted:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        return wanted
-
-
-def buckets(grads: Sequence[Tensor], limit: int = 32 * 2**20) -> list[list[Tensor]]:
-    """Gradients of one type and device in groups of limited size, in order."""
-    found: list[list[Tensor]] = []
-    size = 0
-    for grad in grads:
-        width = grad.numel() * grad.element_size()
-        same = found and (found[-1][0].dtype, found[-1][0].device) == (grad.dtype, grad.device)
-        if not same or size + width > limit:
-            found.append([])
-            size = 0
-        found[-1].append(grad)
-        size += width
-    return found

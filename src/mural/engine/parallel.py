@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.channel.misuse import Watch
-from mural.channel.share import share_of, shares_among
+from mural.channel.share import shares_among
 from mural.comm.agree import any_rank
 from mural.comm.verdict import settle, shared_fate
 from mural.engine.channel_state import clip_shared, joined_state, load_joined
@@ -28,7 +28,7 @@ from mural.engine.rebound_buffers import make_plain
 from mural.engine.same_inputs import Likeness
 from mural.engine.unwrapped import unwrapped
 from mural.errors import LayoutError
-from mural.gradients import Reducer, reduce_gradients
+from mural.gradients import Reducer
 from mural.gradients.average import average
 from mural.gradients.waiting import wait_for
 from mural.plans import Plan
@@ -64,9 +64,7 @@ class Parallel:
         axes = SPATIAL if plan.average else None
         self.shares = shares_among(model.parameters())
         """What this rank holds of parameters that are split by channels."""
-        whole, parts = [p for p in self.parameters() if share_of(p) is None], [p for p, _ in self.shares]
-        self.reducer = Reducer(whole, mesh, axes, algorithm=plan.all_reduce)
-        self.share_reducer = Reducer(parts, mesh, algorithm=plan.all_reduce) if parts else None
+        self.reducer = Reducer(self.parameters(), mesh, axes, algorithm=plan.all_reduce)
         self.calls = 0
         self.updates = 0
         self.observe: Callable[[Any], None] | None = None
@@ -102,8 +100,6 @@ class Parallel:
                 check_leaves(loss, (images, goal), self.parameters(), self.plain, self.loss)
             if reduce:
                 stack.enter_context(self.reducer.watching())
-                if self.share_reducer is not None:
-                    stack.enter_context(self.share_reducer.watching())
             (loss * weight if weight != 1.0 else loss).backward()
         self.unreduced = not reduce
         if self.plan.norm_scope == "rank" and self.module.training:
@@ -188,11 +184,8 @@ class Parallel:
         """Average what steps with `reduce=False` left. Collective; calling it again changes nothing."""
         settle(self.world_mesh.transport)
         if self.unreduced:
-            if self.plan.average:
-                with self.reducer.watching():
-                    pass
-            else:
-                reduce_gradients(self.parameters(), self.mesh)
+            with self.reducer.watching():
+                pass
             self.unreduced = False
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -224,6 +217,7 @@ class Parallel:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
+        self.unreduced = False
         self.module.zero_grad(set_to_none)
         self.loss_terms.zero_grad(set_to_none)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -36,6 +36,7 @@ from mural.engine.stage_programs import Itineraries, Trip
 from mural.engine.step_loss import StepLoss
 from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
+from mural.gradients.reducer import GradientSums
 from mural.graph import Graph
 from mural.pipeline.runner import Runner
 from mural.pipeline.step_runs import Runs, moving, shared_apart
@@ -49,8 +50,9 @@ from mural.shard.unread import Unread
 class Pipelined(Parallel):
     """A model in stages: steps, inference, and the model's own names for what this rank holds.
 
-    Each parameter lives on the ranks of the stages that use it. A step runs this rank's list of actions; then gradients
-    are averaged over the ranks of each stage, and added up where stages or replicas share a parameter.
+    Each parameter lives on the ranks of the stages that use it. A step runs this rank's list of actions. Gradients are
+    averaged over the ranks of each stage, and added up where stages or replicas share a parameter; each leaves in the
+    last backward that adds to it.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
@@ -64,12 +66,14 @@ class Pipelined(Parallel):
         self.inputs, self.likeness = Inputs(self.plain, self.mesh, self.mesh), Likeness(mesh)
         self.holders = Holders(self.division, mesh)
         release(self.plain, division)
+        sets = self.holders.sets(self.named_parameters(), 1 / self.mesh.replicas)
+        self.reducer = GradientSums(sets, mesh, algorithm=plan.all_reduce)
         channels = Channels.of(mesh.transport) if len(self.seating.meshes) > 1 else None
         self.runner = Runner(channels, self.device)
         self.itineraries = Itineraries(self.plain, self.division)
         self.calls = self.updates = 0
         self.observe = None
-        self.unreduced = self.reduced = False
+        self.unreduced = False
         self.concord = Concord(mesh, self.mesh, channels)
 
     def step(self, image: Image, target: Any, *, reduce: bool = True, weight: float = 1.0) -> Tensor:
@@ -78,7 +82,8 @@ class Pipelined(Parallel):
         Gradients are added to `.grad`. `reduce=False` leaves the sums over ranks to a later step, which then sends
         once for all; `weight` is the part of this batch in what is accumulated.
         """
-        with self.concord.step():
+        # All ranks agree how the step ended before the block does: where one failed, all send void gradients.
+        with self.reducer.watching(self._is_last) if reduce else nullcontext(), self.concord.step():
             self.likeness.check("step", image=image, target=target)
             image, target = self._adopted(image), self._adopted(target)
             check_image(image)
@@ -94,16 +99,14 @@ class Pipelined(Parallel):
             for (replica, stage), found in passage.stages.items():
                 found.aside = statistics.aside(replica, stage)
             self.calls += 1
-            self._reopen()
+            self.reducer.reopen()
             self._run(job, trip)
         with torch.no_grad():
             statistics.merge(self.holders)
             if self.plan.norm_scope == "rank" and self.plain.training:
                 for name, buffer in self.named_buffers():
                     self.holders.average(buffer, self.division.holders[name])
-        self.unreduced = True
-        if reduce:
-            self.reduce_gradients()
+        self.unreduced = not reduce
         return self._shared(job.total(), self.drawn)
 
     def __call__(self, image: Image) -> Any:
@@ -228,28 +231,16 @@ class Pipelined(Parallel):
 
     # -- gradients and updates ----------------------------------------------------------------------------------------
 
-    def _held(self) -> list[tuple[tuple[int, ...], Tensor]]:
-        return [(self.division.holders[name], p) for name, p in self.named_parameters()]
-
-    def _reopen(self) -> None:
-        """Spread gradients that were added up over their holders again, so that the next sum counts them once."""
-        if self.reduced:
-            for ranks, p in self._held():
-                if p.grad is not None and len(ranks) != self.mesh.replicas:
-                    p.grad.mul_(self.mesh.replicas / len(ranks))
-            self.reduced = False
-
-    def reduce_gradients(self) -> None:
-        """Bring together what the stages' ranks have. Collective; calling it again changes nothing."""
-        if self.unreduced:
-            self.holders.add_up(self._held(), self.mesh.replicas)
-            self.unreduced, self.reduced = False, True
+    def _is_last(self, name: str) -> bool:
+        """Whether no backward to come on this rank adds to a parameter."""
+        return not any(self.runner.left[stage] for stage in self.division.stages[name])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """The norm of the whole gradient, which is scaled down where it is larger than `max_norm`. Collective."""
         self.reduce_gradients()
         rank = self.world_mesh.rank
-        own = [p.grad for ranks, p in self._held() if p.grad is not None and ranks[0] == rank]
+        held = [(self.division.holders[name], p.grad) for name, p in self.named_parameters() if p.grad is not None]
+        own = [grad for ranks, grad in held if ranks[0] == rank]
         mine = nn.utils.get_total_norm(own, norm_type).double().cpu() if own else torch.zeros((), dtype=torch.float64)
         power = norm_type != float("inf")
         total = (mine**norm_type if power else mine).view(1)
@@ -260,15 +251,9 @@ class Pipelined(Parallel):
                 dist.all_reduce(total, op=op, group=self.world_mesh.transport.group)
         norm = total[0] ** (1 / norm_type) if power else total[0]
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for _, p in self._held():
-            if p.grad is not None:
-                p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
+        for _, grad in held:
+            grad.mul_(scale.to(grad.device, grad.dtype))
         return norm.to(self.device)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        self.unreduced = self.reduced = False
-        super().zero_grad(set_to_none)
 
     # -- the model's own names ----------------------------------------------------------------------------------------
 

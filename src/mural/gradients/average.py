@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from mural.channel.share import shares_among
 from mural.errors import PlanError
+from mural.gradients.buckets import in_buckets
 from mural.gradients.fibres import REPLICAS, group_of, named_axes
-from mural.gradients.reduction import buckets, check_same
+from mural.gradients.reduction import check_same
 from mural.ranks import Mesh
 
 
@@ -54,7 +55,7 @@ def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> Non
 
 def average_over(tensors: Iterable[Tensor], group: dist.ProcessGroup, alike: dist.ProcessGroup | None) -> None:
     """Write into each tensor its mean over a group; the ranks of `alike` take the first one's."""
-    for bucket in buckets(tensors):
+    for bucket in in_buckets(tensors):
         mean = mean_of(torch.cat([t.detach().reshape(-1) for t in bucket]), group)
         if alike is not None:
             # A backend may add up in another order in each group; ranks that held equal weights keep equal weights.

@@ -1,4 +1,16 @@
-"""One backward's gradients: filed as they come, sent bucket by bucket in one order, awaited, and handed back."""
+"""One block of gradients: filed as backward makes them, sent bucket by bucket in one order, awaited, and handed back.
+
+Parameters that other ranks hold have another group, and NCCL may wait for ever where two ranks begin collectives of two
+groups in different orders. So all ranks begin theirs in one order; each leaves out the groups that it is not in:
+
+    rank 0   stage 0: bucket 0, bucket 1              tied: bucket 0  ┊ stage 0: last              tied: last
+    rank 1                      stage 1: bucket 0     tied: bucket 0  ┊           stage 1: last    tied: last
+             ──────────────── while backward runs ────────────────────┊──── at the end of the block ────────→
+
+Nobody waits in a circle. Of the collectives that are not complete, look at the first in this order. Whatever its ranks
+began before is complete, so nothing on them is ahead of it; and those that have not begun it come to it, since backward
+waits for no bucket. Within a group the ranks made the same buckets in the same order (`Replicated`).
+"""
 
 from __future__ import annotations
 
@@ -17,46 +29,73 @@ from mural.comm import Transport
 from mural.comm.groups import backend_of
 from mural.comm.trace import Post
 from mural.errors import PeerError
-from mural.gradients.buckets import Bucket, Member
-from mural.gradients.carriers import Carrier
-from mural.gradients.reduction import buckets as in_buckets
-from mural.gradients.reduction import grad_of, mark_reduced
+from mural.gradients.buckets import in_buckets
+from mural.gradients.reduction import mark_reduced
+from mural.gradients.replicated import Replicated
 from mural.gradients.waiting import wait_for
+
+Final = Callable[[str], bool]
+"""Whether the backward that runs now is the last one that adds to a parameter, by its name."""
+
+
+class Filing:
+    """What backward did for the parameters of one group, in a block.
+
+    What is added to a gradient more often than expected comes late, after it has left; it is kept apart, and added up
+    at the end.
+    """
+
+    def __init__(self, held: Replicated):
+        self.held, self.buckets = held, held.buckets
+        self.places = {id(m): (bucket, slot) for bucket in self.buckets for slot, m in enumerate(bucket.members)}
+        self.fires = [0] * len(held.members)
+        """How often the last backward added to each member."""
+        self.reached = [False] * len(held.members)
+        self.seen: list[int] = []
+        """Members in the order in which backward was done with them."""
+        self.late: dict[int, Tensor] = {}
+
+    def fired(self, index: int, last: bool) -> bool:
+        """Whether a gradient is complete, now that backward has added to it; then it is filed."""
+        self.reached[index] = True
+        self.fires[index] += last
+        if not last or self.fires[index] != self.held.expected[index]:
+            return False
+        self.seen.append(index)
+        self._file(index)
+        return True
+
+    def close(self) -> None:
+        """File what is left, and take out what came late."""
+        for index, (fires, expected) in enumerate(zip(self.fires, self.held.expected, strict=True)):
+            if fires < expected:
+                self._file(index)
+        found = ((id(m.parameter), m.parameter.grad) for m in self.held.members)
+        self.late = {key: grad for key, grad in found if grad is not None}
+
+    def _file(self, index: int) -> None:
+        bucket, slot = self.places[id(self.held.members[index])]
+        bucket.file(slot, self.reached[index])
 
 
 class Block:
-    """What happens to the members' gradients between the begin and the end of a `watching()` block.
+    """What happens to gradients between the begin and the end of a `watching()` block."""
 
-    `expected` says how often backward adds to each member: a reentrant checkpoint does so once for each of its regions.
-    What is added more often comes late, after the gradient has left; it is kept apart, and averaged at the end.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[Member],
-        buckets: Sequence[Bucket],
-        expected: Sequence[int],
-        group: dist.ProcessGroup,
-        transport: Transport,
-        carrier: Carrier,
-    ):
-        self.members, self.buckets, self.expected = members, buckets, expected
-        self.group, self.transport = group, transport
-        self.backend = backend_of(group)
-        self.carrier = carrier
-        self.scale = 1.0 if carrier.averages else 1.0 / dist.get_world_size(group)
-        self.places = {id(m): (bucket, slot) for bucket in buckets for slot, m in enumerate(bucket.members)}
-        self.fires = [0] * len(members)
-        self.seen: list[int] = []
-        """Members in the order in which backward was done with them."""
+    def __init__(self, every: Sequence[Replicated], transport: Transport, final: Final | None):
+        self.transport, self.final = transport, final
+        self.filings = [Filing(held) for held in every if held.buckets]
+        self.early = [bucket for filing in self.filings for bucket in filing.buckets[:-1]]
+        self.order = [*self.early, *(filing.buckets[-1] for filing in self.filings)]
         self.sent = 0
         self.needs: dict[int, list[tuple[int, Post]]] = {}
         """What the wait for a bucket needs of other ranks, where that is traced."""
         self.lock = threading.Lock()
-        for bucket in buckets:
-            bucket.begin()
+        for bucket in self.order:
+            bucket.begin(several=final is not None)
         self.handles = [
-            m.parameter.register_post_accumulate_grad_hook(self._listener(i)) for i, m in enumerate(members)
+            member.parameter.register_post_accumulate_grad_hook(self._listener(filing, index, member.name))
+            for filing in self.filings
+            for index, member in enumerate(filing.held.members)
         ]
 
     def stop(self) -> None:
@@ -64,70 +103,67 @@ class Block:
         for handle in self.handles:
             handle.remove()
 
-    def _listener(self, index: int) -> Callable[[Tensor], None]:
+    def _listener(self, filing: Filing, index: int, name: str) -> Callable[[Tensor], None]:
         """What a parameter calls when backward has added to its gradient."""
-        bucket, slot = self.places[id(self.members[index])]
 
         def fired(_: Tensor) -> None:
             with self.lock:  # each device has a thread of its own in backward
-                self.fires[index] += 1
-                if self.fires[index] == self.expected[index]:
-                    self.seen.append(index)
-                    bucket.file(slot, self.scale, fired=True)
-                    self._send(len(self.buckets) - 1)
+                if filing.fired(index, self.final is None or self.final(name)):
+                    while self.sent < len(self.early) and not self.early[self.sent].left:
+                        self._launch()
 
         return fired
 
-    def _send(self, limit: int, signals: tuple[int, int] = (0, 0)) -> None:
-        """Send the buckets that are full, in order, up to a number of them; the last carries the signals."""
-        while self.sent < limit and not self.buckets[self.sent].left:
-            self._launch(self.buckets[self.sent], signals)
-            self.sent += 1
-
-    def _launch(self, bucket: Bucket, signals: tuple[int, int]) -> None:
-        begin = time.perf_counter()
+    def _launch(self, signals: tuple[int, int] = (0, 0)) -> None:
+        """Send the next bucket."""
+        bucket, begin = self.order[self.sent], time.perf_counter()
+        self.sent += 1
+        group = bucket.total.group
         if self.transport.traces:
-            self.needs[id(bucket)] = self.transport.appointment("gradients", self.group)
-        bucket.launch(self.group, self.carrier, signals if bucket is self.buckets[-1] else (0, 0))
-        if self.backend == "gloo" and bucket.members[0].kind[1].type == "cpu":
+            self.needs[id(bucket)] = self.transport.appointment("gradients", group)
+        bucket.launch(signals)
+        if backend_of(group) == "gloo" and bucket.members[0].kind[1].type == "cpu":
             for record in self.transport.records:
                 bucket.work.get_future().then(partial(note, record.events, begin))
 
     def finish(self, axes: tuple[str, ...]) -> None:
-        """Send what is left, wait for all, and write the means."""
-        if not self.buckets:
-            return
-        for member, fires, expected in zip(self.members, self.fires, self.expected, strict=True):
-            if fires < expected:
-                bucket, slot = self.places[id(member)]
-                bucket.file(slot, self.scale, fired=fires > 0)
-        late = {id(m.parameter): m.parameter.grad for m in self.members if m.parameter.grad is not None}
-        # The last bucket is sent here and not before: it tells the others how this rank's backward ended.
-        self._send(len(self.buckets), (0, int(bool(late))))
+        """Send what is left, wait for all, and write the sums."""
+        for filing in self.filings:
+            filing.close()
+        while self.sent < len(self.early):
+            self._launch()
+        # The last buckets are sent here and not before: they tell the others how this rank's backward ended.
+        for filing in self.filings:
+            self._launch((0, int(bool(filing.late))))
         with self.transport.span("bucket wait"):
-            for bucket in self.buckets:
-                wait_for(bucket.work, self.transport, "the mean of gradients", self.needs.get(id(bucket), ()))
-        raised, someone_late = self.buckets[-1].read_signals()
-        if raised:
+            for bucket in self.order:
+                wait_for(bucket.work, self.transport, "the sum of gradients", self.needs.get(id(bucket), ()))
+        signals = [filing.buckets[-1].read_signals() for filing in self.filings]
+        if any(raised for raised, _ in signals):
             raise PeerError("another rank raised inside its watching() block: see its log")
-        for bucket in self.buckets:
+        for bucket in self.order:
             bucket.deliver()
-        if someone_late:
-            with self.transport.meeting("gradients", self.group):
-                add_late(self.members, late, self.group, axes)
+        for filing, (_, late) in zip(self.filings, signals, strict=True):
+            if late:
+                with self.transport.meeting("gradients", filing.held.group):
+                    add_late(filing.held, filing.late, axes)
+            filing.held.learn(filing.seen, filing.fires, self.transport)
 
     def cancel(self, error: Exception) -> None:
-        """Let nobody wait for this rank: send what is left, marked as void, and forget all gradients."""
+        """Let nobody wait for this rank: send what is left, marked as void, and forget what backward made."""
+        if not self.order:
+            return
         self.transport.raised(error)
         with contextlib.suppress(RuntimeError):  # the end of a peer ends the waiting too
-            for bucket in self.buckets[self.sent :]:
-                self._launch(bucket, (1, 0))
-            for bucket in self.buckets:
+            while self.sent < len(self.order):
+                self._launch((int(self.sent >= len(self.early)), 0))
+            for bucket in self.order:
                 wait_for(bucket.work, self.transport, "the end of a block that raised")
-        for bucket in self.buckets:
+        for bucket in self.order:
             bucket.drop()
-        for member in self.members:
-            member.parameter.grad = None
+        if any(any(filing.reached) for filing in self.filings):
+            for member in (member for filing in self.filings for member in filing.held.members):
+                member.parameter.grad = None
 
 
 def note(events: list[tuple[str, float, float]], begin: float, _: Any) -> None:
@@ -135,20 +171,15 @@ def note(events: list[tuple[str, float, float]], begin: float, _: Any) -> None:
     events.append(("bucket", begin, time.perf_counter()))
 
 
-def add_late(
-    members: Sequence[Member], late: Mapping[int, Tensor], group: dist.ProcessGroup, axes: tuple[str, ...]
-) -> None:
-    """Add the mean of what backward added to gradients after they had left."""
-    parameters = [m.parameter for m in members]
-    here = torch.tensor([int(id(p) in late) for p in parameters], device=members[0].kind[1])
-    dist.all_reduce(here, group=group)
+def add_late(held: Replicated, late: Mapping[int, Tensor], axes: tuple[str, ...]) -> None:
+    """Add the sum of what backward added to gradients after they had left."""
+    parameters = [m.parameter for m in held.members]
+    here = torch.tensor([int(id(p) in late) for p in parameters], device=held.members[0].kind[1])
+    dist.all_reduce(here, group=held.group)
     wanted = [p for p, count in zip(parameters, here.tolist(), strict=True) if count]
     for bucket in in_buckets(wanted):
-        flat = torch.cat([late.get(id(p), torch.zeros_like(p)).reshape(-1) for p in bucket])
-        dist.all_reduce(flat, group=group)
-        offset = 0
-        for p in bucket:
-            grad = grad_of(p)
-            grad.add_(flat[offset : offset + p.numel()].view(p.shape), alpha=1 / dist.get_world_size(group))
-            mark_reduced(grad, axes)
-            offset += p.numel()
+        flat = torch.cat([late.get(id(p), torch.zeros_like(p)).reshape(-1) for p in bucket]).mul_(held.share)
+        dist.all_reduce(flat, group=held.group)
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad = part.view(p.shape) if p.grad is None else p.grad.add_(part.view(p.shape))
+            mark_reduced(p.grad, axes)

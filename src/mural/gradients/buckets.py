@@ -9,16 +9,15 @@ says whether any rank had one, so nothing else has to be exchanged for parameter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.gradients.carriers import Carrier
+from mural.gradients.carriers import Sum
 from mural.gradients.reduction import is_reduced, mark_reduced
 
 ALIGN = 16
@@ -44,7 +43,7 @@ class Member:
     def of(cls, name: str, parameter: Tensor) -> Member:
         """The member of that name."""
         strides = torch.empty_like(parameter, device="meta").stride()
-        return cls(name, parameter, (parameter.dtype, parameter.device), strides)
+        return cls(name, parameter, kind_of(parameter), strides)
 
     @property
     def room(self) -> int:
@@ -54,7 +53,13 @@ class Member:
     @property
     def bytes(self) -> int:
         """The size of its slot."""
-        return self.room * self.parameter.element_size()
+        return self.room * self.kind[0].itemsize
+
+
+def kind_of(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """The type and the device of a parameter's gradients."""
+    chosen = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
+    return chosen or parameter.dtype, parameter.device
 
 
 def arrange(sizes: Sequence[tuple[int, Any]], order: Sequence[int], limit: int) -> list[list[int]]:
@@ -89,11 +94,19 @@ def packed(sizes: Sequence[tuple[int, Any]], order: Sequence[int], first: int, l
     return [*full, *(members for _, members in filling.values())]
 
 
+def in_buckets(tensors: Iterable[Tensor], limit: int = 32 * 2**20) -> list[list[Tensor]]:
+    """Tensors in lists of limited size, each of one type and device."""
+    found = list(tensors)
+    sizes = [(t.numel() * t.element_size(), (t.dtype, t.device)) for t in found]
+    return [[found[i] for i in indices] for indices in packed(sizes, range(len(found)), limit, limit)]
+
+
 class Bucket:
     """Parameters whose gradients travel together, and the buffer that they then share."""
 
-    def __init__(self, members: Sequence[Member], axes: tuple[str, ...]):
-        self.members, self.parameters, self.axes = tuple(members), [m.parameter for m in members], axes
+    def __init__(self, members: Sequence[Member], axes: tuple[str, ...], total: Sum):
+        self.members, self.parameters = tuple(members), [m.parameter for m in members]
+        self.axes, self.total = axes, total
         self.tail = sum(m.room for m in members)
         self.offsets = [sum(m.room for m in members[:slot]) for slot in range(len(members))]
         self.buffer: Tensor | None = None
@@ -108,27 +121,32 @@ class Bucket:
         self.streams: set[torch.cuda.Stream] = set()
         self.work: Any = None
 
-    def begin(self) -> None:
-        """Make the buffer ready for new gradients; one that somebody else looks at is left to them."""
+    def begin(self, several: bool) -> None:
+        """Make ready for new gradients; a buffer that somebody else looks at is left to them.
+
+        Before `several` backwards, a buffer without gradients is given back: until the last one, gradients add up
+        elsewhere, and need their memory there.
+        """
         self._clear()
-        first = self.parameters[0]
-        if self.buffer is None or self._is_shared(self.buffer):
-            self.buffer = torch.zeros(self.tail + len(self.members) + SIGNALS, dtype=first.dtype, device=first.device)
+        if self.buffer is not None:
+            grads, shared = self._users(self.buffer)
+            if shared or (several and not grads):
+                self.buffer = None
 
-    def _is_shared(self, buffer: Tensor) -> bool:
-        """Whether anything but the parameters' own gradients is a view of the buffer.
+    def _users(self, buffer: Tensor) -> tuple[int, bool]:
+        """How many of the parameters' gradients are views of the buffer, and whether anything else is.
 
-        A gradient that a user kept from the last step is one: a new buffer leaves it as it is.
+        A gradient that a user kept from the last step is such: a new buffer leaves it as it is.
         """
         storage = buffer.untyped_storage()
         start = storage.data_ptr()
         inside = range(start, start + storage.nbytes())
         grads = sum(p.grad is not None and p.grad.data_ptr() in inside for p in self.parameters)
-        # The buffer, and the object that asks.
-        return torch._C._storage_Use_Count(storage._cdata) > 2 + grads  # type: ignore[attr-defined]
+        # The buffer's own two: the attribute, and what asks here.
+        return grads, torch._C._storage_Use_Count(storage._cdata) > 2 + grads  # type: ignore[attr-defined]
 
-    def file(self, slot: int, scale: float, fired: bool) -> None:
-        """Put a parameter's gradient, times a scale, into its slot, and take it from the parameter.
+    def file(self, slot: int, fired: bool) -> None:
+        """Put a parameter's gradient, as it counts in the sum, into its slot, and take it from the parameter.
 
         What backward adds to the parameter after that is a new tensor, apart from what is under way.
         """
@@ -145,10 +163,10 @@ class Bucket:
             return
         if grad.layout != torch.strided:
             raise UnsupportedOp(
-                f"the gradient of {member.name} has the layout {grad.layout}: the reducer averages dense gradients; "
+                f"the gradient of {member.name} has the layout {grad.layout}: dense gradients alone are averaged; "
                 f"make its layer with sparse=False"
             )
-        if grad.requires_grad:
+        if grad.requires_grad and fired:
             raise UnsupportedOp(
                 f"the gradient of {member.name} has a history (create_graph=True), which its mean over ranks would "
                 f"lose: call backward outside of watching()"
@@ -158,10 +176,10 @@ class Bucket:
         if not fresh:
             self.kept[slot] = grad.clone() if grad.data_ptr() == view.data_ptr() else grad
         with torch.no_grad():
-            torch.mul(grad, scale, out=view)
+            torch.mul(grad, self.total.scale, out=view)
         member.parameter.grad = None
 
-    def launch(self, group: dist.ProcessGroup, carrier: Carrier, signals: tuple[int, int] = (0, 0)) -> None:
+    def launch(self, signals: tuple[int, int] = (0, 0)) -> None:
         """Start the exchange of what was filed."""
         for stream in self.streams:
             current = torch.cuda.current_stream(stream.device)
@@ -173,17 +191,21 @@ class Bucket:
             tail[len(self.members) :].zero_()
         if any(signals) or not all(self.flags):
             tail.copy_(torch.tensor([*self.flags, *signals], dtype=tail.dtype))
-        self.work = carrier.launch(self._buffer(), group)
+        self.work = self.total.launch(self._buffer())
 
     def read_signals(self) -> tuple[bool, bool]:
         """Whether some rank raised, and whether some rank has gradients that came late."""
-        raised, late = self._buffer()[self.tail + len(self.members) :].tolist()
+        raised, late = self._tail()[len(self.members) :]
         return raised > 0, late > 0
+
+    def _tail(self) -> list[float]:
+        tail = self._buffer()[self.tail :]
+        return (tail.real if tail.is_complex() else tail).tolist()
 
     def deliver(self) -> None:
         """Give the means to the parameters; those that no rank had a new gradient for keep what they had."""
         every = all(self.flags)  # then nobody needs to look at the others' flags, and no device has to be waited for
-        counts = [1.0] * len(self.members) if every else self._buffer()[self.tail :].tolist()
+        counts = [1.0] * len(self.members) if every else self._tail()
         for slot, parameter in enumerate(self.parameters):
             if counts[slot] > 0:
                 view = self.views[slot]
@@ -200,5 +222,6 @@ class Bucket:
 
     def _buffer(self) -> Tensor:
         if self.buffer is None:
-            raise RuntimeError("a bucket was used before begin()")
+            dtype, device = self.members[0].kind
+            self.buffer = torch.zeros(self.tail + len(self.members) + SIGNALS, dtype=dtype, device=device)
         return self.buffer

@@ -1,53 +1,29 @@
-"""Carriers: how a bucket of gradients is added up over ranks while backward goes on."""
+"""Sums of gradients' buckets over the ranks of a group, which go on while backward does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from mural.collectives import all_reduce
-from mural.collectives.choose import BACKEND
 from mural.comm.groups import NCCL, backend_of
 
 
-class Carrier(Protocol):
-    """Starts the sum of a buffer over a group; what it returns can be waited for."""
-
-    averages: bool
-    """Whether the result is the mean already."""
-
-    def launch(self, buffer: Tensor, group: dist.ProcessGroup) -> Any:
-        """What to wait for."""
-        ...
-
-
-class OfBackend:
-    """The backend's own all-reduce."""
-
-    def __init__(self, backend: str):
-        self.averages = backend == NCCL
-
-    def launch(self, buffer: Tensor, group: dist.ProcessGroup) -> Any:
-        """What to wait for."""
-        op = dist.ReduceOp.AVG if self.averages else dist.ReduceOp.SUM
-        return dist.all_reduce(buffer, op=op, group=group, async_op=True)
-
-
-class OfRounds:
+class Rounds:
     """Rounds of ours, in a thread that takes one bucket after the other, in the order in which they were launched."""
-
-    averages = False
 
     def __init__(self, algorithm: str):
         self.algorithm = algorithm
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="mural gradients")
 
-    def launch(self, buffer: Tensor, group: dist.ProcessGroup) -> Any:
+    def launch(self, buffer: Tensor, group: dist.ProcessGroup) -> Underway:
         """What to wait for."""
         return Underway(self.thread.submit(all_reduce, buffer, self.algorithm, group))
 
@@ -74,16 +50,32 @@ class Underway:
         self.future.add_done_callback(called)
 
 
-def summed(buffer: Tensor, algorithm: str, group: dist.ProcessGroup | None) -> None:
-    """Make a buffer the sum over a group, by an algorithm by name, and wait for it."""
-    if algorithm == BACKEND:
-        dist.all_reduce(buffer, group=group)
-    else:
-        all_reduce(buffer, algorithm, group)
+@dataclass(frozen=True)
+class Sum:
+    """A sum over the ranks of a group, in which this rank's numbers count times its `share`.
 
+    A mean over n ranks is the sum with a share of 1 / n on each. Where stages share a parameter, its gradient is the
+    sum over stages of the means over each one's ranks: the share is 1 / n for the n ranks of this rank's own stage.
+    Without `rounds` the backend adds up.
+    """
 
-def carrier_of(algorithm: str, group: dist.ProcessGroup | None) -> Carrier:
-    """The carrier of an algorithm by name: "backend" is the backend's own."""
-    if algorithm == BACKEND:
-        return OfBackend(backend_of(group) if group is not None else "")
-    return OfRounds(algorithm)
+    group: dist.ProcessGroup
+    share: float
+    rounds: Rounds | None
+
+    @cached_property
+    def averages(self) -> bool:
+        """Whether it is a mean that the backend takes by itself."""
+        return self.rounds is None and self.share == 1 / self.group.size() and backend_of(self.group) == NCCL
+
+    @property
+    def scale(self) -> float:
+        """What this rank's numbers are to be multiplied with before."""
+        return 1.0 if self.averages else self.share
+
+    def launch(self, buffer: Tensor) -> Any:
+        """What to wait for, until the buffer is the sum."""
+        if self.rounds is not None:
+            return self.rounds.launch(buffer, self.group)
+        op = dist.ReduceOp.AVG if self.averages else dist.ReduceOp.SUM
+        return dist.all_reduce(buffer, op=op, group=self.group, async_op=True)

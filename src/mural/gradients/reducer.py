@@ -1,18 +1,17 @@
-"""The reducer: gradients averaged over ranks in buckets that leave while backward still runs.
+"""The reducer: gradients added up over ranks in buckets that leave while backward still runs.
 
     backward      ▒▒▒ layer 3 ▒▒▒ layer 2 ▒▒▒ layer 1 ▒▒▒|
     bucket 0            └──── all-reduce ────┘           |
     bucket 1                        └──── all-reduce ────┼──┘
     bucket 2 (the last leaves at the end of the block)   └── all-reduce ──┘
 
-Every rank sends the same buckets in the same order, on a process group that nothing else uses.
+All ranks send the same buckets in the same order, on process groups that nothing else uses meanwhile (`Block`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,21 +19,90 @@ from torch import Tensor, nn
 
 from mural.channel.share import share_of
 from mural.collectives.choose import BACKEND
-from mural.errors import LayoutError, PlanError, UnsupportedOp
-from mural.gradients.block import Block
-from mural.gradients.buckets import Bucket, Member, arrange
-from mural.gradients.carriers import carrier_of
-from mural.gradients.fibres import group_of, named_axes
-from mural.gradients.reduction import check_same, mark_reduced
+from mural.errors import LayoutError, PlanError
+from mural.gradients.block import Block, Final
+from mural.gradients.carriers import Rounds
+from mural.gradients.fibres import REPLICAS, group_of, named_axes
+from mural.gradients.reduction import is_reduced, mark_reduced
+from mural.gradients.replicated import Replicated
 from mural.ranks import Mesh
 
 BUCKET_BYTES = 25 * 2**20
+
+Named = list[tuple[str, Tensor]]
 
 _busy: dict[dist.ProcessGroup, str] = {}
 """Why a group cannot be used now."""
 
 
-class Reducer:
+class GradientSums:
+    """Sums of gradients over the ranks that hold the same parameters, taken while backward runs.
+
+    `sets` come in one order on all ranks; each rank has those that it is of. A smaller set comes before one that
+    contains it: what fewer ranks hold need not wait for the others. `name` is who adds up, in errors. Collective.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[Replicated],
+        mesh: Mesh,
+        axes: tuple[str, ...] = REPLICAS,
+        bucket_bytes: int = BUCKET_BYTES,
+        algorithm: str = BACKEND,
+        name: str = "Reducer",
+    ):
+        if bucket_bytes < 1:
+            raise PlanError(f"bucket_bytes={bucket_bytes}: a bucket holds at least one byte")
+        self.sets, self.mesh, self.axes, self.bucket_bytes, self.name = sets, mesh, axes, bucket_bytes, name
+        self.named = [each for held in sets for each in held.named]
+        self.rounds = None if algorithm == BACKEND else Rounds(algorithm)
+        self._collect()
+
+    def _collect(self) -> None:
+        for held in self.sets:
+            held.collect(self.axes, self.bucket_bytes, self.rounds, self.name, self.mesh.transport)
+
+    @contextlib.contextmanager
+    def watching(self, final: Final | None = None) -> Generator[None]:
+        """Send gradients off as backward makes them; after the block, all are added up.
+
+        Where several backwards add to a gradient, `final` says by its parameter's name whether the last one runs.
+        """
+        groups = [held.group for held in self.sets if held.group is not None]
+        if busy := [_busy[group] for group in groups if group in _busy]:
+            raise LayoutError(f"watching() on {self.mesh} along {', '.join(self.axes)}: {busy[0]}")
+        self._collect()
+        block = Block(self.sets, self.mesh.transport, final)
+        _busy.update(dict.fromkeys(groups, "another block is open; end it first, or give one reducer all parameters"))
+        try:
+            try:
+                yield
+            finally:
+                block.stop()
+            block.finish(self.axes)
+        except Exception as error:
+            block.cancel(error)
+            raise
+        except BaseException:
+            why = "a block was interrupted before all its messages were sent; start the ranks anew"
+            _busy.update(dict.fromkeys(groups, why))
+            groups = []
+            raise
+        finally:
+            for group in groups:
+                del _busy[group]
+        for held in self.sets:
+            held.added_up = True
+            if held.group is None:
+                held.mark(self.axes)
+
+    def reopen(self) -> None:
+        """Make ready for backwards that add to gradients which were added up before."""
+        for held in self.sets:
+            held.reopen()
+
+
+class Reducer(GradientSums):
     """Averages gradients over data × spatial (or some `axes` of these) while backward runs.
 
     ```python
@@ -45,12 +113,12 @@ class Reducer:
 
     `algorithm` is one of `mural.comm.all_reduce`'s: "backend" for the backend's own, "auto" for the fastest.
 
-    Behind the block every `.grad` is what `reduce_gradients` would have made of it. Backwards outside of the block
+    After the block every `.grad` is what `reduce_gradients` would have made of it. Backwards outside of the block
     accumulate as usual, and the next one inside averages what they added. Parameters may be frozen and unfrozen
     between blocks, on all ranks alike. After the first block, buckets follow the order in which the first rank's
-    backward reached the parameters. Parameters that are split by channels need a reducer of their own, which averages
-    over the ranks that hold the same shares. Making a reducer is collective, and so is the block. If a rank raises
-    inside it, the others raise `PeerError` at its end, and the gradients of all are None.
+    backward reached the parameters. Parameters that are split by channels are averaged over the ranks that hold the
+    same shares. Making a reducer is collective, and so is the block. If a rank raises inside it, the others raise
+    `PeerError` at its end, and the gradients of all whose backward had begun are None.
     """
 
     def __init__(
@@ -61,98 +129,48 @@ class Reducer:
         bucket_bytes: int = BUCKET_BYTES,
         algorithm: str = BACKEND,
     ):
-        if bucket_bytes < 1:
-            raise PlanError(f"bucket_bytes={bucket_bytes}: a bucket holds at least one byte")
-        named = parameters.named_parameters() if isinstance(parameters, nn.Module) else numbered(parameters)
-        self.named = list({id(p): (name, p) for name, p in named}.values())
-        self.mesh, self.axes, self.bucket_bytes = holders(self.named, mesh), named_axes(axes), bucket_bytes
-        for name, p in self.named:
-            if p.is_complex():
-                raise UnsupportedOp(f"{name} is {p.dtype}: the reducer averages real gradients; use reduce_gradients")
-        self.group = group_of(self.mesh, self.axes)
-        self.carrier = carrier_of(algorithm, self.group)
-        self._collect()
-
-    def _collect(self) -> None:
-        """Make buckets for the parameters that require a gradient now, first in reverse order."""
-        self.state = self._look()
-        self.members = [Member.of(name, p) for name, p in self.named if p.requires_grad]
-        self.expected = [1] * len(self.members)
-        self.learned = False
-        if self.group is not None:
-            check_same([m.parameter for m in self.members], self.group, "Reducer")
-        self._fill(list(reversed(range(len(self.members)))))
-
-    def _look(self) -> list[Any]:
-        """What the buckets depend on."""
-        return [(p.requires_grad, p.dtype, p.device) for _, p in self.named]
-
-    def _fill(self, order: Sequence[int]) -> None:
-        """Put the members into buckets, in that order."""
-        found = arrange([(m.bytes, m.kind) for m in self.members], order, self.bucket_bytes)
-        self.buckets = [Bucket([self.members[i] for i in indices], self.axes) for indices in found]
-
-    @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
-        """Send gradients off as backward makes them; behind the block, all are averaged."""
-        group = self.group
-        if group is None:
-            yield
-            self._mark()
-            return
-        if group in _busy:
-            raise LayoutError(f"watching() on {self.mesh} along {', '.join(self.axes)}: {_busy[group]}")
-        if self._look() != self.state:
-            self._collect()
-        block = Block(self.members, self.buckets, self.expected, group, self.mesh.transport, self.carrier)
-        _busy[group] = "another block is open; end it first, or give one reducer all parameters"
-        try:
-            try:
-                yield
-            finally:
-                block.stop()
-            block.finish(self.axes)
-        except Exception as error:
-            block.cancel(error)
-            del _busy[group]
-            raise
-        except BaseException:
-            _busy[group] = "a block was interrupted before all its messages were sent; start the ranks anew"
-            raise
-        del _busy[group]
-        self._learn(block, group)
-
-    def _mark(self) -> None:
-        """Where one rank is all ranks, what backward made is the mean."""
-        for _, p in self.named:
-            if p.grad is not None and p.requires_grad:
-                mark_reduced(p.grad, self.axes)
-
-    def _learn(self, block: Block, group: dist.ProcessGroup) -> None:
-        """After the first block, follow the first rank's order; after each, expect what a parameter ever did."""
-        if not self.learned and self.members:
-            unseen = set(range(len(self.members))).difference(block.seen)
-            order = torch.tensor([*block.seen, *sorted(unseen)], device=self.members[0].kind[1])
-            with self.mesh.transport.meeting("gradients", group):
-                dist.broadcast(order, group_src=0, group=group)
-            self._fill(order.tolist())
-        self.learned = True
-        self.expected = [max(pair) for pair in zip(self.expected, block.fires, strict=True)]
+        along = named_axes(axes)
+        whole, parts, split = by_holders(parameters, mesh)
+        sets = [mean_of(parts, group_of(split, along))] if parts else []
+        sets.append(mean_of(whole, group_of(mesh.folded, along)))
+        super().__init__(sets, mesh, along, bucket_bytes, algorithm)
 
 
-def holders(named: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Mesh:
-    """The mesh whose data and spatial axes are the ranks that hold the same parameters."""
-    shares = [share for _, p in named if (share := share_of(p)) is not None]
-    if not shares:
-        return mesh.folded
-    if len(shares) < len(named):
-        raise PlanError(
-            f"a reducer got {len(shares)} parameters that are split by channels, as {shares[0].name}, among "
-            f"{len(named)}: make one reducer of those, and one of the rest"
-        )
-    return shares[0].mesh
+def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
+    """Make every parameter's `.grad` the single-device gradient, on every rank; calling it twice changes nothing.
+
+    The loss is the same number on every rank, and each rank differentiates its own copy; so the mean over
+    the ranks is exact for sharded and for replicated parts of the model alike. Parameters that are split by channels
+    are averaged over the ranks that hold the same share. Collective.
+    """
+    whole, parts, split = by_holders(model, mesh)
+    group = mesh.transport.group  # nothing else is under way in it now
+    if group is None or group.size() != mesh.replicas:
+        group = group_of(mesh.folded, REPLICAS)
+    sets = [mean_of(parts, group_of(split, REPLICAS))] if parts else []
+    sets.append(mean_of(whole, group))
+    before = [(p, p.grad) for _, p in (*parts, *whole) if p.grad is not None and not is_reduced(p.grad)]
+    with GradientSums(sets, mesh, name="reduce_gradients").watching():
+        pass
+    with torch.no_grad():
+        for p, grad in before:  # the means go where the gradients were
+            if p.grad is not None and p.grad is not grad:
+                p.grad = grad.copy_(p.grad)
+                mark_reduced(grad)
 
 
-def numbered(parameters: Iterable[Tensor]) -> Iterable[tuple[str, Tensor]]:
-    """Parameters without names, by their numbers."""
-    return ((f"parameter {i} of shape {tuple(p.shape)}", p) for i, p in enumerate(parameters))
+def by_holders(parameters: nn.Module | Iterable[Tensor], mesh: Mesh) -> tuple[Named, Named, Mesh]:
+    """The parameters that are held whole, those that are split by channels, and the mesh that these are split over."""
+    if isinstance(parameters, nn.Module):
+        named: Iterable[tuple[str, Tensor]] = parameters.named_parameters()
+    else:
+        named = ((f"parameter {i} of shape {tuple(p.shape)}", p) for i, p in enumerate(parameters))
+    distinct = list({id(p): (name, p) for name, p in named}.values())
+    parts = [(name, p) for name, p in distinct if share_of(p) is not None]
+    split = next((share.mesh for _, p in parts if (share := share_of(p)) is not None), mesh)
+    return [(name, p) for name, p in distinct if share_of(p) is None], parts, split
+
+
+def mean_of(named: Named, group: dist.ProcessGroup | None) -> Replicated:
+    """Parameters whose gradients are averaged over a group."""
+    return Replicated(named, group, 1.0 if group is None else 1 / group.size())

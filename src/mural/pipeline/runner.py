@@ -8,6 +8,7 @@ backward  wait for the gradients of what the stage gave, run backward, keep the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -121,12 +122,15 @@ class Runner:
         self.spans: list[tuple[Action, float, float]] = []
         """When each action of the last run began, with all that it needs, and ended."""
         self.began = 0.0
+        self.left: Counter[int] = Counter()
+        """How many backwards of each stage have not begun on this rank."""
 
     def run(self, program: Program, seats: Seats, job: Job, known: Known, learning: bool, seed: int) -> None:
         """Carry out this seat's list."""
         self.program, self.seats, self.job, self.known = program, seats, job, known
         self.learning, self.seed, self.rank = learning, seed, seats.meshes[seats.own].rank
         self.spans = []
+        self.left = Counter(a.stage for a in program.seats[seats.own] if isinstance(a, Action) and a.kind == "backward")
         if learning and self.channels is not None:
             self.channels.meet(pairs_of(program, seats))
         for step in program.seats[seats.own]:
@@ -182,6 +186,7 @@ class Runner:
             key = parcel.edge.value
             grads[key] = grads[key] + grad if key in grads else grad
         self.began = perf_counter()
+        self.left[action.stage] -= 1
         stage = self.job.stage(action.replica, action.stage)
         ends: Ends = []
         if action.stage == self.program.schedule.stages - 1:

@@ -1,0 +1,77 @@
+"""Parameters that the same ranks hold, with the buckets in which their gradients are added up over these ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mural.comm import Transport
+from mural.gradients.buckets import Bucket, Member, arrange, kind_of
+from mural.gradients.carriers import Rounds, Sum
+from mural.gradients.reduction import check_same, mark_reduced
+
+
+class Replicated:
+    """Parameters that the ranks of a group hold, and no other rank does; None is for this rank alone.
+
+    `share` is what this rank's gradients count in the sum: 1 / n for the mean over n ranks.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup | None, share: float):
+        self.named, self.group, self.share = list(named), group, share
+        self.state: list[Any] | None = None
+        self.members: list[Member] = []
+        self.buckets: list[Bucket] = []
+        self.expected: list[int] = []
+        """How often the last backward adds to each member: a reentrant checkpoint does once for each region."""
+        self.learned = self.added_up = False
+
+    def collect(self, axes: tuple[str, ...], size: int, rounds: Rounds | None, name: str, transport: Transport) -> None:
+        """Make buckets for the parameters that require a gradient now, first in reverse order. Collective if new."""
+        if self.group is None:
+            return
+        state = [(p.requires_grad, *kind_of(p)) for _, p in self.named]
+        if state == self.state:
+            return
+        members = [Member.of(label, p) for label, p in self.named if p.requires_grad]
+        check_same([m.parameter for m in members], self.group, name, transport)
+        self.state, self.members, self.expected, self.learned = state, members, [1] * len(members), False
+        self.axes, self.size, self.total = axes, size, Sum(self.group, self.share, rounds)
+        self.fill(list(reversed(range(len(members)))))
+
+    def fill(self, order: Sequence[int]) -> None:
+        """Put the members into buckets, in that order."""
+        found = arrange([(m.bytes, m.kind) for m in self.members], order, self.size)
+        self.buckets = [Bucket([self.members[i] for i in indices], self.axes, self.total) for indices in found]
+
+    def learn(self, seen: Sequence[int], fires: Sequence[int], transport: Transport) -> None:
+        """After the first block, follow the first rank's order; after each, expect what a parameter ever did."""
+        if not self.learned and self.members:
+            unseen = set(range(len(self.members))).difference(seen)
+            order = torch.tensor([*seen, *sorted(unseen)], device=self.members[0].kind[1])
+            with transport.meeting("gradients", self.group):
+                dist.broadcast(order, group_src=0, group=self.group)
+            self.fill(order.tolist())
+        self.learned = True
+        self.expected = [max(pair) for pair in zip(self.expected, fires, strict=True)]
+
+    def mark(self, axes: tuple[str, ...]) -> None:
+        """Where one rank is all ranks, what backward made is the sum."""
+        for _, p in self.named:
+            if p.grad is not None and p.requires_grad:
+                mark_reduced(p.grad, axes)
+
+    def reopen(self) -> None:
+        """Spread gradients that were added up over their ranks again, so that the next sum counts them once.
+
+        A mean leaves equal gradients as they are. The other sums count them once for each stage.
+        """
+        if self.added_up and self.group is not None and self.share != 1 / self.group.size():
+            for _, p in self.named:
+                if p.grad is not None and p.requires_grad:
+                    p.grad.mul_(1 / (self.share * self.group.size()))
+        self.added_up = False
