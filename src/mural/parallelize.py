@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from mural.channel.split import split_channels
 from mural.comm.presence import roll_call
 from mural.comm.verdict import ANEW, given_up
-from mural.engine import Loss, Parallel, Pipelined, materialize, share_from_first
+from mural.engine import Loss, Parallel, materialize, share_from_first
 from mural.engine.division import Division
 from mural.engine.example_image import graph_for, likely_graph
-from mural.engine.parallel import unwrapped
 from mural.engine.recompute import recompute
 from mural.engine.stage_ranks import Seating, check_mesh
 from mural.engine.stage_starts import stage_starts
+from mural.engine.unwrapped import unwrapped
 from mural.errors import PeerError
 from mural.pipeline.route import Route
 from mural.plans import Plan
@@ -58,16 +58,15 @@ def parallelize(
     if plan.channel > 1:
         split_channels(unwrapped(model), mesh, plan.channel_layers, plan.channel_exchange)
     recompute(model, plan.recompute)
-    if not plan.piped:
-        return Parallel(model, plan, mesh.folded, loss, seed)
-    plain, seating = unwrapped(model), Seating.of(plan, mesh)
+    world = mesh.folded
+    plain, seating = unwrapped(model), Seating.of(plan, world)
     if plan.stages == 1:
-        return Pipelined(model, plan, mesh, loss, seed, Division.whole(plain, seating))
+        return Parallel(model, plan, world, loss, seed, Division.whole(plain, seating))
     graph = likely_graph(plain) if image is None else graph_for(plain, image)
     kind = next((p.device.type for p in model.parameters()), "cpu")
     # For cuts by time, calls compare with each other as they do on the hardware that was measured for the package.
     route = Route.of(graph, stage_starts(graph, plan, "h200" if kind == "cuda" else "cpu"))
-    return Pipelined(model, plan, mesh, loss, seed, Division.of(plain, route, seating))
+    return Parallel(model, plan, world, loss, seed, Division.of(plain, route, seating))
 
 
 def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:

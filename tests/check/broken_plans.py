@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mural
-from mural.engine import Parallel, Pipelined
+from mural.engine import Parallel
 from mural.shard.table import TABLE
 
 Broken = Callable[[], Any]
@@ -137,10 +137,7 @@ def after_steps(change: Callable[[Parallel, dict[str, nn.Parameter], dict[str, T
 
         return step
 
-    with (
-        patch.object(Parallel, "step", broken(Parallel.step)),
-        patch.object(Pipelined, "step", broken(Pipelined.step)),
-    ):
+    with patch.object(Parallel, "step", broken(Parallel.step)):
         yield
 
 

@@ -69,8 +69,8 @@ class Division:
         )
 
     def holds(self, name: str) -> bool:
-        """Whether this rank holds a parameter or buffer."""
-        return self.seating.mesh.rank in self.holders[name]
+        """Whether this rank holds a parameter or buffer; one that a module made later is where the module runs."""
+        return name not in self.holders or self.seating.mesh.rank in self.holders[name]
 
     def owner(self, name: str) -> int:
         """The first rank whose stages use a parameter or buffer."""

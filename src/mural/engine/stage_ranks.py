@@ -30,6 +30,8 @@ class Seating:
     @classmethod
     def of(cls, plan: Plan, world: Mesh) -> Seating:
         """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do. Collective."""
+        if len(plan.seat_grids) == 1:
+            return cls(plan, (world,), 0)
         sizes, run = [prod(grid) for grid in plan.seat_grids], world.peers(AXES)
         total, own = sum(sizes), -1
         meshes: list[Mesh] = []
@@ -39,9 +41,6 @@ class Seating:
             mine = world.rank in ranks
             if mine:
                 own = seat
-            if len(plan.seat_grids) == 1:
-                meshes.append(world)
-                continue
             sizes_of = (plan.data, 1, 1, 1, *grid, *(1,) * (len(SPATIAL) - len(grid)))
             own_transport = transport_of(ranks, world.transport)
             transport = own_transport if mine else world.transport
@@ -52,6 +51,11 @@ class Seating:
     def mesh(self) -> Mesh:
         """The mesh of this rank's seat."""
         return self.meshes[self.own]
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one seat: every rank holds the whole model."""
+        return len(self.meshes) == 1
 
     def schedule(self, microbatches: int) -> Schedule:
         """The plan's schedule for that many micro-batches."""
@@ -67,6 +71,8 @@ class Seating:
 
     def holders(self, stages: Iterable[int]) -> tuple[int, ...]:
         """The ranks that hold what those stages hold, in all replicas."""
+        if self.alone:
+            return tuple(sorted(self.ranks(0)))
         wanted = set(stages)
         seats = {seat for (_, stage), seat in self.schedule(1).seat_of.items() if stage in wanted}
         ranks = {rank for seat in seats for rank in self.ranks(seat)}
@@ -84,6 +90,8 @@ class Seating:
 
     def stages_here(self) -> frozenset[int]:
         """The stages that this rank holds, of whatever replica."""
+        if self.alone:
+            return frozenset(range(self.plan.stages))
         return frozenset(stage for (_, stage), seat in self.schedule(1).seat_of.items() if seat == self.own)
 
 

@@ -8,20 +8,21 @@ from mural import cost
 from mural.comm.agree import gather
 from mural.engine.inputs import Image, shape_of
 from mural.engine.microbatches import rows_of
-from mural.engine.pipelined import Pipelined
+from mural.engine.parallel import Parallel
+from mural.engine.stage_programs import Itineraries
 from mural.errors import ConfigError
 from mural.graph.bytes import bytes_in
 from mural.pipeline.timeline import Costs, Span, Timeline, simulate
 from mural.report import gantt
 
 
-def measured_spans(pm: Pipelined) -> tuple[Span, ...]:
+def measured_spans(pm: Parallel) -> tuple[Span, ...]:
     """When each seat's first rank worked in the last step, in seconds from the first beginning. Collective.
 
     Ranks of one machine have one clock; between machines the clocks differ.
     """
     own = pm.seating.own
-    mine = [(own, action, begin, end) for action, begin, end in pm.runner.spans]
+    mine = [(own, action, begin, end) for action, begin, end in pm.way.spans]
     first = pm.world_mesh.rank == pm.seating.ranks(own)[0]
     told = gather(pm.world_mesh, mine if first else [], "spans")
     found = [span for spans in told.values() for span in spans]
@@ -29,11 +30,12 @@ def measured_spans(pm: Pipelined) -> tuple[Span, ...]:
     return tuple(Span(seat, action, begin - start, end - start) for seat, action, begin, end in found)
 
 
-def predicted_timeline(pm: Pipelined, image: Image, hardware: str | cost.Hardware = "cpu") -> Timeline:
+def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware = "cpu") -> Timeline:
     """The timeline of a step on such a batch: seconds and bytes of the stages as predicted for some hardware."""
     machine = hardware if isinstance(hardware, cost.Hardware) else cost.Hardware.named(hardware)
     rows = rows_of(shape_of(image)[0], pm.plan.microbatches)
-    route = pm.itineraries.route_of(image, rows[0].count)
+    itineraries = Itineraries(pm.plain, pm.division)
+    route = itineraries.route_of(image, rows[0].count)
     ranks = [mesh.world // mesh.size("data") for mesh in pm.seating.meshes]
     schedule = pm.seating.schedule(len(rows))
     share = [ranks[schedule.seat_of[0, stage]] for stage in range(schedule.stages)]
@@ -50,11 +52,11 @@ def predicted_timeline(pm: Pipelined, image: Image, hardware: str | cost.Hardwar
         latency=machine.link.latency,
         bandwidth=machine.link.bandwidth,
     )
-    program = pm.itineraries.program(route.edges, len(rows), training=True, prefetch=1)
+    program = itineraries.program(route.edges, len(rows), training=True, prefetch=1)
     return simulate(program, costs)
 
 
-def draw_gantt(pm: Pipelined, image: Image, path: str | Path, hardware: str | cost.Hardware = "cpu") -> None:
+def draw_gantt(pm: Parallel, image: Image, path: str | Path, hardware: str | cost.Hardware = "cpu") -> None:
     """Write a page, .html, with the chart of the last step: predicted above, measured below.
 
     Collective; the first rank writes.

@@ -11,7 +11,8 @@ All ranks send the same buckets in the same order, on process groups that nothin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -123,7 +124,7 @@ class Reducer(GradientSums):
 
     def __init__(
         self,
-        parameters: nn.Module | Iterable[Tensor],
+        parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor],
         mesh: Mesh,
         axes: Sequence[str] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
@@ -159,10 +160,14 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
                 mark_reduced(grad)
 
 
-def by_holders(parameters: nn.Module | Iterable[Tensor], mesh: Mesh) -> tuple[Named, Named, Mesh]:
+def by_holders(
+    parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor], mesh: Mesh
+) -> tuple[Named, Named, Mesh]:
     """The parameters that are held whole, those that are split by channels, and the mesh that these are split over."""
     if isinstance(parameters, nn.Module):
-        named: Iterable[tuple[str, Tensor]] = parameters.named_parameters()
+        parameters = dict(parameters.named_parameters())
+    if isinstance(parameters, Mapping):
+        named: Iterable[tuple[str, Tensor]] = cast("Mapping[str, Tensor]", parameters).items()
     else:
         named = ((f"parameter {i} of shape {tuple(p.shape)}", p) for i, p in enumerate(parameters))
     distinct = list({id(p): (name, p) for name, p in named}.values())
