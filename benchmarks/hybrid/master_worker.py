@@ -34,7 +34,7 @@ from mural.collectives.rounds import Collective
 from mural.collectives.team import Team, team_of
 from mural.comm.rooms import group_of
 from mural.errors import PlanError
-from mural.gradients.reduction import mark_reduced
+from mural.gradients.buckets import mark_reduced
 from mural.ranks import Mesh
 
 

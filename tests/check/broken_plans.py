@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import mural
 from mural.engine import Parallel
+from mural.engine.unsplit import Unsplit
 from mural.shard.table import TABLE
 
 Broken = Callable[[], Any]
@@ -199,8 +200,8 @@ def other_draws() -> Generator[None]:
 
 @contextmanager
 def wrong_loss() -> Generator[None]:
-    true = Parallel.over_data
-    with patch.object(Parallel, "over_data", lambda self, loss: true(self, loss) * 1.0003):
+    true = Unsplit._over_parts
+    with patch.object(Unsplit, "_over_parts", lambda self, loss: true(self, loss) * 1.0003):
         yield
 
 

@@ -147,14 +147,16 @@ def release(model: nn.Module, division: Division) -> None:
 class Holders:
     """The sets of ranks that hold the same parameters and buffers, and a process group for each of several ranks.
 
-    They come in one order on all ranks, a set before those that contain it. Collective.
+    The ranks of one seat hold all, and need none. Sets come in one order on all ranks, a set before those that contain
+    it. Collective.
     """
 
     def __init__(self, division: Division, world: Mesh):
         self.division, self.world = division, world
         self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for ranks in sorted(set(division.holders.values()), key=lambda ranks: (len(ranks), ranks)):
-            self.groups[ranks] = group_of(world.transport, ranks, "parameters") if len(ranks) > 1 else None
+            apart = len(ranks) > 1 and not division.seating.alone
+            self.groups[ranks] = group_of(world.transport, ranks, "parameters") if apart else None
 
     def sets(self, named: Iterable[tuple[str, Tensor]], share: float) -> list[Replicated]:
         """Parameters by the ranks that hold them; a rank's gradients count times its share in the sum over these."""
@@ -162,11 +164,3 @@ class Holders:
         for name, p in named:
             found[self.division.holders[name]].append((name, p))
         return [Replicated(each, self.groups[ranks], share) for ranks, each in found.items() if each]
-
-    def average(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Make a floating point tensor its mean over the ranks that hold it."""
-        if len(ranks) > 1 and tensor.is_floating_point():
-            mean = tensor.detach() / len(ranks)
-            with self.world.transport.meeting("statistics", self.groups[ranks]):
-                dist.all_reduce(mean, group=self.groups[ranks])
-            tensor.copy_(mean)

@@ -24,6 +24,7 @@ from mural.engine.step_span import StepSpan
 from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
 from mural.errors import LayoutError
+from mural.gradients.average import average, average_over
 from mural.gradients.reducer import GradientSums, Reducer
 from mural.plans import Plan
 from mural.ranks import Mesh
@@ -140,6 +141,19 @@ class HeldModel:
         """The seed of this call: the same on all ranks that see the same images, whatever the plan."""
         text = f"{self.seed} {self.calls} {self.span.part}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+    @torch.no_grad()
+    def average_statistics(self) -> None:
+        """Make running statistics their mean over the ranks, where each normalized by its own. Collective."""
+        if self.plan.norm_scope != "rank" or not self.plain.training:
+            return
+        if self.seating.alone:
+            average([b for _, b in self.named_buffers()], self.world_mesh, self.span.axes)
+            return
+        for each in self.holders.sets(self.named_buffers(), 1.0):
+            if each.group is not None:
+                with self.world_mesh.transport.meeting("statistics", each.group):
+                    average_over([b for _, b in each.named if b.is_floating_point()], each.group, None)
 
     def check_loss(self, loss: Any) -> None:
         """Raise unless the loss is one number."""

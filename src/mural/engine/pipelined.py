@@ -78,9 +78,7 @@ class Pipelined:
             self._run(job, trip)
         with torch.no_grad():
             statistics.merge(self.held.holders)
-            if self.plan.norm_scope == "rank" and self.held.plain.training:
-                for name, buffer in self.held.named_buffers():
-                    self.held.holders.average(buffer, self.held.division.holders[name])
+        self.held.average_statistics()
         return self._shared(job.total(), self.drawn)
 
     def call(self, image: Image) -> Any:

@@ -18,7 +18,6 @@ from mural.engine.loss_leaves import check_leaves
 from mural.engine.needs import Needs
 from mural.engine.parameter_hooks import check_hooks
 from mural.engine.rebound_buffers import make_plain
-from mural.gradients.average import average
 from mural.gradients.waiting import wait_for
 from mural.shard import batchnorm_scope
 from mural.shard.generators import generators_kept, seed_generators
@@ -36,9 +35,7 @@ class Unsplit:
         """The loss of the whole batch, on every rank, after forward and backward. Collective."""
         with shared_fate(self.transport):
             loss = self._step(image, target, reduce, weight)
-            if self.plan.norm_scope == "rank" and self.held.module.training:
-                with torch.no_grad():
-                    average([b for _, b in self.held.named_buffers()], self.held.world_mesh, self.held.span.axes)
+            self.held.average_statistics()
             self.transport.await_gpu("the step")
             return self._over_parts(loss.detach())
 

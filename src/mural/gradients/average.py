@@ -12,7 +12,7 @@ from mural.channel.share import shares_among
 from mural.errors import PlanError
 from mural.gradients.buckets import in_buckets
 from mural.gradients.fibres import REPLICAS, group_of, named_axes
-from mural.gradients.reduction import check_same
+from mural.gradients.replicated import check_same
 from mural.ranks import Mesh
 
 

@@ -29,8 +29,7 @@ from mural.comm import Transport
 from mural.comm.groups import backend_of
 from mural.comm.trace import Post
 from mural.errors import PeerError
-from mural.gradients.buckets import in_buckets
-from mural.gradients.reduction import mark_reduced
+from mural.gradients.buckets import in_buckets, mark_reduced
 from mural.gradients.replicated import Replicated
 from mural.gradients.waiting import wait_for
 

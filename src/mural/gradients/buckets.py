@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.gradients.carriers import Sum
-from mural.gradients.reduction import is_reduced, mark_reduced
+from mural.gradients.fibres import REPLICAS
 
 ALIGN = 16
 """Slots begin at multiples of this many values, so that kernels can load whole vectors."""
@@ -26,6 +26,17 @@ SMALL_BYTES = 2**20
 """The first bucket leaves early, while there is still much to compute; nothing hides the last one's way."""
 SIGNALS = 2
 """The last bucket's tail ends with two more numbers: ranks that raised, and ranks with gradients that came late."""
+
+
+def mark_reduced(grad: Tensor, axes: Sequence[str] = REPLICAS) -> None:
+    """Note that a gradient is the mean over those axes now; whatever is added to it later changes its version."""
+    grad._mural_reduced = (grad._version, frozenset(axes))  # type: ignore[attr-defined]
+
+
+def is_reduced(grad: Tensor | None, axes: Sequence[str] = REPLICAS) -> bool:
+    """Whether this gradient was reduced over at least those axes and nothing was added since."""
+    version, reduced = getattr(grad, "_mural_reduced", (None, frozenset[str]()))
+    return grad is not None and version == grad._version and reduced.issuperset(axes)
 
 
 @dataclass(frozen=True)

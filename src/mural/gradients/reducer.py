@@ -22,9 +22,9 @@ from mural.channel.share import share_of
 from mural.collectives.choose import BACKEND
 from mural.errors import LayoutError, PlanError
 from mural.gradients.block import Block, Final
+from mural.gradients.buckets import is_reduced, mark_reduced
 from mural.gradients.carriers import Rounds
 from mural.gradients.fibres import REPLICAS, group_of, named_axes
-from mural.gradients.reduction import is_reduced, mark_reduced
 from mural.gradients.replicated import Replicated
 from mural.ranks import Mesh
 

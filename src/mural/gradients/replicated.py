@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import Transport
-from mural.gradients.buckets import Bucket, Member, arrange, kind_of
+from mural.errors import LayoutError
+from mural.gradients.buckets import Bucket, Member, arrange, kind_of, mark_reduced
 from mural.gradients.carriers import Rounds, Sum
-from mural.gradients.reduction import check_same, mark_reduced
+from mural.gradients.waiting import wait_for
 
 
 class Replicated:
@@ -75,3 +77,17 @@ class Replicated:
                 if p.grad is not None and p.requires_grad:
                     p.grad.mul_(1 / (self.share * self.group.size()))
         self.added_up = False
+
+
+def check_same(tensors: Sequence[Tensor], group: dist.ProcessGroup, name: str, transport: Transport) -> None:
+    """Raise on every rank of a group if the ranks brought different lists of tensors."""
+    code = zlib.crc32(repr([(tuple(t.shape), t.dtype) for t in tensors]).encode())
+    device = tensors[0].device if tensors else torch.device("cpu")
+    both = torch.tensor([code, -code, len(tensors), -len(tensors)], device=device)
+    work: Any = dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    wait_for(work, transport, name)
+    if both[0] != -both[1] or both[2] != -both[3]:
+        raise LayoutError(
+            f"{name} got different parameters on different ranks (here {len(tensors)}, elsewhere {int(-both[3])} to "
+            f"{int(both[2])}, or of other shapes): give every rank the same model"
+        )
