@@ -1,7 +1,7 @@
 """The held-out list: models and blocks whose time and memory are predicted, and that no fit has seen.
 
 It was committed before the first fit and does not change with it. The fit learns from single layers of random sizes
-(`mural.cost.sweep`); here are whole models and blocks of models, as their authors wrote them.
+(`sweep.py`); here are whole models and blocks of models, as their authors wrote them.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from held_out import HELD_OUT, Held, Shape
+from layers import Case
+from trials import peaks_of, release, step_of
 
 from mural.cost import replay
 from mural.cost.clock import Clock, CpuClock
-from mural.cost.layers import Case
-from mural.cost.trial import peaks_of, release, step_of, trial
+from mural.cost.trial import trial
 from mural.graph import Graph, capture
 
 THRESHOLD = "MALLOC_MMAP_THRESHOLD_"

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fit import samples_of
 from harness.plots import PUBLISHED_COLOUR, pyplot, save
 from harness.tables import environment, markdown, place
 from polynomial import polynomials
 from predicted import Row, rows, summary
 from twelve import Twelve
 
-from mural.cost.fit import samples_of
 from mural.cost.model import load
 from mural.cost.predict import times
 from mural.cost.replay import differentiable

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from fit import Sample
 
-from mural.cost.fit import Sample
 from mural.cost.work import Work
 
 DEGREE = 3

@@ -4,6 +4,7 @@ mural bench cost --output FILE.jsonl           measures: the held-out list, the 
 mural bench cost --collect FILE.jsonl …        puts such files into results/, for the fit and the page
 mural bench cost --fit                         fits the predictor of a device on the sweep in results/
 mural bench cost --page                        writes README.md's tables and the figures from results/
+mural bench cost --refit FILE.json             fits a model of this machine, for `Hardware(…, model="FILE.json")`
 
 A run that was stopped goes on where it was if it is started again with the same --output. --device cpu or cuda names
 the kind of device, for all of these.
@@ -29,14 +30,14 @@ import torch
 import twelve
 from harness.options import DEVICES, device_of
 from harness.results import Log, identity, read
+from host import host_seconds
+from refit import model_of, refit
+from sweep import sweep
+from trials import release, try_case
 
 import mural.cost
 from mural.cost.clock import clock_of
-from mural.cost.host import host_seconds
 from mural.cost.rates import rates
-from mural.cost.refit import model_of
-from mural.cost.sweep import sweep
-from mural.cost.trial import release, try_case
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("rates", "held", "twelve", "host", "layers", "spaces", "sweep")
@@ -61,6 +62,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few of each, to try it out: the numbers mean nothing")
     parser.add_argument("--collect", type=Path, nargs="+", help="only put files of measurements into results/")
     parser.add_argument("--fit", action="store_true", help="only fit the predictor, from results/")
+    parser.add_argument(
+        "--refit", type=Path, nargs="?", const=Path(), metavar="FILE.json",
+        help="only measure a sweep for --minutes and fit a model of this machine; into mural's cache without a name",
+    )  # fmt: skip
     parser.add_argument("--page", action="store_true", help="only write README.md and the figures, from results/")
     options = parser.parse_args()
     options.parts = [part for part in options.parts.split(",") if part in PARTS]
@@ -138,6 +143,10 @@ def main() -> None:
     device = device_of(options)
     if options.collect:
         collect(options.collect, device)
+        return
+    if options.refit is not None:
+        path = refit(device, options.minutes, options.refit if options.refit.name else None, options.seed)
+        print(f'{path}: Hardware(…, model="{path}") predicts with it')
         return
     if options.fit or options.page:
         import page  # noqa: PLC0415 (needs matplotlib and scikit-learn)

@@ -1,212 +1,107 @@
-"""Fitting and predicting times: rooflines, trees as plain data, and what stands around a call's own time."""
+"""Fitting, as the benchmark of costs does it: rooflines, trees as plain data, and a model of this machine in a file."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from harness.vision import narrowed
-from torch import Tensor, nn
 
-from mural import models
-from mural.cost import Cache, Estimate, Hardware, Link, Timing, block, blocks, load, measure, peak, seconds
-from mural.cost.fit import Sample, fit, grown, sample, weighed
-from mural.cost.layers import Case
-from mural.cost.model import Model, shipped
-from mural.cost.predict import queued, times
+from mural.cost import load
+from mural.cost.model import Model
 from mural.cost.rates import Rates
-from mural.cost.replay import differentiable
-from mural.cost.roofline import terms, variant
-from mural.cost.sweep import sweep
-from mural.cost.work import work_of
-from mural.errors import PlanError
-from mural.graph import capture
+from mural.cost.roofline import terms
 
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "cost"
+NAMES = ("fit", "host", "layers", "refit", "sweep", "trials")
 RATES = Rates(float32=1e12, bfloat16=4e12, tf32=2e12, bandwidth=1e11, workspace=0, units=8)
 GENERATOR = np.random.default_rng(0)
 
 
-def synthetic(case: Case) -> Sample:
+@pytest.fixture(scope="module")
+def cost() -> Iterator[Any]:
+    """The benchmark's modules; other benchmarks have some of the same names."""
+    before = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARK))
+        yield SimpleNamespace(**{name: __import__(name) for name in NAMES})
+    for name in NAMES:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
+
+
+def synthetic(cost: Any, case: Any) -> Any:
     """A layer whose times follow a rule: twice what the rates allow, three times in backward, plus a start."""
     record = {"case": case.encode(), "forward": 1.0, "backward": 1.0, "forward_bytes": 0, "backward_bytes": 0}
-    work = sample(record, "cpu").work
+    work = cost.fit.sample(record, "cpu").work
     rule = {
         "forward": 5e-6 + 2 * sum(terms(work, RATES, back=False)[1:4]),
         "backward": 9e-6 + 3 * sum(terms(work, RATES, back=True)[1:5]),
     }
     noise = {phase: float(np.exp(GENERATOR.normal(0, 0.03))) for phase in rule}
-    return Sample(work, {phase: value * noise[phase] for phase, value in rule.items()}, {"forward": 0, "backward": 0})
+    seconds = {phase: value * noise[phase] for phase, value in rule.items()}
+    return cost.fit.Sample(work, seconds, {"forward": 0, "backward": 0})
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Model:
+def fitted(cost: Any) -> Model:
     pytest.importorskip("sklearn")
-    samples = [synthetic(case) for case in sweep("cpu", 260, seed=3)]
-    return fit(samples, RATES, name="synthetic", kind="cpu")
+    samples = [synthetic(cost, case) for case in cost.sweep.sweep("cpu", 260, seed=3)]
+    return cost.fit.fit(samples, RATES, name="synthetic", kind="cpu")
 
 
-def test_a_fit_finds_the_rule_behind_noisy_times(fitted: Model) -> None:
+def test_a_sweep_begins_as_a_longer_one_does(cost: Any) -> None:
+    short, long = (cost.sweep.sweep("cpu", count) for count in (3, 9))
+    assert short == long[:3]
+
+
+def test_a_fit_finds_the_rule_behind_noisy_times(cost: Any, fitted: Model) -> None:
     errors: list[float] = []
-    for each in (synthetic(case) for case in sweep("cpu", 60, seed=4)):
+    for each in (synthetic(cost, case) for case in cost.sweep.sweep("cpu", 60, seed=4)):
         for phase in ("forward", "backward"):
             if f"{each.work.family} {phase}" in fitted.curves:
                 errors.append(abs(fitted.seconds([each.work], phase)[0] / each.seconds[phase] - 1))
     assert np.mean(errors) < 0.12
 
 
-def test_a_model_is_the_same_after_a_file(fitted: Model, tmp_path: Path) -> None:
+def test_a_model_is_the_same_after_a_file(cost: Any, fitted: Model, tmp_path: Path) -> None:
     path = tmp_path / "fitted.json"
     fitted.save(path)
     json.loads(path.read_text())  # plain JSON
     again = load(path)
-    works = [synthetic(case).work for case in sweep("cpu", 20, seed=5)]
+    works = [synthetic(cost, case).work for case in cost.sweep.sweep("cpu", 20, seed=5)]
     assert again.seconds(works, "forward") == pytest.approx(fitted.seconds(works, "forward"), rel=1e-3)
 
 
-def test_trees_are_those_of_scikit_learn() -> None:
+def test_trees_are_those_of_scikit_learn(cost: Any) -> None:
     ensemble = pytest.importorskip("sklearn.ensemble")
     table = GENERATOR.normal(size=(300, 4))
     target = table[:, 0] * 2 + np.sin(table[:, 1] * 3)
-    trees = grown(table, target, np.ones(300))
-    from mural.cost.fit import SETTINGS, SMALL
-
-    theirs = ensemble.HistGradientBoostingRegressor(**SETTINGS, **SMALL).fit(table, target, sample_weight=np.ones(300))
+    trees = cost.fit.grown(table, target, np.ones(300))
+    settings = cost.fit.SETTINGS | cost.fit.SMALL
+    theirs = ensemble.HistGradientBoostingRegressor(**settings).fit(table, target, sample_weight=np.ones(300))
     fresh = GENERATOR.normal(size=(50, 4))
     assert trees.predict(fresh) == pytest.approx(theirs.predict(fresh), abs=1e-9)
 
 
-def test_weights_are_robust_against_some_wrong_measurements() -> None:
+def test_weights_are_robust_against_some_wrong_measurements(cost: Any) -> None:
     pytest.importorskip("scipy")
     rows = GENERATOR.uniform(0.1, 1.0, size=(200, 3))
     times_ = rows @ np.array([1.0, 0.0, 3.0])
     times_[:10] *= 20
-    assert weighed(rows, times_) == pytest.approx([1.0, 0.0, 3.0], abs=0.1)
+    assert cost.fit.weighed(rows, times_) == pytest.approx([1.0, 0.0, 3.0], abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_a_model_comes_with_the_package(name: str) -> None:
-    assert name in shipped()
-    model = load(name)
-    small, large = (work_of(capture(nn.Conv2d(64, 64, 3, padding=1), (1, 64, n, n)).nodes[0]) for n in (64, 512))
-    short, long = model.seconds([small, large], "forward")
-    assert 8 < long / short < 160
-    assert all(value > 0 for value in model.rates.__dict__.values() if value is not model.rates.workspace)
-
-
-def test_an_unknown_model_or_machine_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"no fitted model is called 'a100': choose one of cpu, h200"):
-        load("a100")
-    with pytest.raises(PlanError, match=r"no hardware is called 'tpu'"):
-        Hardware.named("tpu")
-
-
-def test_larger_images_and_batches_take_longer() -> None:
-    model = models.UNet2D(width=16, depth=3)
-    sizes = [(1, 256), (1, 512), (1, 1024), (4, 1024)]
-    steps = [Estimate(capture(model, (n, 3, size, size)), Hardware.named("h200")).step() for n, size in sizes]
-    assert [s.forward + s.backward for s in steps] == sorted(s.forward + s.backward for s in steps)
-
-
-def test_seconds_of_nodes_add_up_to_the_step() -> None:
-    graph = capture(narrowed("resnet18", 4), (2, 3, 64, 64))
-    found = seconds(graph, "h200")
-    step = Estimate(graph, Hardware.named("h200")).step()
-    assert len(found) == len(graph.nodes)
-    assert sum(each.forward for each in found) == pytest.approx(step.forward)
-    assert sum(each.backward for each in found) == pytest.approx(step.backward)
-
-
-class Branches(nn.Module):
-    """Two readers of one tensor, one of them through a view that is out of order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, image: Tensor) -> Tensor:
-        inner = self.conv(image)
-        return inner + self.norm(inner.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def test_copies_and_sums_of_gradients_stand_at_the_calls_that_make_them() -> None:
-    graph = capture(Branches(), (4, 8, 64, 64))
-    model = load("h200")
-    wanted = differentiable(graph)
-    found = times(graph, model, wanted)
-    works = [work_of(node, wanted) for node in graph.nodes]
-    own = model.seconds(works, "forward")
-    by_op = {node.op: node.id for node in graph.nodes}
-    assert found.forward[by_op["layer_norm"]] > own[by_op["layer_norm"]]  # its input is brought into order first
-    assert found.forward[by_op["conv2d"]] == own[by_op["conv2d"]]
-    assert found.forward[by_op["permute"]] == 0
-    assert (
-        sum(found.backward[node.id] > 0 for node in graph.nodes if node.op == "permute") == 1
-    )  # it adds what it sends on
-
-
-def test_a_device_that_waits_for_the_host_takes_as_long_as_the_host() -> None:
-    assert sum(queued([1e-4] * 10, [1e-6] * 10)) == pytest.approx(1e-3 + 1e-6)
-    assert sum(queued([1e-6] * 10, [1e-4] * 10)) == pytest.approx(1e-3 + 1e-6)
-
-
-def test_variants_tell_kernels_apart() -> None:
-    def of(layer: nn.Module, *shape: int) -> str:
-        return variant(work_of(capture(layer, shape).nodes[0]))
-
-    assert of(nn.Conv2d(8, 8, 3), 1, 8, 9, 9) == "conv dense full"
-    assert of(nn.Conv2d(8, 8, 1), 1, 8, 9, 9) == "conv k1 full"
-    assert of(nn.Conv2d(8, 8, 3, groups=8), 1, 8, 9, 9) == "conv depthwise full"
-    assert of(nn.Conv3d(8, 8, 3, groups=2), 1, 8, 9, 9, 9) == "conv grouped in 3 dims full"
-    assert of(nn.Conv2d(8, 8, 3).bfloat16(), 1, 8, 9, 9) == "conv dense half"
-
-
-def test_operations_are_those_of_the_products() -> None:
-    def operations(layer: nn.Module, *shape: int) -> float:
-        return work_of(capture(layer, shape).nodes[0]).operations
-
-    assert operations(nn.Conv2d(4, 6, 3, stride=2), 2, 4, 9, 9) == 2 * 2 * 16 * 4 * 6 * 9
-    assert operations(nn.ConvTranspose2d(4, 6, 2, stride=2), 1, 4, 5, 5) == 2 * 25 * 4 * 6 * 4
-    assert operations(nn.Conv2d(8, 8, 3, groups=8), 1, 8, 9, 9) == 2 * 49 * 8 * 9
-    assert operations(nn.Linear(5, 7), 2, 3, 5) == 2 * 6 * 5 * 7
-
-
-def test_a_measured_block_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MURAL_CACHE", str(tmp_path))
-    torch.set_num_threads(1)
-    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(inplace=True)) for _ in range(3)))
-    graph = capture(model, (1, 4, 16, 16))
-    found = blocks(graph, 1)
-    assert [(each.start, each.stop) for each in found] == [(0, 2), (2, 4), (4, 6)]
-    assert found[1].signature() == found[2].signature() != found[0].signature()  # the first has no gradient to hand on
-    cache = Cache("a machine")
-    first = measure(found, "cpu", cache=cache)
-    assert len(cache) == 2
-    assert first[1] == first[2]
-    assert all(timing.forward > 0 and timing.backward > 0 for timing in first)
-    assert measure(found, "cpu", cache=Cache("a machine")) == first
-    assert len(Cache("another machine")) == 0
-
-
-def test_what_was_measured_counts_more_than_a_prediction(tmp_path: Path) -> None:
-    graph = capture(nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()), (1, 4, 16, 16))
-    cache = Cache("a machine", tmp_path)
-    cache.add({block(graph, 0, 1).signature(): Timing(1.5, 2.5, 0, 0)})
-    found = Estimate(graph, Hardware.named("cpu"), cache=cache).times
-    assert (found.forward[0], found.backward[0]) == (1.5, 2.5)
-    assert found.forward[1] < 1
-
-
-def test_peaks_count_what_kernels_take_for_themselves() -> None:
-    graph = capture(narrowed("vgg11", 4, classes=7), (4, 3, 96, 96))
-    whole = peak(graph, device="h200")
-    assert peak(graph, 0, len(graph) // 2, "h200") < whole
-    assert peak(graph, device="h200", training=False) < whole
-    assert peak(graph, device="h200", optimizer=2.0) > whole
-
-
-def test_a_link_is_a_start_and_a_rate() -> None:
-    assert Link(2e-5, 1e10).seconds(1e9) == pytest.approx(0.10002)
+@pytest.mark.slow
+def test_a_model_of_this_machine_is_measured_and_fitted(cost: Any, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    path = cost.refit.refit("cpu", 0.1, tmp_path / "mine.json")
+    found = load(path)
+    assert found.kind == "cpu"
+    assert {"conv forward", "conv backward"} <= found.curves.keys()
+    assert found.about["layers"] > 10

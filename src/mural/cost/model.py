@@ -149,6 +149,6 @@ def load(name: str | Path) -> Model:
     if str(name) not in shipped():
         raise PlanError(
             f"no fitted model is called {str(name)!r}: choose one of {', '.join(shipped())}, give the path of a .json "
-            f"file, or fit one for this machine with mural.cost.fit_here()"
+            f"file, or fit one for this machine with: mural bench cost --refit FILE.json"
         )
     return Model.read((resources.files("mural.cost") / "data" / f"{name}.json").read_text())

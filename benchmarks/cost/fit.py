@@ -1,4 +1,4 @@
-"""Fitting: from measured layers to the model of a device. The only part that needs scikit-learn and scipy."""
+"""Fitting: from measured layers to the model of a device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from layers import Case
 
 from mural.cost.effects import effects
-from mural.cost.layers import Case
 from mural.cost.model import SHORTEST, Curve, Model, Phase
 from mural.cost.rates import Rates
 from mural.cost.replay import differentiable
@@ -141,7 +141,7 @@ def grown(table: Numbers, target: Numbers, importance: Numbers) -> Trees:
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("fitting needs scikit-learn: pip install scikit-learn") from error
+        raise SystemExit('fitting needs scikit-learn: pip install "mural[test]"') from error
     if len(target) < 12:
         return Trees(float(np.median(target)))
     size = LARGE if len(target) >= MANY else SMALL

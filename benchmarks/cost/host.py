@@ -12,9 +12,8 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
+from layers import Layer
 from torch import Tensor, nn
-
-from mural.cost.layers import Layer
 
 LENGTH, REPEATS = 24, 9
 

@@ -8,28 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fit import fit, samples_of
+from host import host_seconds
+from sweep import sweep
+from trials import release, try_case
 
 from mural.cost.cache import cache_folder, setting
 from mural.cost.clock import clock_of
-from mural.cost.fit import fit, samples_of
-from mural.cost.host import host_seconds
 from mural.cost.model import Model
 from mural.cost.rates import Rates, rates
-from mural.cost.sweep import sweep
-from mural.cost.trial import release, try_case
 
 COUNT = 20000
 
 
-def fit_here(
-    device: torch.device | str | None = None, *, minutes: float = 5.0, path: Path | None = None, seed: int = 0
-) -> Path:
-    """The file of a model fitted on this machine; `Hardware(…, model=str(path))` uses it. Needs scikit-learn.
+def refit(kind: str, minutes: float, path: Path | None, seed: int = 0) -> Path:
+    """The file of a model fitted on this machine; `Hardware(…, model=str(path))` uses it.
 
     Layers are measured for that many minutes, most of them convolutions; then the model is fitted and written, into the
     user's cache folder unless a path is given.
     """
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(kind)
     reached = rates(device)
     host = host_seconds(device) if device.type == "cuda" else {}
     records = measured_sweep(device, minutes, seed)
