@@ -13,11 +13,11 @@ from layers import Case
 from mural.cost.effects import effects
 from mural.cost.model import SHORTEST, Curve, Model, Phase
 from mural.cost.rates import Rates
-from mural.cost.replay import differentiable
 from mural.cost.roofline import terms, variant
 from mural.cost.trees import LEAF, Numbers, Trees
 from mural.cost.work import Work, work_of
 from mural.graph import capture
+from mural.graph.gradients import differentiable
 
 PHASES: tuple[Phase, Phase] = ("forward", "backward")
 SETTINGS: dict[str, Any] = {

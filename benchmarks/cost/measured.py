@@ -19,6 +19,8 @@ from mural.cost import replay
 from mural.cost.clock import Clock, CpuClock
 from mural.cost.trial import trial
 from mural.graph import Graph, capture
+from mural.graph.gradients import differentiable
+from mural.graph.nodes import Place
 
 THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 """The variable by which glibc is told from which size on memory comes from the system, and goes back to it."""
@@ -41,12 +43,12 @@ def inside(shape: Shape) -> bool:
     return shape[1] not in (1, 3)
 
 
-def graph_of(held: Held, shape: Shape, dtype: str) -> tuple[Graph, set[replay.At]]:
+def graph_of(held: Held, shape: Shape, dtype: str) -> tuple[Graph, frozenset[Place]]:
     """The graph of an entry, and which of its tensors have gradients."""
     with torch.device("meta"):
         model = held.build().to(getattr(torch, dtype))
     graph = capture(model, shape, getattr(torch, dtype))
-    return graph, replay.differentiable(graph, image=inside(shape))
+    return graph, differentiable(graph, image=inside(shape))
 
 
 def step(held: Held, shape: Shape, dtype: str, clock: Clock, repeats: int) -> dict[str, Any]:

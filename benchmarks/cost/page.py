@@ -18,8 +18,8 @@ from twelve import Twelve
 
 from mural.cost.model import load
 from mural.cost.predict import times
-from mural.cost.replay import differentiable
 from mural.graph import capture
+from mural.graph.gradients import differentiable
 
 MODELS = {"cuda": "h200", "cpu": "cpu"}
 TITLES = {

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from mural import models
 from mural.cost.effects import effects
 from mural.cost.memory import Peak, Walk
-from mural.cost.replay import differentiable
 from mural.cost.tally import Tally, exact
 from mural.errors import PlanError
 from mural.graph import Graph, capture
+from mural.graph.gradients import differentiable
 from zoo import dense, timm_model, vit
 
 

@@ -12,11 +12,11 @@ from mural import models
 from mural.cost import Cache, Estimate, Hardware, Link, Timing, block, blocks, load, measure, peak, seconds
 from mural.cost.model import shipped
 from mural.cost.predict import queued, times
-from mural.cost.replay import differentiable
 from mural.cost.roofline import variant
 from mural.cost.work import work_of
 from mural.errors import PlanError
 from mural.graph import capture
+from mural.graph.gradients import differentiable
 
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import mural
-from mural.graph.flops import costs
+from mural.graph.facts import costs
 
 IMAGE = (1, 3, 16, 16)
 TABLE = torch.tensor([2.0])  # has memory, and is no attribute of the model

@@ -3,7 +3,7 @@
 hardware.py   what a device and its links can do, known machines; rates.py measures the device, links.py messages
 clock.py      seconds and peak bytes of a piece of work; trial.py of a layer or a block, forward and backward
 measure.py    blocks of a graph, each kind once; replay.py runs calls again; cache.py is what was measured before
-families.py   operations whose kernels are alike; work.py what a call does; roofline.py what its time is made of
+work.py       what a call does, from the graph's table of facts; roofline.py what its time is made of
 model.py      the fitted model of a device, plain data; trees.py its trees (benchmarks/cost fits them)
 effects.py    what each call does to memory, counted by tally.py; memory.py walks over them, with ledger.py's books
 predict.py    times of a graph's calls; estimate.py times and peaks, worked out once

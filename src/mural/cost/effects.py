@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mural.cost.replay import KEEPING, At, call, reads, signature
+from mural.cost.replay import call, signature
 from mural.cost.tally import ROUNDED, Tally
 from mural.graph import Graph, Node
+from mural.graph.facts import fact_of
+from mural.graph.nodes import Place
 
 META = torch.device("meta")
 Strides = tuple[int, ...]
@@ -102,7 +104,7 @@ class Dry:
         self._forward: dict[Any, Forward] = {}
         self._backward: dict[Any, Backward] = {}
 
-    def forward(self, node: Node, wanted: Collection[At], given: tuple[Made, ...]) -> Forward:
+    def forward(self, node: Node, wanted: Collection[Place], given: tuple[Made, ...]) -> Forward:
         """What a call does to memory when it is given tensors like these."""
         key = (signature(node, wanted), tuple((made.strides, made.view) for made in given))
         if key not in self._forward:
@@ -110,7 +112,7 @@ class Dry:
         return self._forward[key]
 
     def backward(
-        self, node: Node, wanted: Collection[At], given: tuple[Made, ...], incoming: tuple[Strides | None, ...]
+        self, node: Node, wanted: Collection[Place], given: tuple[Made, ...], incoming: tuple[Strides | None, ...]
     ) -> Backward:
         """What its backward does, for gradients of these strides; None stands for a gradient that does not come."""
         key = (signature(node, wanted), tuple((made.strides, made.view) for made in given), incoming)
@@ -120,11 +122,11 @@ class Dry:
         return self._backward[key]
 
     def _run(
-        self, node: Node, wanted: Collection[At], given: tuple[Made, ...]
+        self, node: Node, wanted: Collection[Place], given: tuple[Made, ...]
     ) -> tuple[Forward, Tally, list[Tensor], tuple[Tensor, ...]]:
         leaves = [
             torch.empty_strided(shape, made.strides, dtype=dtype, device=META).requires_grad_(at in wanted)
-            for shape, made, dtype, at in zip(node.input_shapes, given, node.input_dtypes, reads(node), strict=True)
+            for shape, made, dtype, at in zip(node.input_shapes, given, node.input_dtypes, node.reads, strict=True)
         ]
         inputs = list(leaves)
         if writes_first(node):  # no leaf may be written to, and a view is written to in another way
@@ -203,7 +205,7 @@ class Dry:
 
 def writes_first(node: Node) -> bool:
     """Whether a call writes to the first tensor that it is given; norms write to buffers alone."""
-    return bool(node.writes) and node.op not in KEEPING
+    return bool(node.writes) and not fact_of(node).buffers
 
 
 def pick_up(tensor: Tensor) -> Tensor:
@@ -230,20 +232,20 @@ def contiguous(shape: Sequence[int]) -> Strides:
     return tuple(reversed(strides))
 
 
-def effects(graph: Graph, wanted: Collection[At], device: str = "cuda") -> tuple[Effect, ...]:
+def effects(graph: Graph, wanted: Collection[Place], device: str = "cuda") -> tuple[Effect, ...]:
     """The effect of each node of a graph, in order; gradients come in at the graph's outputs."""
     dry = Dry(device)
-    at: dict[At, Made] = {(v.name, 0): Made(0, contiguous(v.shape)) for v in (*graph.inputs, *graph.parameters)}
+    at: dict[Place, Made] = {(v.name, 0): Made(0, contiguous(v.shape)) for v in (*graph.inputs, *graph.parameters)}
     forward: list[tuple[Forward, tuple[Made, ...]]] = []
     for node in graph.nodes:
-        given = tuple(at[read] for read in reads(node))
+        given = tuple(at[read] for read in node.reads)
         found = dry.forward(node, wanted, given)
         forward.append((found, given))
         at |= {(node.id, pick): made for pick, made in enumerate(found.outputs)}
-    shapes: dict[At, tuple[int, ...]] = {
+    shapes: dict[Place, tuple[int, ...]] = {
         (node.id, pick): shape for node in graph.nodes for pick, shape in enumerate(node.output_shapes)
     }
-    coming: dict[At, Strides] = {
+    coming: dict[Place, Strides] = {
         (o.source, o.pick): contiguous(o.shape) for o in graph.outputs if (o.source, o.pick) in wanted
     }
     backward: list[Backward | None] = [None] * len(graph.nodes)
@@ -251,10 +253,10 @@ def effects(graph: Graph, wanted: Collection[At], device: str = "cuda") -> tuple
     for node in reversed(graph.nodes):
         gradients = tuple(coming.get((node.id, pick)) for pick in range(len(node.output_shapes)))
         incoming[node.id] = gradients
-        if any(g is not None for g in gradients) and any(read in wanted for read in reads(node)):
+        if any(g is not None for g in gradients) and any(read in wanted for read in node.reads):
             found = dry.backward(node, wanted, forward[node.id][1], gradients)
             backward[node.id] = found
-            for read, made in zip(reads(node), found.gradients, strict=True):
+            for read, made in zip(node.reads, found.gradients, strict=True):
                 if made is not None and isinstance(read[0], int):
                     # a sum of gradients lies in order
                     coming[read] = contiguous(shapes[read]) if read in coming else made.strides

@@ -12,11 +12,12 @@ from mural.cost.measure import Block
 from mural.cost.memory import Peak, Walk
 from mural.cost.model import Model, load
 from mural.cost.predict import Times, times
-from mural.cost.replay import At, differentiable
 from mural.cost.tally import ROUNDED
 from mural.cost.work import Work, work_of
 from mural.errors import PlanError
 from mural.graph import Graph, Node
+from mural.graph.gradients import differentiable
+from mural.graph.nodes import Place
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Estimate:
         return replace(load(self.hardware.model), rates=self.hardware.rates)
 
     @cached_property
-    def wanted(self) -> frozenset[At]:
+    def wanted(self) -> frozenset[Place]:
         """The tensors that have gradients."""
-        return frozenset(differentiable(self.graph, image=self.image))
+        return differentiable(self.graph, image=self.image)
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from mural.cost.cache import Cache, setting
 from mural.cost.clock import Clock, clock_of
-from mural.cost.replay import At, call, differentiable, inputs_of, name_of, plain, reads
+from mural.cost.replay import call, inputs_of, name_of, plain
 from mural.cost.trial import Timing, trial
 from mural.errors import PlanError
 from mural.graph import Graph, Node
+from mural.graph.gradients import differentiable
+from mural.graph.nodes import Place
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Block:
     graph: Graph
     start: int
     stop: int
-    wanted: frozenset[At]
+    wanted: frozenset[Place]
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -37,17 +39,17 @@ class Block:
         return self.graph.nodes[self.start : self.stop]
 
     @property
-    def inputs(self) -> tuple[tuple[tuple[int, ...], torch.dtype, At], ...]:
+    def inputs(self) -> tuple[tuple[tuple[int, ...], torch.dtype, Place], ...]:
         """Shape, type and origin of the tensors that it reads and does not make, parameters included, each once."""
         inside = range(self.start, self.stop)
         found = {at: (shape, dtype, at) for node in self.nodes for shape, dtype, at in inputs_of(node)}
         return tuple(item for at, item in found.items() if at[0] not in inside)
 
     @property
-    def outputs(self) -> tuple[At, ...]:
+    def outputs(self) -> tuple[Place, ...]:
         """What it makes that is read after it, or comes out of the model."""
         inside = range(self.start, self.stop)
-        later = {at for node in self.graph.nodes[self.stop :] for at in reads(node)}
+        later = {at for node in self.graph.nodes[self.stop :] for at in node.reads}
         ends = later | {(output.source, output.pick) for output in self.graph.outputs}
         made = [(node.id, pick) for node in self.nodes for pick in range(len(node.output_shapes))]
         return tuple(at for at in made if at in ends and at[0] in inside)
@@ -61,7 +63,7 @@ class Block:
             for pick in range(len(node.output_shapes))
         }
         given = [[list(shape), name_of(dtype), at in self.wanted] for shape, dtype, at in self.inputs]
-        calls = [[n.op, [names[at] for at in reads(n)], plain(n.args), plain(n.kwargs)] for n in self.nodes]
+        calls = [[n.op, [names[at] for at in n.reads], plain(n.args), plain(n.kwargs)] for n in self.nodes]
         return json.dumps([given, calls, [names[at] for at in self.outputs]], separators=(",", ":"))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -71,20 +73,20 @@ class Block:
         # comes from outside is copied before it is written to.
         outside = set(values)
         for node in self.nodes:
-            inplace = bool(node.writes) and not any(at in outside for at in reads(node)[:1])
-            made = call(node, [values[at] for at in reads(node)], inplace=inplace)
+            inplace = bool(node.writes) and not any(at in outside for at in node.reads[:1])
+            made = call(node, [values[at] for at in node.reads], inplace=inplace)
             values |= {(node.id, pick): tensor for pick, tensor in enumerate(made)}
         return tuple(values[at] for at in self.outputs)
 
 
-def block(graph: Graph, start: int, stop: int, wanted: Collection[At] | None = None) -> Block:
+def block(graph: Graph, start: int, stop: int, wanted: Collection[Place] | None = None) -> Block:
     """The block of nodes `start` to `stop` - 1."""
     if not 0 <= start < stop <= len(graph.nodes):
         raise PlanError(f"nodes {start} to {stop} are no block of a graph of {len(graph.nodes)} nodes")
     return Block(graph, start, stop, frozenset(differentiable(graph) if wanted is None else wanted))
 
 
-def blocks(graph: Graph, level: int = 1, wanted: Collection[At] | None = None) -> tuple[Block, ...]:
+def blocks(graph: Graph, level: int = 1, wanted: Collection[Place] | None = None) -> tuple[Block, ...]:
     """The blocks of a graph at a depth of nesting: 0 is the whole model, 1 its children; the last are single nodes."""
     edges = {0, len(graph.nodes)}
     depth: dict[int, int] = {0: 0}

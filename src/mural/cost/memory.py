@@ -17,12 +17,11 @@ from torch.utils import _pytree as pytree
 
 from mural.cost.effects import Effect, Made
 from mural.cost.ledger import Ledger
-from mural.cost.replay import At, reads
 from mural.cost.tally import ROUNDED
 from mural.errors import PlanError
 from mural.graph import Graph, Node
-from mural.graph.nodes import Value, needed_by
-from mural.graph.sites import At as Tensor_
+from mural.graph.nodes import Place, Value, needed_by
+from mural.graph.sites import At
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Walk:
 
     graph: Graph
     effects: Sequence[Effect]
-    wanted: Collection[At]
+    wanted: Collection[Place]
     start: int
     stop: int
     workspace: Callable[[Node, str], int]
@@ -84,16 +83,16 @@ class Step:
     def __init__(self, walk: Walk, training: bool) -> None:
         self.walk, self.training, self.ledger = walk, training, Ledger()
         self.rounded = ROUNDED[walk.device]
-        self.memory: dict[At, int | None] = {}
-        self.coming: dict[At, int] = {}
+        self.memory: dict[Place, int | None] = {}
+        self.coming: dict[Place, int] = {}
         self.kept: dict[int, list[int | None]] = {}
-        self.expected: Counter[At] = Counter()
+        self.expected: Counter[Place] = Counter()
         self.gradient_bytes = 0
         inside = {node.id for node in walk.nodes}
         # How many calls of the stage read a tensor; what is read from outside is an input of the stage.
-        self.readers = Counter(read for node in walk.nodes for read in set(reads(node)))
+        self.readers = Counter(read for node in walk.nodes for read in set(node.reads))
         self.outside = {at for at in self.readers if not (isinstance(at[0], int) and at[0] in inside)}
-        later = {read for node in walk.graph.nodes[walk.stop :] for read in reads(node)}
+        later = {read for node in walk.graph.nodes[walk.stop :] for read in node.reads}
         ends = {(output.source, output.pick) for output in walk.graph.outputs} | later
         self.ends = [at for at in ends if at[0] in inside]
         # What nothing reads later gets no gradient: what it kept goes with the last tensor of forward.
@@ -122,7 +121,7 @@ class Step:
         """The bytes of a parameter, buffer or input."""
         return self.rounded(product(value.shape) * value.dtype.itemsize)
 
-    def bytes_at(self, at: At) -> int:
+    def bytes_at(self, at: Place) -> int:
         """The bytes of a tensor of the graph."""
         source, pick = at
         if isinstance(source, int):
@@ -135,13 +134,13 @@ class Step:
 
     def forward(self) -> None:
         """Run all calls; what is read no more goes, if backward does not keep it."""
-        last: dict[At, int] = {}
+        last: dict[Place, int] = {}
         for node in self.walk.nodes:
             last |= {(node.id, pick): node.id for pick in range(len(node.output_shapes))}
-            last |= dict.fromkeys(reads(node), node.id)
+            last |= dict.fromkeys(node.reads, node.id)
         for moment, at in self.given():
             last[at] = max(last.get(at, 0), min(moment, self.walk.stop - 1))
-        going: dict[int, list[At]] = {}
+        going: dict[int, list[Place]] = {}
         for at, moment in last.items():
             if at not in self.ends and at not in self.outside:
                 going.setdefault(moment, []).append(at)
@@ -150,19 +149,17 @@ class Step:
             for at in going.get(node.id, ()):
                 self.ledger.drop(self.memory[at])
 
-    def given(self) -> Iterator[tuple[int, At]]:
+    def given(self) -> Iterator[tuple[int, Place]]:
         """What modules of the stage were given: Python holds it until they return, so until that node."""
         inside = range(self.walk.start, self.walk.stop)
         for call in self.walk.graph.calls[1:]:
-            for leaf in pytree.tree_leaves(
-                (call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, Tensor_)
-            ):
-                if isinstance(leaf, Tensor_) and leaf.source in inside and call.stop > call.start:
+            for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, At)):
+                if isinstance(leaf, At) and leaf.source in inside and call.stop > call.start:
                     yield call.stop - 1, (leaf.source, leaf.pick)
 
     def forward_node(self, node: Node) -> None:
         """Make the outputs of a call, and hold what its backward will need."""
-        ledger, effect, inputs = self.ledger, self.walk.effects[node.id].forward, reads(node)
+        ledger, effect, inputs = self.ledger, self.walk.effects[node.id].forward, node.reads
         ledger.touch(effect.peak + self.walk.workspace(node, "forward"), node.site, "forward")
         for pick, made in enumerate(effect.outputs):
             if made.shares is None:
@@ -196,7 +193,7 @@ class Step:
         for node in self.walk.nodes:
             effect = self.walk.effects[node.id].backward
             if effect is not None and node.id in self.needed:
-                gradients = zip(reads(node), effect.gradients, strict=True)
+                gradients = zip(node.reads, effect.gradients, strict=True)
                 self.expected.update(at for at, gradient in gradients if gradient is not None and at in self.outside)
         for node in reversed(self.walk.nodes):
             self.backward_node(node)
@@ -224,7 +221,7 @@ class Step:
         for memory in (*mine, *self.kept.pop(node.id, ())):
             ledger.drop(memory)
         for place, memory in made.items():
-            self.deliver(reads(node)[place], memory)
+            self.deliver(node.reads[place], memory)
         ledger.touch(0, node.site, "backward")
 
     def memory_of(self, gradient: Made, mine: Sequence[int | None], made: dict[int, int]) -> int:
@@ -234,7 +231,7 @@ class Step:
         found = made[-1 - gradient.shares] if gradient.shares < 0 else mine[gradient.shares]
         return self.ledger.make(gradient.bytes) if found is None else found
 
-    def deliver(self, at: At, memory: int) -> None:
+    def deliver(self, at: Place, memory: int) -> None:
         """Add a gradient, which is held once for this, to what came before for the same tensor."""
         ledger, before, whole = self.ledger, self.coming.get(at), self.bytes_at(at)
         if before is None:
@@ -249,7 +246,7 @@ class Step:
             if not self.expected[at]:
                 self.settle(at, whole)
 
-    def replace(self, at: At, whole: int) -> None:
+    def replace(self, at: Place, whole: int) -> None:
         """Put the gradient of a tensor into memory of its own."""
         before = self.coming[at]
         self.coming[at] = self.ledger.make(whole)
@@ -257,7 +254,7 @@ class Step:
         self.ledger.touch(0, "", "backward")
         self.ledger.drop(before)
 
-    def settle(self, at: At, whole: int) -> None:
+    def settle(self, at: Place, whole: int) -> None:
         """Leave the gradient of a parameter or an input; one that shares memory with others is copied."""
         self.gradient_bytes += whole
         if not self.ledger.alone(self.coming[at]) or self.ledger.size(self.coming[at]) != whole:

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mural.cost.families import OTHER
 from mural.cost.rates import Rates
 from mural.cost.roofline import mix, terms, variant
 from mural.cost.trees import Trees
 from mural.cost.work import Work
 from mural.errors import PlanError
+from mural.graph.facts import OTHER
 
 Phase = Literal["forward", "backward"]
 SHORTEST = 5e-7

@@ -12,9 +12,11 @@ from math import log2, prod
 
 from mural.cost.effects import Effect, contiguous, effects
 from mural.cost.model import Model
-from mural.cost.replay import At, differentiable, name_of, reads
+from mural.cost.replay import name_of
 from mural.cost.work import KINDS, Work, work_of
 from mural.graph import Graph, Node
+from mural.graph.gradients import differentiable
+from mural.graph.nodes import Place
 
 ORDERED = frozenset([
     "conv", "transposed", "linear", "matmul", "batch_norm", "instance_norm", "group_norm", "layer_norm", "softmax",
@@ -67,7 +69,7 @@ def queued(host: Sequence[float], device: Sequence[float]) -> list[float]:
 
 
 def times(
-    graph: Graph, model: Model, wanted: Collection[At] | None = None, known: Sequence[Effect] | None = None
+    graph: Graph, model: Model, wanted: Collection[Place] | None = None, known: Sequence[Effect] | None = None
 ) -> Times:
     """The times of all nodes of a graph on the device of a model.
 
@@ -80,7 +82,7 @@ def times(
     forward = model.seconds(works, "forward")
     backward = model.seconds(works, "backward")
     beside: tuple[list[tuple[int, Work]], list[tuple[int, Work]]] = ([], [])
-    heard: set[At] = set()
+    heard: set[Place] = set()
     for node in reversed(graph.nodes):
         effect = known[node.id]
         if effect.backward is None or effect.backward.peak == 0:
@@ -135,12 +137,12 @@ def copies_back(node: Node, work: Work, effect: Effect) -> list[Work]:
     ]
 
 
-def sums(node: Node, effect: Effect, heard: set[At]) -> list[Work]:
+def sums(node: Node, effect: Effect, heard: set[Place]) -> list[Work]:
     """The sums of this call's gradients and those that came before for the same tensors."""
     found: list[Work] = []
     if effect.backward is not None:
         for at, shape, dtype, made in zip(
-            reads(node), node.input_shapes, node.input_dtypes, effect.backward.gradients, strict=True
+            node.reads, node.input_shapes, node.input_dtypes, effect.backward.gradients, strict=True
         ):
             if made is not None and at in heard:
                 size = prod(shape) * dtype.itemsize

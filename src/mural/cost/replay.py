@@ -11,32 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
-from mural.graph import Graph, Node
-from mural.graph.nodes import Ref, Source
-
-KEEPING = frozenset(["batch_norm", "instance_norm"])
-"""Calls that write to buffers alone, so that they can be made again and again."""
-At = tuple[Source, int]
-"""A tensor of a graph: who made it, and which of its outputs it is."""
-
-
-def differentiable(graph: Graph, image: bool = False) -> set[At]:
-    """The tensors of a graph that have a gradient when all parameters have one; the inputs too, if `image`.
-
-    What a call makes of such a tensor has one too, where it is a floating-point number.
-    """
-    found: set[At] = {(v.name, 0) for v in graph.parameters if v.role == "parameter" and v.dtype.is_floating_point}
-    if image:
-        found |= {(value.name, 0) for value in graph.inputs if value.dtype.is_floating_point}
-    for node in graph.nodes:
-        if node.op.rstrip("_") != "detach" and any(at in found for at in reads(node)):
-            found |= {(node.id, i) for i, dtype in enumerate(node.dtypes) if dtype.is_floating_point}
-    return found
-
-
-def reads(node: Node) -> tuple[At, ...]:
-    """The tensors that a call is given, in order."""
-    return tuple(zip(node.inputs, node.picks, strict=True))
+from mural.graph import Node
+from mural.graph.facts import fact_of
+from mural.graph.nodes import Place, Ref
 
 
 def call(
@@ -76,13 +53,13 @@ def beside(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
         return node.func, args[:1], kwargs, True
     if node.op.endswith("_") and not node.op.startswith("__") and hasattr(Tensor, node.op[:-1]):
         return getattr(Tensor, node.op[:-1]), args, kwargs, True
-    return node.func, args, kwargs, node.op in KEEPING
+    return node.func, args, kwargs, fact_of(node).buffers
 
 
-def tensors_for(node: Node, wanted: Collection[At], device: torch.device) -> list[Tensor]:
+def tensors_for(node: Node, wanted: Collection[Place], device: torch.device) -> list[Tensor]:
     """Random tensors of the shapes and types that a call is given; those that are wanted need a gradient."""
     found: list[Tensor] = []
-    for at, shape, dtype in zip(reads(node), node.input_shapes, node.input_dtypes, strict=True):
+    for at, shape, dtype in zip(node.reads, node.input_shapes, node.input_dtypes, strict=True):
         if dtype.is_floating_point and device.type != "meta":
             tensor = torch.rand(shape, device=device).to(dtype)
         else:
@@ -91,7 +68,7 @@ def tensors_for(node: Node, wanted: Collection[At], device: torch.device) -> lis
     return found
 
 
-def signature(node: Node, wanted: Collection[At]) -> str:
+def signature(node: Node, wanted: Collection[Place]) -> str:
     """What the time of a call depends on: function, shapes, types, other arguments, and whose gradient is wanted."""
     about = [
         node.op,
@@ -101,9 +78,9 @@ def signature(node: Node, wanted: Collection[At]) -> str:
     return json.dumps(about, separators=(",", ":"))
 
 
-def inputs_of(node: Node) -> list[tuple[tuple[int, ...], torch.dtype, At]]:
+def inputs_of(node: Node) -> list[tuple[tuple[int, ...], torch.dtype, Place]]:
     """Shape, type and origin of each tensor that a call is given."""
-    return list(zip(node.input_shapes, node.input_dtypes, reads(node), strict=True))
+    return list(zip(node.input_shapes, node.input_dtypes, node.reads, strict=True))
 
 
 def name_of(dtype: torch.dtype) -> str:

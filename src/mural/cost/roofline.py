@@ -9,12 +9,10 @@ from __future__ import annotations
 from math import ceil, log2
 
 from mural.cost.rates import Rates
-from mural.cost.work import Work
+from mural.cost.work import PRODUCTS, Work
 
 START = 1e-6
 """The unit of the constant: a microsecond."""
-PRODUCTS = frozenset(["conv", "transposed", "linear", "matmul", "attention"])
-"""Families that are products of matrices."""
 BY_KIND = frozenset(["pointwise", "softmax", "loss", "copy"])
 UNFOLDED = log2(20480)
 """On one CPU thread, torch unfolds images whose first four extents have no larger product, and calls no oneDNN."""

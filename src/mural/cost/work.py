@@ -5,16 +5,18 @@ Everything here follows from shapes and arguments; nothing is measured. Backward
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import log2, prod
 from typing import Any
 
-from mural.cost.families import family_of
-from mural.cost.replay import At, reads
 from mural.graph import Node
-from mural.graph.nodes import Ref
+from mural.graph.counts import argument, made, taps_of
+from mural.graph.facts import costs, fact_of
+from mural.graph.nodes import Place
+
+PRODUCTS = frozenset(["conv", "transposed", "linear", "matmul", "attention"])
+"""Families that are products of matrices."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,12 @@ class Work:
     """Bytes of the gradients that backward makes."""
 
 
-def work_of(node: Node, wanted: Collection[At] = ()) -> Work:
+def work_of(node: Node, wanted: Collection[Place] = ()) -> Work:
     """The work of a node; `wanted` are the tensors whose gradients backward makes."""
-    family = family_of(node.op)
+    family = fact_of(node).family
     sizes = [prod(s) * d.itemsize for s, d in zip(node.input_shapes, node.input_dtypes, strict=True)]
     written = sum(prod(s) * d.itemsize for s, d in zip(node.output_shapes, node.dtypes, strict=True))
-    with_gradient = [at in wanted for at in reads(node)]
+    with_gradient = [at in wanted for at in node.reads]
     common = {
         "read": lg(sum(sizes)),
         "written": lg(written),
@@ -49,7 +51,7 @@ def work_of(node: Node, wanted: Collection[At] = ()) -> Work:
         "elements": lg(prod(node.output_shapes[0])) if node.output_shapes else 0.0,
     }
     own = DESCRIBE.get(family, describe_other)(node)
-    operations = own.pop("operations", 0.0)
+    operations = timed_operations(node, family)
     return Work(
         family=family,
         dtype=str(node.dtypes[0] if node.dtypes else "float32").removeprefix("torch."),
@@ -61,32 +63,20 @@ def work_of(node: Node, wanted: Collection[At] = ()) -> Work:
     )
 
 
+def timed_operations(node: Node, family: str) -> float:
+    """The operations on which the time of a call depends: those of products, and of what a pool adds up.
+
+    A maximum counts once, however many values it is taken of: so the shipped models were fitted.
+    """
+    if family == "max_pool":
+        return float(made(node))
+    found = costs(node)
+    return float(found.result.work if family == "avg_pool" else found.products if family in PRODUCTS else 0)
+
+
 def lg(value: float) -> float:
     """The logarithm of a size, 0 for nothing."""
     return log2(value) if value >= 1 else 0.0
-
-
-def argument(node: Node, name: str, default: Any = None) -> Any:
-    """An argument of a call by name, however it was given; the default where the function does not say."""
-    if name in node.kwargs:
-        return node.kwargs[name]
-    try:
-        names = list(inspect.signature(node.func or work_of).parameters)
-    except (TypeError, ValueError):  # functions in C++ have no signature
-        names = POSITIONAL.get(node.op, [])
-    place = names.index(name) if name in names else None
-    found = node.args[place] if place is not None and place < len(node.args) else default
-    return default if isinstance(found, Ref) else found
-
-
-CONV_NAMES = ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
-POSITIONAL: dict[str, list[str]] = {
-    **{f"conv{n}d": CONV_NAMES for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": ["input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"]
-       for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": ["input", "kernel_size", "stride", "padding"] for n in (1, 2, 3)},
-}  # fmt: skip
-"""The arguments of functions whose signature Python does not know."""
 
 
 def product(value: Any, dims: int) -> float:
@@ -105,14 +95,13 @@ def describe_conv(node: Node) -> dict[str, float]:
     """A convolution, plain or transposed: the sizes of the product of matrices that it is."""
     image, weight, result = node.input_shapes[0], node.input_shapes[1], node.output_shapes[0]
     transposed = "transpose" in node.op
-    dims, groups = len(weight) - 2, int(argument(node, "groups", 1))
+    dims, groups = len(weight) - 2, int(argument(node, 6, "groups", 1))
     batch = image[0] if len(image) == dims + 2 else 1
     inputs = weight[0] if transposed else weight[1] * groups
     outputs = weight[1] * groups if transposed else weight[0]
     kernel, at = prod(weight[2:]), prod((image if transposed else result)[-dims:])
-    stride = product(argument(node, "stride", 1), dims)
+    stride = product(argument(node, 3, "stride", 1), dims)
     return {
-        "operations": 2.0 * batch * at * inputs * outputs // groups * kernel,
         "batch": lg(batch),
         "c_in": lg(inputs),
         "c_out": lg(outputs),
@@ -124,7 +113,7 @@ def describe_conv(node: Node) -> dict[str, float]:
         "longest": float(max(weight[2:])),
         "wide": float(max(weight[2:]) - min(weight[2:])),
         "stride": lg(stride),
-        "dilation": largest(argument(node, "dilation", 1)),
+        "dilation": largest(argument(node, 7 if transposed else 5, "dilation", 1)),
         "dims": float(dims),
         "extent_in": lg(prod(image[-dims:])),
         "extent_out": lg(prod(result[-dims:])),
@@ -156,9 +145,8 @@ def describe_linear(node: Node) -> dict[str, float]:
     left, right = shapes[0], shapes[min(1, len(shapes) - 1)]
     inputs, outputs = left[-1] if left else 1, result[-1] if result else 1
     rows = prod(result) // max(1, outputs)
-    batched = family_of(node.op) == "matmul" and len(right) > 2
+    batched = fact_of(node).family == "matmul" and len(right) > 2
     return {
-        "operations": 2.0 * rows * inputs * outputs,
         "rows": lg(rows),
         "each": lg(result[-2] if len(result) > 1 else 1) if batched else lg(rows),
         "many": lg(prod(result[:-2])) if batched else 0.0,
@@ -176,7 +164,6 @@ def describe_attention(node: Node) -> dict[str, float]:
     query, key = node.input_shapes[0], node.input_shapes[1]
     heads = prod(query[:-2])
     return {
-        "operations": 4.0 * heads * query[-2] * key[-2] * query[-1],
         "many": lg(heads),
         "rows": lg(query[-2]),
         "each": lg(key[-2]),
@@ -191,7 +178,7 @@ def describe_norm(node: Node) -> dict[str, float]:
     batch, channels = shape[0], shape[1] if len(shape) > 1 else 1
     rows = prod(shape[:-1])
     counts = {"batch_norm": channels, "instance_norm": batch * channels, "layer_norm": rows, "rms_norm": rows}
-    groups = counts.get(node.op, batch * int(argument(node, "num_groups", 1) or 1))
+    groups = counts[node.op] if node.op in counts else batch * int(argument(node, 1, "num_groups", 1))
     return {
         "batch": lg(batch),
         "c_in": lg(channels),
@@ -199,7 +186,7 @@ def describe_norm(node: Node) -> dict[str, float]:
         "each": lg(prod(shape) / max(1, groups)),
         "extent_in": lg(prod(shape[2:])),
         "row": lg(shape[-1]),
-        "training": float(bool(argument(node, "training", True))),
+        "training": float(node.op != "batch_norm" or bool(argument(node, 5, "training", True))),
     }
 
 
@@ -207,10 +194,9 @@ def describe_pool(node: Node) -> dict[str, float]:
     """A pool: the values that each result reads."""
     shape, result = node.input_shapes[0], node.output_shapes[0]
     dims = next((n for n in (1, 2, 3) if f"{n}d" in node.op), 2)
-    kernel = product(argument(node, "kernel_size", 1), dims)
+    kernel = taps_of(node) if fact_of(node).family == "avg_pool" else 1
     shrunk = prod(shape) / max(1, prod(result))
     return {
-        "operations": float(prod(result)) * kernel,
         "kernel": lg(kernel if kernel > 1 else shrunk),
         "stride": lg(shrunk),
         "dims": float(dims),
@@ -233,7 +219,7 @@ def describe_mean(node: Node) -> dict[str, float]:
 def describe_resized(node: Node) -> dict[str, float]:
     """Interpolation: how much larger, by nearest neighbours or between them."""
     shape, result = node.input_shapes[0], node.output_shapes[0]
-    smooth = str(argument(node, "mode", "nearest")) != "nearest"
+    smooth = argument(node, 2 if node.op == "grid_sample" else 3, "mode", "nearest") != "nearest"
     return {
         "smooth": float(smooth),
         "stride": lg(prod(result) / max(1, prod(shape))),

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
+from mural.graph.facts import fact_of
 from mural.graph.nodes import Graph, Node, Ref, Shape, Source, Value
-
-ALIASES = frozenset([
-    "__getitem__", "narrow", "select", "split", "chunk", "tensor_split", "unbind", "split_with_sizes",
-    "broadcast_tensors", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT",
-    "unsqueeze", "squeeze", "reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "ravel", "expand",
-    "expand_as", "broadcast_to", "view_as_complex", "view_as_real", "detach", "data", "contiguous", "to", "type_as",
-    "positive", "real", "imag", "double", "float", "half", "bfloat16", "type",
-])  # fmt: skip
-"""The calls whose result lies in the memory of what they read, where type and order allow."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ def lies_in(node: Node, owners: frozenset[Source]) -> Source | None:
     for source, shape in zip(node.inputs, node.input_shapes, strict=True):
         if source in node.writes and node.output_shapes[:1] == (shape,):
             return source
-    views = node.op.partition(".")[0] in ALIASES and node.inputs and node.id not in owners
+    views = fact_of(node).alias and node.inputs and node.id not in owners
     if not views or node.dtypes[0] != node.input_dtypes[0] or indexed(node):
         return None
     return node.inputs[0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from mural.errors import PlanError
-from mural.graph.liveness import Place, flows
+from mural.graph.liveness import Result, flows
 from mural.graph.nodes import Graph, Shape
 
 
@@ -26,7 +26,7 @@ class Edge:
     The value is that at the end of the producer's forward pass: calls of the producer may still write to its memory.
     """
 
-    value: Place
+    value: Result
     producer: int
     consumers: tuple[int, ...]
     gradient: bool

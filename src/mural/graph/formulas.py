@@ -1,4 +1,4 @@
-"""Work and depth: the forms that the costs of calls have, from which the table of `flops` is made."""
+"""Work and depth: the forms that the costs of calls have, from which the table of `facts` is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mural.graph.counts import Count, argument, made, read
+from mural.graph.counts import Count, argument, made, read, shape_of
 from mural.graph.nodes import Node
 
 Wants = tuple[Literal["weight", "input"] | None, ...]
@@ -24,11 +24,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a call costs: its result, the gradients of its parameters, and those of its other inputs."""
+    """What a call costs: its result, the gradients of its parameters, and those of its other inputs.
+
+    `products` are those of the result's operations that products of matrices take.
+    """
 
     result: Work = Work()
     weights: Work = Work()
     inputs: Work = Work()
+    products: int = 0
 
     @property
     def backward(self) -> Work:
@@ -63,9 +67,9 @@ def gradients(node: Node, wants: Wants, of: Callable[[int], Work], operands: Ite
     )
 
 
-def with_result(result: Work, gradient: Costs) -> Costs:
+def with_result(result: Work, gradient: Costs, products: int = 0) -> Costs:
     """The costs of a result and of its gradients."""
-    return Costs(result, gradient.weights, gradient.inputs)
+    return Costs(result, gradient.weights, gradient.inputs, products)
 
 
 # --- forms ------------------------------------------------------------------------------------------------
@@ -86,7 +90,7 @@ def product(multiply_adds: Count, operands: tuple[int, ...] = (0, 1)) -> Formula
             return Work(2 * count, 1 + levels(count / size)) if count else Work()
 
         gradient = gradients(node, wants, lambda i: summed_into(math.prod(node.input_shapes[i])), operands)
-        return with_result(summed_into(made(node)), gradient)
+        return with_result(summed_into(made(node)), gradient, 2 * count)
 
     return costs
 
@@ -164,3 +168,40 @@ def sorting(node: Node, wants: Wants) -> Costs:
     shape = node.input_shapes[0] if node.input_shapes else ()
     deep = levels(max(shape, default=1))
     return Costs(Work(read(node) * max(1, deep), deep * (deep + 1) // 2))
+
+
+def attention(node: Node, wants: Wants) -> Costs:
+    """Scores of queries and keys, softmax over the keys, a sum of values; four products go back."""
+    query, key, value = (shape_of(node, i, name) for i, name in enumerate(("query", "key", "value")))
+    scores = math.prod(query[:-1]) * key[-2]
+    products = 2 * scores * (query[-1] + value[-1])
+    deep = 2 + levels(query[-1]) + levels(key[-2])
+    back = Work(2 * products + 4 * scores, deep + 4)
+    asked = [w for w in wants[:3] if w is not None]
+    result = Work(products + 5 * scores, deep + 3 + 2 * levels(key[-2]))
+    return Costs(result, inputs=back if asked else Work(), products=products)
+
+
+def multi_head(node: Node, wants: Wants) -> Costs:
+    """Projections of queries, keys and values, attention, and the projection of what comes out."""
+    query, key, value = (shape_of(node, i, name) for i, name in enumerate(("query", "key", "value")))
+    width = query[-1]
+    projected = 2 * width * (2 * math.prod(query) + math.prod(key) + math.prod(value))
+    batch = math.prod(query[1:-1])
+    scores = batch * query[0] * key[0] * int(argument(node, 4, "num_heads", 1))
+    products = 4 * batch * query[0] * key[0] * width
+    deep = 4 + 3 * levels(width) + levels(key[0])
+    result = Work(projected + products + 5 * scores, deep + 3 + 2 * levels(key[0]))
+    inside = Work(2 * products + 4 * scores, deep + 4) if any(wants) else Work()
+    weights = Work(projected, 1 + levels(query[0] * batch)) if "weight" in wants else Work()
+    moving = Work(projected, 1 + levels(width)) if "input" in wants[:3] else Work()
+    return Costs(result, weights, beside([inside, moving]), projected + products)
+
+
+def cross_entropy(node: Node, wants: Wants) -> Costs:
+    """Log-softmax over the classes and the mean of what the target picks."""
+    shape = node.input_shapes[0]
+    classes = shape[1] if len(shape) > 1 else math.prod(shape)
+    size = math.prod(shape)
+    result = Work(5 * size + size // max(1, classes), 3 + 2 * levels(classes) + levels(size / max(1, classes)))
+    return Costs(result, inputs=Work(2 * size, 2) if wants[:1] == ("input",) else Work())

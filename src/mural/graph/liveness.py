@@ -21,10 +21,10 @@ from itertools import accumulate
 import torch
 
 from mural.graph.bytes import size_of
-from mural.graph.gradients import differentiable, has_gradient
+from mural.graph.gradients import carries, differentiable
 from mural.graph.nodes import Graph, Node, Shape, Source
 
-Place = tuple[int, int]
+Result = tuple[int, int]
 """A value that a call made: the id of the node, and which of its outputs."""
 
 
@@ -32,7 +32,7 @@ Place = tuple[int, int]
 class Flow:
     """A value that a call made and others read: `readers` in order; `returned` if the model returns it."""
 
-    value: Place
+    value: Result
     readers: tuple[int, ...]
     returned: bool
     shape: Shape
@@ -47,9 +47,10 @@ class Flow:
 
 def flows(graph: Graph) -> tuple[Flow, ...]:
     """All values that go from one call to another, or out of the model, in the order in which they were made."""
-    passing = differentiable(graph)
-    readers: dict[Place, list[int]] = {}
-    written: dict[Place, set[int]] = {}
+    found = differentiable(graph)
+    passing = {source for source, _ in found}
+    readers: dict[Result, list[int]] = {}
+    written: dict[Result, set[int]] = {}
     for node in graph:
         for source, pick in zip(node.inputs, node.picks, strict=True):
             if isinstance(source, int):
@@ -57,11 +58,11 @@ def flows(graph: Graph) -> tuple[Flow, ...]:
                 written.setdefault((source, pick), set()).update(node.after)
     returned = {(o.source, o.pick): o.after for o in graph.outputs if isinstance(o.source, int)}
 
-    def flow(place: Place) -> Flow:
+    def flow(place: Result) -> Flow:
         node, pick = graph.nodes[place[0]], place[1]
         dtype = node.dtypes[pick]
         after = written.get(place, set()) | set(returned.get(place, ()))
-        gradient = has_gradient(node.id, after, dtype, passing)
+        gradient = carries(dtype) and (place in found or not passing.isdisjoint(after))
         read = tuple(dict.fromkeys(readers.get(place, ())))
         return Flow(place, read, place in returned, node.output_shapes[pick], dtype, gradient)
 

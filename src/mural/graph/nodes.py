@@ -15,6 +15,8 @@ from mural.graph.sites import Call
 Shape = tuple[int, ...]
 Source = int | str
 """Where a tensor comes from: the id of the node that made it, or the name of an input or a parameter."""
+Place = tuple[Source, int]
+"""A tensor of a graph: where it comes from, and which of the outputs there it is."""
 Role = Literal["input", "parameter", "buffer", "constant", "output"]
 
 
@@ -92,6 +94,16 @@ class Node:
     result: Any = field(default=None, compare=False, repr=False)
     same: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     time: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def reads(self) -> tuple[Place, ...]:
+        """The tensors that it is given, in order."""
+        return tuple(zip(self.inputs, self.picks, strict=True))
+
+    @property
+    def makes(self) -> tuple[Place, ...]:
+        """The tensors that it makes, in order."""
+        return tuple((self.id, pick) for pick in range(len(self.output_shapes)))
 
     @property
     def needs(self) -> tuple[Source, ...]:

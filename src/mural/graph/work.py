@@ -6,13 +6,12 @@ Brent's theorem bounds p of them: max(W / p, D) ≤ T_p ≤ W / p + D. (The docu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mural.graph.flops import costs
+from mural.graph.facts import costs
 from mural.graph.formulas import Costs, Wants, Work
 from mural.graph.gradients import differentiable
-from mural.graph.nodes import Graph
+from mural.graph.nodes import Graph, Node
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,15 @@ def node_costs(graph: Graph) -> tuple[Costs, ...]:
     passing = differentiable(graph)
     parameters = {value.name for value in graph.parameters}
 
-    def wants(sources: Sequence[int | str]) -> Wants:
-        return tuple(
-            None if source not in passing else "weight" if source in parameters else "input" for source in sources
+    def of(node: Node) -> Costs:
+        if not any(made in passing for made in node.makes):
+            return costs(node)
+        wants: Wants = tuple(
+            None if read not in passing else "weight" if read[0] in parameters else "input" for read in node.reads
         )
+        return costs(node, wants)
 
-    return tuple(
-        costs(node, wants(node.inputs)) if node.id in passing else Costs(costs(node, ()).result) for node in graph
-    )
+    return tuple(map(of, graph))
 
 
 def table(graph: Graph) -> str:
