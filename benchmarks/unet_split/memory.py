@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mural.graph import Graph
-from mural.graph.bytes import kept, roots, size_of
+from mural.graph.bytes import kept, lies_in, owning, size_of
 from mural.graph.cuts import cut_points
 from mural.graph.liveness import flows
+from mural.graph.nodes import Source
 from mural.pipeline.optimum import least_largest, least_sum
-from mural.pipeline.stage_costs import parameter_bytes, received_matrix, static_matrix
+from mural.pipeline.stage_costs import received_matrix
 
 Span = tuple[int, int]
 COPIES = 2
@@ -184,8 +186,30 @@ def total(held: Mapping[object, float]) -> float:
 
 def fixed_bytes(graph: Graph, bounds: Sequence[int]) -> list[float]:
     """The bytes of parameters, gradients and buffers of each stage between bounds."""
-    found = static_matrix(graph, bounds, parameter_bytes(graph, COPIES))
+    found = static_matrix(graph, bounds)
     return [float(found[k, k + 1]) for k in range(len(bounds) - 1)]
+
+
+def static_matrix(graph: Graph, points: Sequence[int]) -> NDArray[np.float64]:
+    """The bytes of parameters, gradients and buffers from each point to any later one; infinite where nothing lies."""
+    sizes = {v.name: (COPIES if v.role == "parameter" else 1) * size_of(v.shape, v.dtype) for v in graph.parameters}
+    found = np.full((len(points), len(points)), np.inf)
+    for a in range(len(points) - 1):
+        read: set[Source] = set()
+        for b in range(a + 1, len(points)):
+            read |= {s for node in graph.nodes[points[b - 1] : points[b]] for s in node.inputs if s in sizes}
+            found[a, b] = sum(sizes[str(name)] for name in read)
+    return found
+
+
+def roots(graph: Graph) -> dict[int, Source]:
+    """For each node, the oldest source whose memory its result lies in: itself where it has its own."""
+    owners = owning(graph)
+    found: dict[int, Source] = {}
+    for node in graph:
+        below = lies_in(node, owners)
+        found[node.id] = node.id if below is None else found[below] if isinstance(below, int) else below
+    return found
 
 
 def needs(graph: Graph, starts: Sequence[int], again: Sequence[Span] = (), ranks: Sequence[int] = ()) -> list[Need]:
@@ -227,7 +251,7 @@ def best(graph: Graph, ranks: Sequence[int], scale: float, again: Sequence[Span]
     """
     points = [0, *cut_points(graph), len(graph)]
     walk = Walk(graph, again)
-    fixed = static_matrix(graph, points, parameter_bytes(graph, COPIES))
+    fixed = static_matrix(graph, points)
     peaks = np.zeros_like(fixed)
     for a, start in enumerate(points[:-1]):
         for b in range(a + 1, len(points)):

@@ -6,6 +6,7 @@ measure.py    blocks of a graph, each kind once; replay.py runs calls again; cac
 work.py       what a call does, from the graph's table of facts; roofline.py what its time is made of
 model.py      the fitted model of a device, plain data; trees.py its trees (benchmarks/cost fits them)
 effects.py    what each call does to memory, counted by tally.py; memory.py walks over them, with ledger.py's books
+stage_memory.py  what each possible stage of a graph needs, for cuts by memory
 predict.py    times of a graph's calls; estimate.py times and peaks, worked out once
 """
 

@@ -10,18 +10,14 @@ What lies in one memory counts once. Sizes are rounded as the device's allocator
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-
-from torch.utils import _pytree as pytree
 
 from mural.cost.effects import Effect, Made
 from mural.cost.ledger import Ledger
 from mural.cost.tally import ROUNDED
-from mural.errors import PlanError
 from mural.graph import Graph, Node
 from mural.graph.nodes import Place, Value, needed_by
-from mural.graph.sites import At
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,16 @@ class Walk:
     adds_in_place: bool = True
     """Whether autograd adds a gradient to one that nobody else holds; while a dispatch mode watches, it does not."""
 
-    def peak(self, training: bool = True, optimizer: float = 0.0, early: bool = False) -> Peak:
+    def peak(
+        self, training: bool = True, optimizer: float = 0.0, early: bool = False, accumulates: bool = False
+    ) -> Peak:
         """The peak of one step, on one micro-batch.
 
         `optimizer` is how many numbers it keeps for each parameter (Adam 2, momentum 1). Without `training`, nothing
-        is kept. `early` says that the gradients of the outputs are there before forward.
+        is kept. `early` says that the gradients of the outputs are there before forward, `accumulates` that those of
+        the parameters are, from an earlier micro-batch: they are part of the state, and what backward makes is added.
         """
-        step = Step(self, training)
+        step = Step(self, training, accumulates)
         state = step.enter_state(optimizer)
         if early:
             step.enter_gradients()
@@ -80,42 +79,51 @@ class Walk:
 class Step:
     """The walk over one step."""
 
-    def __init__(self, walk: Walk, training: bool) -> None:
-        self.walk, self.training, self.ledger = walk, training, Ledger()
+    def __init__(self, walk: Walk, training: bool = True, accumulates: bool = False) -> None:
+        self.walk, self.training, self.accumulates, self.ledger = walk, training, accumulates, Ledger()
         self.rounded = ROUNDED[walk.device]
         self.memory: dict[Place, int | None] = {}
         self.coming: dict[Place, int] = {}
         self.kept: dict[int, list[int | None]] = {}
         self.expected: Counter[Place] = Counter()
         self.gradient_bytes = 0
-        inside = {node.id for node in walk.nodes}
-        # How many calls of the stage read a tensor; what is read from outside is an input of the stage.
-        self.readers = Counter(read for node in walk.nodes for read in set(node.reads))
-        self.outside = {at for at in self.readers if not (isinstance(at[0], int) and at[0] in inside)}
-        later = {read for node in walk.graph.nodes[walk.stop :] for read in node.reads}
-        ends = {(output.source, output.pick) for output in walk.graph.outputs} | later
-        self.ends = [at for at in ends if at[0] in inside]
+        made = {place for node in walk.nodes for place in node.makes}
+        # What is read from outside is an input of the stage; what is read later, or returned, is an output.
+        self.outside = {read for node in walk.nodes for read in node.reads} - made
+        self.ends = {place for place in made if walk.graph.last_reads.get(place, -1) >= walk.stop}
         # What nothing reads later gets no gradient: what it kept goes with the last tensor of forward.
-        self.needed = needed_by({at[0] for at in self.ends if isinstance(at[0], int)}, walk.nodes)
+        self.needed = needed_by({int(at[0]) for at in self.ends}, walk.nodes)
 
     def enter_state(self, optimizer: float) -> int:
         """Bytes of parameters, buffers, constants and the optimizer's numbers; then the inputs are there too."""
-        values = {value.name: value for value in self.walk.graph.parameters}
-        for at in sorted(self.outside, key=str):
-            value = values.get(at[0]) if isinstance(at[0], str) else None
-            if value is not None:
-                self.memory[at] = None  # never goes
-                size = self.size_of(value)
-                self.ledger.live += size + int(optimizer * size * (value.role == "parameter"))
-        for before, node in self.walk.graph.effects:  # buffers that no call reads, as the number of batches
-            if self.walk.start <= min(before, len(self.walk.graph.nodes) - 1) < self.walk.stop:
-                self.ledger.live += sum(map(self.rounded, sizes_of(node)))
+        inputs: list[Place] = []
+        for at in self.outside:
+            size = self.state_at(at, optimizer)
+            self.memory[at] = None  # never goes
+            self.ledger.live += size
+            if not size:
+                inputs.append(at)
+        self.ledger.live += sum(map(self.counters_at, self.walk.nodes))
         state = self.ledger.live
-        for at in sorted(self.outside, key=str):
-            if at not in self.memory:
-                self.memory[at] = self.ledger.make(self.bytes_at(at))
-                self.ledger.hold(self.memory[at])
+        for at in inputs:
+            self.memory[at] = self.ledger.make(self.bytes_at(at))
+            self.ledger.hold(self.memory[at])
         return state
+
+    def state_at(self, at: Place, optimizer: float) -> int:
+        """The bytes of a parameter or buffer with all that is kept for it; 0 for a tensor that is an input."""
+        value = self.walk.graph.given[at[0]] if isinstance(at[0], str) else None
+        if value is None or value.role == "input":
+            return 0
+        size = self.size_of(value)
+        gradient = size if self.accumulates and at in self.walk.wanted else 0
+        return size + gradient + int(optimizer * size * (value.role == "parameter"))
+
+    def counters_at(self, node: Node) -> int:
+        """The bytes of buffers that no call reads, as the number of batches, where they change."""
+        return sum(
+            self.rounded(size) for call in self.walk.graph.effects_at.get(node.id, ()) for size in sizes_of(call)
+        )
 
     def size_of(self, value: Value) -> int:
         """The bytes of a parameter, buffer or input."""
@@ -124,13 +132,10 @@ class Step:
     def bytes_at(self, at: Place) -> int:
         """The bytes of a tensor of the graph."""
         source, pick = at
-        if isinstance(source, int):
-            node = self.walk.graph.nodes[source]
-            return self.rounded(product(node.output_shapes[pick]) * node.dtypes[pick].itemsize)
-        for value in (*self.walk.graph.inputs, *self.walk.graph.parameters):
-            if value.name == source:
-                return self.size_of(value)
-        raise PlanError(f"{source!r} is no tensor of this graph")
+        if not isinstance(source, int):
+            return self.size_of(self.walk.graph.given[source])
+        node = self.walk.graph.nodes[source]
+        return self.rounded(product(node.output_shapes[pick]) * node.dtypes[pick].itemsize)
 
     def forward(self) -> None:
         """Run all calls; what is read no more goes, if backward does not keep it."""
@@ -138,8 +143,9 @@ class Step:
         for node in self.walk.nodes:
             last |= {(node.id, pick): node.id for pick in range(len(node.output_shapes))}
             last |= dict.fromkeys(node.reads, node.id)
-        for moment, at in self.given():
-            last[at] = max(last.get(at, 0), min(moment, self.walk.stop - 1))
+        for at, moment in self.walk.graph.passed:
+            if at in last:
+                last[at] = max(last[at], min(moment, self.walk.stop - 1))
         going: dict[int, list[Place]] = {}
         for at, moment in last.items():
             if at not in self.ends and at not in self.outside:
@@ -148,14 +154,6 @@ class Step:
             self.forward_node(node)
             for at in going.get(node.id, ()):
                 self.ledger.drop(self.memory[at])
-
-    def given(self) -> Iterator[tuple[int, Place]]:
-        """What modules of the stage were given: Python holds it until they return, so until that node."""
-        inside = range(self.walk.start, self.walk.stop)
-        for call in self.walk.graph.calls[1:]:
-            for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, At)):
-                if isinstance(leaf, At) and leaf.source in inside and call.stop > call.start:
-                    yield call.stop - 1, (leaf.source, leaf.pick)
 
     def forward_node(self, node: Node) -> None:
         """Make the outputs of a call, and hold what its backward will need."""
@@ -257,7 +255,9 @@ class Step:
     def settle(self, at: Place, whole: int) -> None:
         """Leave the gradient of a parameter or an input; one that shares memory with others is copied."""
         self.gradient_bytes += whole
-        if not self.ledger.alone(self.coming[at]) or self.ledger.size(self.coming[at]) != whole:
+        if self.accumulates and self.memory[at] is None:  # a parameter: it is added to what is there
+            self.ledger.drop(self.coming.pop(at))
+        elif not self.ledger.alone(self.coming[at]) or self.ledger.size(self.coming[at]) != whole:
             self.replace(at, whole)
 
 

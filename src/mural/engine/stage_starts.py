@@ -27,7 +27,9 @@ def stage_starts(graph: Graph, plan: Plan, hardware: str = "cpu") -> tuple[int, 
     limit = bytes_of(plan.memory) if plan.memory else None
     timed = plan.cuts in ("time", "both")
     seconds = [s.forward + s.backward for s in cost.seconds(graph, hardware)] if timed else None
-    found = partition(graph, plan.stages, plan.cuts, limit=limit, microbatches=under_way(plan), seconds=seconds)
+    found = partition(
+        graph, plan.stages, plan.cuts, limit=limit, microbatches=under_way(plan), seconds=seconds, hardware=hardware
+    )
     return (0, *found.cuts)
 
 

@@ -11,7 +11,6 @@ from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Parallel
 from mural.engine.stage_programs import Itineraries
 from mural.errors import ConfigError
-from mural.graph.bytes import bytes_in
 from mural.pipeline.timeline import Costs, Span, Timeline, simulate
 from mural.report import gantt
 
@@ -40,13 +39,14 @@ def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware
     schedule = pm.seating.schedule(len(rows))
     share = [ranks[schedule.seat_of[0, stage]] for stage in range(schedule.stages)]
     seconds = cost.seconds(route.graph, machine)
-    held = [bytes_in(route.graph, s.start, s.stop) for s in route.stretches]
+    known = cost.estimate(route.graph, machine)
+    held = [known.walk(s.start, s.stop).peak(accumulates=True) for s in route.stretches]
     spans = [seconds[s.start : s.stop] for s in route.stretches]
     costs = Costs(
         forward=tuple(sum(n.forward for n in span) / part for span, part in zip(spans, share, strict=True)),
         backward=tuple(sum(n.backward for n in span) / part for span, part in zip(spans, share, strict=True)),
-        kept=tuple(found.saved // part for found, part in zip(held, share, strict=True)),
-        fixed=tuple(2 * found.parameters + found.buffers for found in held),
+        kept=tuple(found.kept // part for found, part in zip(held, share, strict=True)),
+        fixed=tuple(found.state for found in held),
         recompute=(pm.plan.recompute == "stages",) * schedule.stages,
         sizes=tuple(part.count / rows[0].count for part in rows),
         latency=machine.link.latency,

@@ -110,13 +110,3 @@ def indexed(node: Node) -> bool:
     picked = node.args[1:] if node.op == "__getitem__" else ()
     leaves = pytree.tree_leaves(picked, is_leaf=lambda item: isinstance(item, list))
     return any(isinstance(leaf, (Ref, list)) for leaf in leaves)
-
-
-def roots(graph: Graph) -> dict[int, Source]:
-    """For each node, the oldest source whose memory its result lies in: itself where it has its own."""
-    owners = owning(graph)
-    found: dict[int, Source] = {}
-    for node in graph:
-        below = lies_in(node, owners)
-        found[node.id] = node.id if below is None else found[below] if isinstance(below, int) else below
-    return found

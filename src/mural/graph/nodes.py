@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from mural.graph.sites import Call
+from mural.graph.sites import At, Call
 
 Shape = tuple[int, ...]
 Source = int | str
@@ -95,12 +96,12 @@ class Node:
     same: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     time: int = field(default=0, compare=False, repr=False)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Place, ...]:
         """The tensors that it is given, in order."""
         return tuple(zip(self.inputs, self.picks, strict=True))
 
-    @property
+    @cached_property
     def makes(self) -> tuple[Place, ...]:
         """The tensors that it makes, in order."""
         return tuple((self.id, pick) for pick in range(len(self.output_shapes)))
@@ -143,6 +144,35 @@ class Graph:
             near = [node.site for node in self.nodes if node.module == module][:8]
             raise KeyError(f"{site!r} is no call-site of this graph; module {module!r} has {near or 'none'}")
         return self._by_site[site]
+
+    @cached_property
+    def given(self) -> Mapping[str, Value]:
+        """The inputs, parameters, buffers and constants, by name."""
+        return {value.name: value for value in (*self.inputs, *self.parameters)}
+
+    @cached_property
+    def last_reads(self) -> Mapping[Place, int]:
+        """For each tensor that is read, the last node that does; the number of nodes for what the model returns."""
+        found = {place: node.id for node in self.nodes for place in node.reads}
+        return found | {(value.source, value.pick): len(self.nodes) for value in self.outputs}
+
+    @cached_property
+    def effects_at(self) -> Mapping[int, Sequence[Node]]:
+        """The effects, by the node that came next; by the last of all where none did."""
+        found: dict[int, list[Node]] = {}
+        for before, node in self.effects:
+            found.setdefault(min(before, len(self.nodes) - 1), []).append(node)
+        return found
+
+    @cached_property
+    def passed(self) -> tuple[tuple[Place, int], ...]:
+        """The results that modules were given, each with the last node of that call: Python holds it so long."""
+        found: list[tuple[Place, int]] = []
+        for call in self.calls[1:]:
+            leaves = pytree.tree_leaves((call.args, dict(call.kwargs)), is_leaf=lambda leaf: isinstance(leaf, At))
+            made = [leaf for leaf in leaves if isinstance(leaf, At) and isinstance(leaf.source, int)]
+            found += [((at.source, at.pick), call.stop - 1) for at in made if call.stop > call.start]
+        return tuple(found)
 
     @cached_property
     def _by_site(self) -> dict[str, Node]:

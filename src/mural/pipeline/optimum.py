@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mural.pipeline.stage_costs import Matrix
+from mural.cost.stage_memory import Matrix
 
 
 def least_largest(costs: Sequence[Matrix], ceiling: float) -> float:

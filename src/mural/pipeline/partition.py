@@ -4,7 +4,7 @@ Four objectives, each exact (dynamic programming over the cut points, not a heur
 
     layers    equal numbers of modules that call no other, in the order in which they run: the naive split
     time      the slowest stage is as fast as can be
-    memory    the stage that needs most memory needs as little as can be
+    memory    the stage that needs most memory needs as little as can be, by the walk of `mural.cost`
     both      time, among the cuts under which no stage needs more than a limit
 
 Among cuts that are equally good, those that send the fewest bytes between stages are taken.
@@ -13,33 +13,30 @@ Among cuts that are equally good, those that send the fewest bytes between stage
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
 
+from mural.cost.estimate import estimate
+from mural.cost.stage_memory import Matrix, StageMemory
 from mural.errors import PlanError
 from mural.graph.blocks import Level
 from mural.graph.cuts import cut_name, cut_points
 from mural.graph.nodes import Graph
 from mural.graph.work import node_costs
 from mural.pipeline.optimum import least_largest, least_sum, nearest
-from mural.pipeline.stage_costs import (
-    Matrix,
-    activation_bytes,
-    held_matrix,
-    parameter_bytes,
-    received_matrix,
-    static_matrix,
-    summed_matrix,
-)
+from mural.pipeline.stage_costs import received_matrix, summed_matrix
 
 By = Literal["layers", "time", "memory", "both"]
 OBJECTIVES: tuple[By, ...] = ("layers", "time", "memory", "both")
 SLACK = 1 + 1e-12
 """Sums in another order differ by rounding."""
+NEAR = range(-2, 3)
+"""How far, in points, the stages lie that are walked together."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,12 @@ class Partition:
 
     cuts: tuple[int, ...]
     names: tuple[str, ...]
-    stages: tuple[StageCost, ...]
+    _trial: Trial = field(repr=False, compare=False)
+
+    @cached_property
+    def stages(self) -> tuple[StageCost, ...]:
+        """What each stage costs."""
+        return self._trial.stages(self.cuts)
 
     @property
     def seconds(self) -> float:
@@ -97,22 +99,23 @@ def partition(
     limit: int | None = None,
     microbatches: int | Sequence[int] = 1,
     seconds: Sequence[float] | None = None,
-    copies: int = 2,
+    optimizer: float = 0.0,
+    hardware: str = "cpu",
 ) -> Partition:
     """The best cuts of a graph into this many stages, at the cut points of a level.
 
     The graph is that of one micro-batch. A stage's seconds are the sum of its nodes': `seconds` has one number for
     each node, forward and backward together, by default their operations. A stage's memory is
 
-        copies × parameters + buffers + microbatches × (saved ∪ received ∪ made for others)
+        peak + (microbatches - 1) × kept
 
-    `copies` of each parameter that it reads (2: itself and its gradient; Adam makes it 4) and one of each buffer, and,
-    for each micro-batch that is under way at a time (one number for all stages or one for each), the memory that its
-    backward keeps, that of the values it receives, and that of the values it made for later stages; memory that is
-    several of these counts once. A `limit` in bytes holds for every stage under any objective.
+    the peak of its step by `mural.cost`'s walk on some hardware (parameters, their gradients and `optimizer` numbers
+    for each of them, what it receives, makes and keeps, and what kernels take), and, for each further micro-batch that
+    is under way at a time (one number for all stages or one for each), what forward leaves for backward. A `limit` in
+    bytes holds for every stage under any objective.
     """
     _check(graph, stages, by, limit, seconds)
-    trial = Trial(graph, stages, level, _under_way(microbatches, stages), seconds, copies)
+    trial = Trial(graph, stages, level, _under_way(microbatches, stages), seconds, optimizer, hardware)
     found = trial.partition(trial.even() if by == "layers" else trial.best(by, limit))
     if limit is not None and found.memory > limit:
         raise PlanError(_over(stages, limit, found.memory, f'cuts by "{by}"'))
@@ -120,11 +123,16 @@ def partition(
 
 
 def bound(
-    graph: Graph, stages: int, level: Level = "layer", microbatches: int | Sequence[int] = 1, copies: int = 2
+    graph: Graph,
+    stages: int,
+    level: Level = "layer",
+    microbatches: int | Sequence[int] = 1,
+    optimizer: float = 0.0,
+    hardware: str = "cpu",
 ) -> Bound:
     """How much the best cuts gain over naive ones in side length, and how much any could."""
     _check(graph, stages, "memory", None, None)
-    trial = Trial(graph, stages, level, _under_way(microbatches, stages), None, copies)
+    trial = Trial(graph, stages, level, _under_way(microbatches, stages), None, optimizer, hardware)
     naive = [stage.memory for stage in trial.partition(trial.even()).stages]
     optimum = trial.partition(trial.best("memory", None)).memory
     share = max(naive) / sum(naive)
@@ -141,7 +149,8 @@ class Trial:
         level: Level,
         under_way: Sequence[int],
         seconds: Sequence[float] | None,
-        copies: int,
+        optimizer: float,
+        hardware: str,
     ) -> None:
         self.graph, self.count, self.under_way = graph, stages, under_way
         self.points = [0, *cut_points(graph, level), len(graph)]
@@ -155,32 +164,49 @@ class Trial:
             seconds = [float(cost.result.work + cost.backward.work) for cost in node_costs(graph)]
         self.seconds = seconds
         self.layers = _leaf_calls(graph)
-        self.parameters = parameter_bytes(graph, copies)
-        self.activations = activation_bytes(graph)
-
-    def memory(self, points: Sequence[int]) -> list[Matrix]:
-        """For each stage, what it would need from any of the points to any other."""
-        static = static_matrix(self.graph, points, self.parameters)
-        held = held_matrix(self.graph, points, self.activations)
-        found = {count: static + count * held for count in set(self.under_way)}
-        return [found[count] for count in self.under_way]
+        self.memory = StageMemory(estimate(graph, hardware), self.points, optimizer)
 
     def best(self, by: By, limit: int | None) -> list[int]:
-        """The cuts under which the most expensive stage is cheapest."""
-        memory = self.memory(self.points) if by == "memory" or limit is not None else []
-        costs = memory if by == "memory" else [summed_matrix(self.points, self.seconds)] * self.count
-        ceiling = math.inf
-        if limit is not None:
-            costs = [np.where(need <= limit, cost, np.inf) for need, cost in zip(memory, costs, strict=True)]
-        else:  # what naive cuts reach rules most of the stages out
-            naive = self.partition(self.even())
-            ceiling = naive.memory if by == "memory" else naive.seconds
-        largest = least_largest(costs, ceiling * SLACK)
-        if not math.isfinite(largest):
-            least = least_largest(memory, math.inf)
-            raise PlanError(_over(self.count, limit or 0, round(least), "the leanest cuts"))
+        """The cuts under which the most expensive stage is cheapest.
+
+        Stages are first taken for as lean as their bounds. Those of the best cuts found so are walked, which makes some
+        of them dearer, until the best cuts consist of stages that were walked: no others can be better.
+        """
+        if by == "memory" or limit is not None:
+            needs = {count: self.memory.least(count) for count in set(self.under_way)}
+        else:
+            needs = dict[int, Matrix]()
+        seconds = summed_matrix(self.points, self.seconds)
         received = received_matrix(self.graph, self.points)
-        return [self.points[b] for b in least_sum(costs, largest * SLACK, received)]
+        while True:
+            costs = self._costs(by, limit, needs, seconds)
+            largest = least_largest(costs, math.inf)
+            if not math.isfinite(largest):
+                least = self.partition(self.best("memory", None)).memory
+                raise PlanError(_over(self.count, limit or 0, least, "the leanest cuts"))
+            inner = least_sum(costs, largest * SLACK, received)
+            if not needs or not self._walk([0, *inner, len(self.points) - 1], needs):
+                return [self.points[b] for b in inner]
+
+    def _costs(self, by: By, limit: int | None, needs: Mapping[int, Matrix], seconds: Matrix) -> list[Matrix]:
+        """For each stage, what it costs from any point to any other; infinite beyond the limit."""
+        found = needs if by == "memory" else dict.fromkeys(self.under_way, seconds)
+        if limit is not None:
+            found = {count: np.where(needs[count] <= limit, found[count], np.inf) for count in needs}
+        return [found[count] for count in self.under_way]
+
+    def _walk(self, bounds: Sequence[int], needs: Mapping[int, Matrix]) -> bool:
+        """Put what the walk finds in the place of bounds, for the stages between these points; whether any was new.
+
+        The stages next to a new one are walked with it: they are what the best cuts would try next.
+        """
+        fresh = [(a, b) for a, b in pairwise(bounds) if not self.memory.walked(a, b)]
+        last = len(self.points) - 1
+        near = {(a + i, b + j) for a, b in fresh for i in NEAR for j in NEAR if 0 <= a + i < b + j <= last}
+        for a, b in near:
+            for count, need in needs.items():
+                need[a, b] = self.memory.bytes(a, b, count)
+        return bool(fresh)
 
     def even(self) -> list[int]:
         """The cuts nearest to equal numbers of leaf modules; functions stay with the module before them."""
@@ -192,22 +218,24 @@ class Trial:
         return [points[b] for b in nearest([counts[point] for point in points], targets)]
 
     def partition(self, cuts: Sequence[int]) -> Partition:
-        """The stages between cuts, with their costs and names."""
-        points = [0, *cuts, len(self.graph)]
-        memory = self.memory(points)
-        received = received_matrix(self.graph, points)
-        found = tuple(
+        """The stages between cuts, with their names."""
+        return Partition(tuple(cuts), tuple(cut_name(self.graph, cut) for cut in cuts), self)
+
+    def stages(self, cuts: Sequence[int]) -> tuple[StageCost, ...]:
+        """What the stages between cuts cost."""
+        bounds = [0, *cuts, len(self.graph)]
+        received = received_matrix(self.graph, bounds)
+        return tuple(
             StageCost(
                 start=start,
                 stop=stop,
                 layers=sum(self.layers[start:stop]),
                 seconds=math.fsum(self.seconds[start:stop]),
-                memory=round(memory[k][k, k + 1]),
+                memory=self.memory.bytes(self.points.index(start), self.points.index(stop), self.under_way[k]),
                 received=round(received[k, k + 1]),
             )
-            for k, (start, stop) in enumerate(pairwise(points))
+            for k, (start, stop) in enumerate(pairwise(bounds))
         )
-        return Partition(tuple(cuts), tuple(cut_name(self.graph, cut) for cut in cuts), found)
 
 
 def _leaf_calls(graph: Graph) -> list[int]:
