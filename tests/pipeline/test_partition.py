@@ -247,6 +247,12 @@ def test_cuts_that_would_miss_a_write_are_never_taken() -> None:
         assert partition(graph, 2, by).cuts == (3,)
 
 
+def test_calls_that_a_model_makes_without_gradients_do_not_hinder_cuts_by_memory() -> None:
+    """Spectral norm writes to its vectors by `out=`, which autograd refuses where a gradient is wanted."""
+    convs = [nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 1)) for _ in range(2)]
+    assert partition(mural.capture(nn.Sequential(*convs), (1, 4, 8, 8)), 2, "memory").memory > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [4, 16])
 def test_large_models_are_cut(stages: int) -> None:

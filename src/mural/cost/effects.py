@@ -124,6 +124,16 @@ class Dry:
     def _run(
         self, node: Node, wanted: Collection[Place], given: tuple[Made, ...]
     ) -> tuple[Forward, Tally, list[Tensor], tuple[Tensor, ...]]:
+        try:
+            return self._called(node, wanted, given)
+        except RuntimeError:
+            if not any(read in wanted for read in node.reads):
+                raise
+            return self._called(node, (), given)  # autograd does not follow it: the model makes it without gradients
+
+    def _called(
+        self, node: Node, wanted: Collection[Place], given: tuple[Made, ...]
+    ) -> tuple[Forward, Tally, list[Tensor], tuple[Tensor, ...]]:
         leaves = [
             torch.empty_strided(shape, made.strides, dtype=dtype, device=META).requires_grad_(at in wanted)
             for shape, made, dtype, at in zip(node.input_shapes, given, node.input_dtypes, node.reads, strict=True)
