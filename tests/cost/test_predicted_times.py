@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness.vision import narrowed
 from torch import Tensor, nn
 
 from mural import models
@@ -44,7 +45,7 @@ def test_larger_images_and_batches_take_longer() -> None:
 
 
 def test_seconds_of_nodes_add_up_to_the_step() -> None:
-    graph = capture(models.resnet18(width=16), (2, 3, 64, 64))
+    graph = capture(narrowed("resnet18", 4), (2, 3, 64, 64))
     found = seconds(graph, "h200")
     step = Estimate(graph, Hardware.named("h200")).step()
     assert len(found) == len(graph.nodes)
@@ -134,7 +135,7 @@ def test_what_was_measured_counts_more_than_a_prediction(tmp_path: Path) -> None
 
 
 def test_peaks_count_what_kernels_take_for_themselves() -> None:
-    graph = capture(models.vgg11(width=16, classes=7), (4, 3, 96, 96))
+    graph = capture(narrowed("vgg11", 4, classes=7), (4, 3, 96, 96))
     whole = peak(graph, device="h200")
     assert peak(graph, 0, len(graph) // 2, "h200") < whole
     assert peak(graph, device="h200", training=False) < whole
