@@ -15,7 +15,7 @@ from mural.federated.roster import Member, Roster, Turn, store_at
 
 
 def member(name: str, version: int = 0, form: str = "f") -> Member:
-    return Member(name, version, 2, form)
+    return Member(name, version, "", form)
 
 
 def test_all_who_come_are_on_it_in_one_order() -> None:

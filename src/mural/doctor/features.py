@@ -39,6 +39,7 @@ FEATURES = (
     Feature("sample images", "skimage", "scikit-image", "samples"),
     Feature("models of torchvision", "torchvision", "torchvision", "models"),
     Feature("models of timm", "timm", "timm", "models"),
+    Feature("masked federations", "cryptography", "cryptography", "federated"),
     Feature("figures of benchmarks", "matplotlib", "matplotlib", "bench"),
 )
 

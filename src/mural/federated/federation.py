@@ -62,7 +62,8 @@ class Federation:
     clinic.run(model, rounds=20, local=train_on_my_samples)
     ```
 
-    With `masked`, no clinic sees another's weights, only the sum; that needs three clinics or more.
+    With `masked`, no clinic sees another's weights, only the sum; that needs three clinics or more, and the package
+    `cryptography` (`pip install "mural[federated]"`).
     """
 
     name: str
@@ -96,10 +97,11 @@ class Federation:
         A clinic that was away in the last rounds ends with the model of those before: `version` says so. If an error
         ends it, `model` is that of all after the last round that this clinic took part in, not half of a round.
         """
+        self.key = Key() if self.masked else None  # anew: turns begin at 0, and a mask must never hide two updates
+        public = self.key.public if self.key else ""
         roster = Roster(store_at(self.address, self.host, self.timeout), self.patience)
         self.base, self.trained = read(model), None
-        self.key = Key()  # turns begin at 0 in every run, and a mask must never hide two updates
-        me = Member(self.name, self.version, self.key.public, form_of(model), self.masked)
+        me = Member(self.name, self.version, public, form_of(model), self.masked)
         try:
             self._rounds(roster, me, model, rounds, local)
         except BaseException as error:
@@ -178,12 +180,12 @@ class Federation:
         update = torch.cat([values * samples, values.new_tensor([samples])])
         if group is None:
             return update
-        if self.masked:
+        if self.key:
             publics = {number: member.public for number, member in enumerate(members)}
             update = masked(to_fixed(update, len(members)), mine, self.key, publics, str(turn))
         with noticing(turn):
             total = all_reduce(update, "ring", group)
-        return from_fixed(total) if self.masked else total
+        return from_fixed(total) if self.key else total
 
 
 @contextmanager

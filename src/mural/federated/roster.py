@@ -48,13 +48,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Member:
-    """A clinic in a turn: its name, the rounds that are in its model, its public key, what tells other models apart,
-    and whether it masks its updates.
+    """A clinic in a turn: its name, the rounds that are in its model, its public key (empty if it does not mask), what
+    tells other models apart, and whether it masks its updates.
     """
 
     name: str
     version: int
-    public: int
+    public: str
     form: str
     masked: bool = False
 
