@@ -85,6 +85,7 @@ class Scene:
         grain = self.grain(box)
         shade = np.where(large, np.float32(0.95), np.float32(0.7))
         shade += grain
+        shade += np.float32(0.2) * between(noise(1, 9), box, COARSE)  # chromatin
         inside *= shade
         inside += between(haze * (1 - gap), box, COARSE)
         grain *= np.float32(0.3)
@@ -96,10 +97,11 @@ class Scene:
         rows, columns = (np.arange(i.start, i.stop) * COARSE for i in coarse[-2:])
         # Whole numbers: a phase in sixteenths of a position is exact, however large the image.
         slant = ((13 * rows)[:, None] + (8 * columns)[None, :]) % 240
-        bend = np.float32(110) * smooth(coarse, 16, self.seed, 6) + np.float32(12) * smooth(coarse, 4, self.seed, 7)
+        bend = np.float32(420) * smooth(coarse, 16, self.seed, 6) + np.float32(60) * smooth(coarse, 4, self.seed, 7)
         phase = (slant.astype(np.float32) + bend + 960) * np.float32(1 / 240)
         phase = 2 * (phase - np.floor(phase)) - 1  # a parabola for each half of the wave
-        return 4 * phase * (1 - np.abs(phase))
+        strength = np.float32(2.4) + 2 * smooth(coarse, 14, self.seed, 8)
+        return strength * phase * (1 - np.abs(phase))
 
     def grain(self, box: geometry.Box) -> Field:
         """Fine noise: one tile of it, repeated, and moved on from slice to slice of a volume."""
