@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mural.data import synthetic
 from mural.demo.both_runs import IMAGE, MASK, PREDICTION, Run, Step, Usage, build, plain_process, sharded_rank
 from mural.demo.settings import Settings
-from mural.demo.tissue import tissue
 from mural.errors import MuralError
 from mural.ranks import RankError, run_local
 from mural.report.demo_picture import draw
@@ -32,7 +32,9 @@ TOLERANCE = 1e-9
 def run_demo(settings: Settings, out: Path, console: Console | None = None) -> Path:
     """The path of the picture; raises if any loss or gradient of the ranks is not that of the plain process."""
     console = console or Console(highlight=False, markup=False)
-    image, mask = tissue(settings.size, settings.seed)
+    sample = synthetic(settings.size, settings.seed)
+    image = np.ascontiguousarray(sample.image.read().permute(1, 2, 0).numpy())
+    mask = sample.target.read()[0].numpy() > 0  # small and large nuclei are one class here
     console.print(introduction(settings))
     with tempfile.TemporaryDirectory(prefix="mural-demo-") as name:
         folder = Path(name)
