@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -434,6 +436,28 @@ def test_closing_does_not_wait_for_what_is_queued() -> None:
     running.close()
     assert time.perf_counter() - start < 2
     assert not readers()
+
+
+LEFT_OPEN = """
+import sys, time, torch, mural
+from mural.data import ComputedSource, Loader, Sample
+
+def slow(box):
+    time.sleep(0.2)
+    return torch.zeros([i.size for i in box])
+
+samples = [Sample(str(i), ComputedSource(slow, (1, 8, 8), torch.float32)) for i in range(50)]
+running = Loader(samples, mural.init(), prefetch=40, workers=1).epoch(0)
+sys.running = running  # still there when the interpreter ends
+next(running)
+print(time.time())
+"""
+
+
+def test_a_program_that_ends_in_an_epoch_does_not_wait_for_what_is_queued() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.time() - float(done.stdout) < 6  # what is queued takes 8 s
 
 
 def test_reading_runs_ahead_and_stops_at_the_prefetch() -> None:

@@ -15,12 +15,12 @@ from mural.data.formats.axes import Axes, resolved
 from mural.data.formats.blocks import Index, grid, tile_at, touched
 from mural.data.formats.dtypes import Array
 from mural.data.formats.handle import Handle
-from mural.data.formats.pool import each, pool
 from mural.data.formats.stored import Held, Options, Stored
 from mural.data.formats.tiff_check import check_directories, check_segments
 from mural.data.formats.tiff_quiet import quiet
 from mural.data.formats.whole import LIMIT
 from mural.data.source import Counter
+from mural.data.threads import decoders, each
 from mural.errors import DataError
 from mural.geometry import Box, overlap, slices
 
@@ -64,7 +64,7 @@ class Tiles:
 
         tiles = list(touched(box, self.chunks))
         if self.threads > 1 and len(tiles) > 1:
-            each(paste, tiles, pool(self.threads))
+            each(paste, tiles, decoders(self.threads))
         else:
             for tile in tiles:
                 paste(tile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +13,6 @@ from mural.data.loading.consent import Outcome
 from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.reading import MASK, NOTHING, Form, Reader, placed
 from mural.data.loading.steps import Batched, Step, target_dtype, target_shape
-from mural.data.loading.workers import AtOnce
 from mural.errors import DataError
 from mural.geometry import Cuts
 from mural.shard.layout import Layout
@@ -74,9 +74,12 @@ class Late:
         return Unread(layout.shape, dtype, lambda: self.read(layout, dtype, part))
 
     def read(self, layout: Layout, dtype: torch.dtype, part: str) -> ShardedTensor:
-        """The batch's image or target, read in the calling thread."""
+        """The batch's image or target, read now."""
         needs = replace(self.reader.needs, image=part == "image", target=part == "target")
-        step = Step(replace(self.reader, needs=needs), self.batched, AtOnce(), self.buffers, 1)
+        with ThreadPoolExecutor(1, "mural-reader") as thread:
+            step = Step(replace(self.reader, needs=needs), self.batched, thread, self.buffers, 1)
+            step.wait()
+            step.put_back()
         sent = step.send()[0 if needs.image else 1]
         for failure in step.failures.values():
             raise DataError(failure.reason)

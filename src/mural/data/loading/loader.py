@@ -15,13 +15,12 @@ from mural.data.loading.draws import permutation
 from mural.data.loading.label_range import LabelRange
 from mural.data.loading.pinned import Buffers
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
-from mural.data.loading.prefetch import Ahead
 from mural.data.loading.preflight import Facts, inspect, raise_problems
 from mural.data.loading.reading import Reader
 from mural.data.loading.shelf import Shelf
-from mural.data.loading.steps import Batched, Step
-from mural.data.loading.workers import Workers
+from mural.data.loading.steps import Ahead, Batched, Step
 from mural.data.samples import BadSample, Samples
+from mural.data.threads import readers
 from mural.engine.needs import Needs
 from mural.errors import DataError
 from mural.geometry import Cuts
@@ -134,7 +133,7 @@ class Loader:
     def _epoch(self, epoch: int, start: int) -> Generator[Batch]:
         order, stop, found = self.order(epoch), self.steps_per_epoch, start > 0
         check_same(self.dataset, self.mesh, (self.batch, self.seed, self.shuffle, epoch, start))
-        workers = Workers(self.workers)
+        workers = readers(self.workers)
 
         def begin(number: int) -> Step:
             return Step(self.reader, self.batched(order, epoch, number), workers, self.buffers, self.workers)

@@ -1,10 +1,11 @@
-"""Steps that are read ahead: this rank's part of a batch, filled by the workers beside the training."""
+"""Steps that are read ahead: this rank's part of each batch, filled by threads while the training computes."""
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,6 @@ from torch import Tensor
 from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.pixels import Pixels
 from mural.data.loading.reading import CLASS, MASK, NOTHING, Form, Piece, Reader
-from mural.data.loading.workers import AtOnce, Workers
 from mural.data.samples import name_at
 from mural.data.source import pairs
 from mural.errors import DataError
@@ -51,25 +51,28 @@ class Step:
     reader does not need on this rank is neither read nor given memory.
     """
 
-    def __init__(self, reader: Reader, batched: Batched, workers: Workers | AtOnce, buffers: Buffers, parts: int):
+    def __init__(self, reader: Reader, batched: Batched, workers: Executor, buffers: Buffers, parts: int):
         self.reader, self.batched, self.workers, self.buffers, self.parts = reader, batched, workers, buffers, parts
         self.pieces: dict[int, Piece] = {}
         self.failures: dict[int, Failure] = {}
         self.image: Tensor | None = None
         self.target: Tensor | None = None
         self.sent: tuple[Sent | None, Sent | None] | None = None
-        self.left = 0
-        self.lock = threading.Lock()
-        self.done = threading.Event()
-        workers.submit(self._open)
+        self.opening: Future[list[Future[None]]] = workers.submit(self._open)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was read."""
+        return self.opening.done() and all(part.done() for part in self.opening.result())
 
     def wait(self) -> float:
         """The seconds that it took until the step was complete."""
         start = time.perf_counter()
-        self.done.wait()
+        wait(self.opening.result())
         return time.perf_counter() - start
 
-    def _open(self) -> None:
+    def _open(self) -> list[Future[None]]:
+        """Open the samples, and have their parts read."""
         for place in self.batched.places:
             index = self.batched.indices[place]
             try:
@@ -82,11 +85,7 @@ class Step:
             tasks = []
             for place, piece in self.pieces.items():
                 self._failed(place, piece.name, piece.box, error, fatal=True)
-        self.left = len(tasks)
-        for task in tasks:
-            self.workers.submit(task)
-        if not tasks:
-            self._finish()
+        return [self.workers.submit(task) for task in tasks]
 
     def _tasks(self) -> list[Callable[[], None]]:
         """The memory of the batch, and what fills it; nothing where samples do not fit together."""
@@ -117,23 +116,17 @@ class Step:
 
     def _run(self, place: int, fill: Callable[[], None]) -> None:
         try:
-            if place not in self.failures and not self.workers.closed:
+            if place not in self.failures:
                 fill()
         except BaseException as error:
             piece = self.pieces[place]
             self._failed(place, piece.name, piece.view.behind(piece.box), error)
-        with self.lock:
-            self.left -= 1
-            last = not self.left
-        if last:
-            self._finish()
 
     def _failed(self, place: int, name: str, box: Box | None, error: BaseException, fatal: bool = False) -> None:
         what = f"{name}, box {pairs(box)}" if box is not None else name
         hint = "" if isinstance(error, DataError) else ": the file may be damaged, or the disk: check it or replace it"
         words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{hint}"
-        with self.lock:
-            self.failures.setdefault(place, Failure(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
+        self.failures.setdefault(place, Failure(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
 
     def send(self) -> tuple[Sent | None, Sent | None]:
         """Image and target on their way to the device, once."""
@@ -147,16 +140,47 @@ class Step:
 
     def abandon(self) -> None:
         """Give back what a step holds whose tasks were dropped."""
-        if not self.done.is_set():
-            self._finish()
+        self.put_back()
         self.buffers.drop(self.image)
         self.buffers.drop(self.target)
 
-    def _finish(self) -> None:
+    def put_back(self) -> None:
+        """Give its files back, once nobody reads them."""
         for piece in self.pieces.values():
             for path in piece.paths:
                 self.reader.shelf.put(path)
-        self.done.set()
+
+
+class Ahead:
+    """The steps from `start` to `stop`; while one is used, the `prefetch` steps after it are read.
+
+    used   read ahead (prefetch = 2)
+    [ 4 ]  [ 5 ][ 6 ]                  7, 8, … are not begun
+    """
+
+    def __init__(self, begin: Callable[[int], Step], workers: Executor, start: int, stop: int, prefetch: int):
+        self.begin, self.workers, self.prefetch = begin, workers, prefetch
+        self.begun, self.stop = start, stop
+        self.steps: deque[Step] = deque()
+
+    def next(self) -> tuple[Step, float]:
+        """The next step, complete, and the seconds that it was waited for."""
+        while self.begun < self.stop and len(self.steps) <= self.prefetch:
+            self.steps.append(self.begin(self.begun))
+            self.begun += 1
+        waited = self.steps[0].wait()
+        step = self.steps.popleft()
+        step.put_back()
+        if self.steps and self.steps[0].complete:
+            self.steps[0].send()  # it travels to the device while this step is computed
+        return step, waited
+
+    def close(self) -> None:
+        """End the reading at once: each thread finishes the part it is in."""
+        self.workers.shutdown(cancel_futures=True)
+        for step in self.steps:
+            step.abandon()
+        self.steps.clear()
 
 
 def target_dtype(form: Form, pixels: Pixels) -> torch.dtype:

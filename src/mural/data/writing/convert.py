@@ -20,9 +20,9 @@ import numpy as np
 from mural.data.formats.blocks import grid, tile_at
 from mural.data.formats.dtypes import Array, to_array
 from mural.data.formats.nifti import is_gzip
-from mural.data.formats.pool import each
 from mural.data.open import open as open_source
 from mural.data.source import Source
+from mural.data.threads import each
 from mural.data.writing.downsample import halve, pyramid, scales
 from mural.data.writing.output import Output, kind_of, unwritable
 from mural.data.writing.tiff_write import pages_of, write_tiff
