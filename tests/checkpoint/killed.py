@@ -20,7 +20,7 @@ from torch import Tensor
 import mural
 import mural.checkpoint.checkpoints as checkpoint
 import mural.checkpoint.folder as folder
-import mural.checkpoint.storage as storage
+import mural.checkpoint.saving as saving
 from mural.checkpoint.checkpoints import Checkpoints
 from mural.checkpoint.files import as_bytes
 
@@ -66,13 +66,13 @@ def patch(module: Any, name: str, value: Any) -> None:
 
 # What is killed, and the steps that must be there afterwards; before, 1 and 2 are there, and two are kept.
 STAGES: dict[str, tuple[Callable[[], None], int, list[int]]] = {
-    "before the file": (lambda: patch(storage, "header", die), 3, [1, 2]),
-    "half a tensor": (lambda: patch(storage, "write_tensor", half), 3, [1, 2]),
+    "before the file": (lambda: patch(saving, "header", die), 3, [1, 2]),
+    "half a tensor": (lambda: patch(saving, "write_tensor", half), 3, [1, 2]),
     "before the sync": (lambda: patch(os, "fsync", die), 3, [1, 2]),
-    "before the manifest": (lambda: patch(storage, "write_synced", die), 3, [1, 2]),
-    "after the manifest": (lambda: patch(storage, "publish", die), 3, [1, 2, 3]),
+    "before the manifest": (lambda: patch(saving, "write_synced", die), 3, [1, 2]),
+    "after the manifest": (lambda: patch(saving, "publish", die), 3, [1, 2, 3]),
     "before the rename": (lambda: rename(1), 3, [1, 2, 3]),
-    "after the rename": (lambda: patch(storage, "publish", after(folder.publish)), 3, [1, 2, 3]),
+    "after the rename": (lambda: patch(saving, "publish", after(folder.publish)), 3, [1, 2, 3]),
     "while one is removed": (lambda: rename(2, True), 3, [2, 3]),
     "after it is removed": (lambda: patch(checkpoint, "remove", after(folder.remove)), 3, [2, 3]),
     "replaced, old one there": (lambda: rename(1), 2, [1, 2]),

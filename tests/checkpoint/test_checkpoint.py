@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mural
-import mural.checkpoint.storage as storage
+import mural.checkpoint.saving as saving
 from mural.checkpoint.checkpoints import Checkpoints
 from mural.checkpoint.folder import step_path
 from mural.checkpoint.pieces import Piece
@@ -122,15 +122,15 @@ def train_beside(folder: str) -> tuple[float, bool, list[int]]:
     """Collectives and halo exchanges of the training while both ranks' threads write and agree."""
     grid = mural.init(spatial=(2, 1))
     checkpoints = Checkpoints(folder, grid)
-    write = storage.write_tensor
+    write = saving.write_tensor
     with pytest.MonkeyPatch.context() as patch:
         slow = 0.05 * dist.get_rank()
-        patch.setattr(storage, "write_tensor", lambda *a: (time.sleep(slow), write(*a))[1])
+        patch.setattr(saving, "write_tensor", lambda *a: (time.sleep(slow), write(*a))[1])
         checkpoints.save(1, state(1), {})
         total, image = torch.zeros(1), mural.shard(torch.ones(1, 1, 16, 16), grid)
         beside = 0
         for step in range(60):
-            beside += checkpoints.thread is not None and checkpoints.thread.is_alive()
+            beside += checkpoints.writing is not None and checkpoints.writing.running()
             one = torch.full((1,), float(step))
             dist.all_reduce(one)
             total += one
@@ -191,8 +191,8 @@ def test_nothing_is_there_at_first(checkpoints: Checkpoints) -> None:
 
 def test_training_may_go_on_while_it_is_written(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    write = storage.write_tensor
-    monkeypatch.setattr(storage, "write_tensor", lambda *a: (go.wait(10), write(*a))[1])
+    write = saving.write_tensor
+    monkeypatch.setattr(saving, "write_tensor", lambda *a: (go.wait(10), write(*a))[1])
     tensors, values = state(4), {"step": 4}
     checkpoints.save(4, tensors, values)
     for tensor in tensors.values():
@@ -205,8 +205,8 @@ def test_training_may_go_on_while_it_is_written(checkpoints: Checkpoints, monkey
 
 
 def test_a_second_save_waits_for_the_first(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = storage.write_tensor
-    monkeypatch.setattr(storage, "write_tensor", lambda *a: (time.sleep(0.02), write(*a))[1])
+    write = saving.write_tensor
+    monkeypatch.setattr(saving, "write_tensor", lambda *a: (time.sleep(0.02), write(*a))[1])
     checkpoints.save(1, state(1), {})
     checkpoints.save(2, state(2), {})
     assert checkpoints.steps() == [1]
@@ -228,7 +228,7 @@ def test_an_error_of_the_thread_comes_with_the_next_call(
 ) -> None:
     folder = saved(checkpoints, 1)
     with monkeypatch.context() as broken:
-        broken.setattr(storage, "write_tensor", full)
+        broken.setattr(saving, "write_tensor", full)
         checkpoints.save(2, state(2), {"step": 2})
         with pytest.raises(
             CheckpointError, match=r"step 2 was not saved: .*No space left .* free\); step 1 is complete"
@@ -441,7 +441,7 @@ def failing_on_one_rank(folder: str, kind: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
             if kind == "write":
-                patch.setattr(storage, "write_tensor", refuse)
+                patch.setattr(saving, "write_tensor", refuse)
             if kind == "copy":
                 patch.setattr(checkpoints.staging, "copy", refuse)
         values = {"v": (1,)} if kind == "values" and dist.get_rank() == 1 else {}

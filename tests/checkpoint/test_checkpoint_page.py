@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "concepts" / "checkpoints.md", DOCS / "decisions" / "0013-checkpoints-without-pickle.md"]
+DECISIONS = ("0013-checkpoints-without-pickle.md", "0028-checkpoints-of-our-own.md")
+PAGES = [DOCS / "concepts" / "checkpoints.md", *(DOCS / "decisions" / name for name in DECISIONS)]
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,24 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from mural.checkpoint.folder import Lock, clean, remove, step_path, steps_in
+from mural.checkpoint.folder import Lock, clean, remove, saving_path, step_path, steps_in
 from mural.checkpoint.pieces import Offer, Part, Piece, as_piece, divide, offer
-from mural.checkpoint.planners import PartSavePlanner, Staged
 from mural.checkpoint.ranks import Ranks
+from mural.checkpoint.saving import Staged, Staging, begin, finish, write_share
 from mural.checkpoint.snapshot import Snapshot, open_snapshot
-from mural.checkpoint.staging import Staging
-from mural.checkpoint.storage import Writer
 from mural.checkpoint.values import check_plain
-from mural.comm.agree import by_rank, describe
+from mural.comm.agree import describe
 from mural.errors import CheckpointError
 from mural.ranks import Mesh
 
@@ -49,8 +45,8 @@ class Checkpoints:
         self.continues = False
         """Whether this run has read or saved here: what is newer than its step then belongs to a past it left."""
         self.divided: tuple[list[str], tuple[Part, ...]] = ([], ())
-        self.thread: threading.Thread | None = None
-        self.failure: Exception | None = None
+        self.thread = ThreadPoolExecutor(1, "mural-checkpoint")
+        self.writing: Future[None] | None = None
         self.lock: Lock | None = None
         self.ranks.agree(self._occupy)
 
@@ -72,25 +68,23 @@ class Checkpoints:
         pieces, plain = self.ranks.agree(lambda: self._prepare(step, tensors, values))
         parts = self._parts(step, [offer(name, piece) for name, piece in pieces.items()])
         staged = self.ranks.agree(lambda: self.staging.copy(parts, pieces))
-        writer = Writer(step_path(self.folder, step), step, plain)
-        self.thread = threading.Thread(target=self._write, args=(writer, staged), name="mural-checkpoint")
-        self.thread.start()
+        self.writing = self.thread.submit(self._write, step, staged, plain)
         self.continues = True
         if not self.asynchronous:
             self.wait()
 
     def wait(self) -> None:
         """Return when the save that was begun last is on disk; raise on every rank if it failed on any."""
-        if self.thread is None:
+        if self.writing is None:
             return
-        self.thread.join()
-        failure, self.thread, self.failure = self.failure, None, None
+        self.writing.exception()  # an interrupt here leaves it under way
+        writing, self.writing = self.writing, None
         try:
-            self.ranks.raise_any(failure)
+            self.ranks.agree(writing.result)
         except CheckpointError as error:
             latest = self.ranks.gather(self.latest())[0]
             rest = "there is no complete checkpoint" if latest is None else f"step {latest} is complete"
-            raise CheckpointError(f"{error}; {rest}") from failure
+            raise CheckpointError(f"{error}; {rest}") from error
 
     def read(self, step: int | None = None) -> Snapshot:
         """The checkpoint of a step, checked; without a step, the newest that is intact (see `Snapshot.passed_over`)."""
@@ -101,8 +95,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let this rank's writing end, and leave the folder to others; not collective, call `wait` before."""
-        if self.thread is not None:
-            self.thread.join()
+        self.thread.shutdown()
         if self.lock is not None:
             self.lock.close()
             self.lock = None
@@ -142,28 +135,19 @@ class Checkpoints:
             self.divided = (kinds, divide(offers)[self.ranks.rank])
         return self.divided[1]
 
-    def _write(self, writer: Writer, staged: Sequence[Staged]) -> None:
-        """In the thread: write, and then drop what is no longer kept; what goes wrong is left for `wait`."""
-        first = self.ranks.rank == 0
+    def _write(self, step: int, staged: Sequence[Staged], values: Mapping[str, Any]) -> None:
+        """In the thread: write, and then drop what is no longer kept."""
+        place, first = step_path(self.folder, step), self.ranks.rank == 0
         try:
-            save(
-                {},
-                storage_writer=writer,
-                planner=PartSavePlanner(staged),
-                process_group=self.ranks.group,
-                no_dist=self.ranks.group is None,
-            )
-            if first:
-                self._prune(writer.step)
-        except CheckpointException as failure:
-            if first:
-                shutil.rmtree(writer.saving, ignore_errors=True)
-            texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
-            self.failure = CheckpointError(f"step {writer.step} was not saved: {by_rank(texts, self.ranks.world)}")
-        except CheckpointError as error:
-            self.failure = error
+            self.ranks.on_first(lambda: begin(place))
+            shares = self.ranks.gather(self.ranks.agree(lambda: write_share(place, self.ranks.rank, staged)))
+            self.ranks.on_first(lambda: finish(place, step, shares, values))
         except Exception as error:
-            self.failure = CheckpointError(f"step {writer.step} was not saved: {describe(error)}")
+            if first:
+                shutil.rmtree(saving_path(place), ignore_errors=True)
+            raise CheckpointError(f"step {step} was not saved: {describe(error)}") from error
+        if first:
+            self._prune(step)
 
     def _prune(self, step: int) -> None:
         steps = self.steps()

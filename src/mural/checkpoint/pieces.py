@@ -54,6 +54,8 @@ def as_piece(name: str, given: Tensor | Piece) -> Piece:
         raise CheckpointError(
             f"{name} is a {type(tensor).__name__}: give Piece(local tensor, global shape, box) in its place"
         )
+    if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(f"{name} is a {type(tensor).__name__}, no tensor: give it among the values")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout} and type {tensor.dtype}"
         raise CheckpointError(f"{name} is {kind}: a checkpoint holds dense tensors that have values")

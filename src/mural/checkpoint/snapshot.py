@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,22 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from mural.checkpoint.files import damages, read_block, read_manifest
 from mural.checkpoint.folder import step_path, steps_in
 from mural.checkpoint.manifest import Entry, Manifest
 from mural.checkpoint.pieces import HERE, Piece, as_piece
-from mural.checkpoint.planners import PieceLoadPlanner
 from mural.checkpoint.ranks import Ranks
-from mural.checkpoint.storage import Reader
-from mural.comm.agree import by_rank, describe
 from mural.errors import CheckpointError
 from mural.geometry import moves, needs_of, slices, whole
-
-# Without a process group, torch warns that it takes the world to be this process: so it is.
-warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled", category=UserWarning)
 
 
 @dataclass(frozen=True)
@@ -67,22 +58,14 @@ class Snapshot:
                 raise CheckpointError(f"{self.place} does not fit: {listed(faults)}")
             return pieces
 
-        planner = PieceLoadPlanner(self.ranks.agree(fitting))
-        reader = Reader(self.place, self.manifest)
+        pieces = self.ranks.agree(fitting)
         try:
-            load(
-                {},
-                storage_reader=reader,
-                planner=planner,
-                process_group=self.ranks.group,
-                no_dist=self.ranks.group is None,
-            )
-        except CheckpointException as failure:
-            texts = {rank: describe(error) for rank, (error, _) in failure.failures.items()}
+            self.ranks.agree(lambda: [self._fill(name, piece) for name, piece in pieces.items()])
+        except CheckpointError as error:
             raise CheckpointError(
-                f"{self.place} became unreadable while it was loaded: {by_rank(texts, self.ranks.world)}. Some tensors "
-                f"were overwritten already: start again"
-            ) from failure
+                f"{self.place} became unreadable while it was loaded: {error}. Some tensors were overwritten already: "
+                f"start again"
+            ) from error
 
     def tensor(self, name: str, box: Sequence[tuple[int, int]] | None = None) -> Tensor:
         """A tensor, or a box of it, in new host memory."""
@@ -91,12 +74,17 @@ class Snapshot:
         entry = self.tensors[name]
         place = whole(entry.shape) if box is None else tuple(box)
         piece = Piece(torch.empty([stop - start for start, stop in place], dtype=entry.dtype), entry.shape, place)
+        self._fill(name, piece)
+        return piece.tensor
+
+    def _fill(self, name: str, piece: Piece) -> None:
+        """Copy from each block that overlaps a piece, once it was checked."""
+        entry = self.tensors[name]
         held = {number: block.box for number, block in enumerate(entry.blocks)}
         for move in moves(held, {HERE: needs_of(piece.place)}):
             block = entry.blocks[move.source]
             values = read_block(self.place, name, block, entry.dtype)
-            piece.tensor[slices(move.box, piece.place)] = values[slices(move.box, block.box)]
-        return piece.tensor
+            piece.tensor.detach()[slices(move.box, piece.place)].copy_(values[slices(move.box, block.box)])
 
     def _misfit(self, name: str, piece: Piece) -> str:
         entry = self.tensors.get(name)

@@ -1,21 +1,28 @@
-"""The storage under `torch.distributed.checkpoint`: its own `save` and `load` work with it, without pickle."""
+"""What a save writes: safetensors that come back bit for bit, without pickle, every damage noticed."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
 
+import mural
+from mural.checkpoint.checkpoints import Checkpoints
 from mural.checkpoint.files import as_bytes, damages, header, read_manifest, write_tensor
+from mural.checkpoint.folder import step_path
 from mural.checkpoint.manifest import DTYPES, Damaged
-from mural.checkpoint.storage import Reader, Writer
+from mural.checkpoint.pieces import Piece
+from mural.checkpoint.snapshot import open_snapshot
+from mural.checkpoint.state import restore
+from mural.errors import CheckpointError
 
 
 def some(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -29,22 +36,29 @@ TENSORS |= {"conj": torch.rand(3, dtype=torch.complex64).conj(), "channels last"
     memory_format=torch.channels_last)}  # fmt: skip
 
 
-def test_save_and_load_of_torch_work_with_it(tmp_path: Path) -> None:
-    dcp.save(dict(TENSORS), storage_writer=Writer(tmp_path / "step-1", 1), no_dist=True)
+def saved(folder: Path, tensors: Mapping[str, Any]) -> Path:
+    """The place of a checkpoint of step 1."""
+    checkpoints = Checkpoints(folder, mural.init(), asynchronous=False)
+    try:
+        checkpoints.save(1, tensors, {})
+    finally:
+        checkpoints.close()
+    return step_path(folder, 1)
+
+
+def test_every_type_and_layout_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    saved(tmp_path, TENSORS)
     found = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
-    dcp.load(found, storage_reader=Reader(tmp_path / "step-1"), no_dist=True)
+    open_snapshot(tmp_path).load(found)
     for name, tensor in TENSORS.items():
         assert found[name].dtype == tensor.dtype
         assert as_bytes(found[name]) == as_bytes(tensor), name
-    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step-00000001"]
 
 
 def test_the_files_are_safetensors(tmp_path: Path) -> None:
-    dcp.save(
-        {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.int8)},
-        storage_writer=Writer(tmp_path / "s", 1),
-    )
-    (path,) = (tmp_path / "s").glob("*.safetensors")
+    place = saved(tmp_path, {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.int8)})
+    (path,) = place.glob("*.safetensors")
     with safe_open(path, "pt") as file:
         assert sorted(file.keys()) == ["a", "b"]
         assert torch.equal(file.get_tensor("a"), torch.arange(6.0).view(2, 3))
@@ -64,9 +78,9 @@ def test_every_type_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 
 
 def test_objects_are_refused_not_pickled(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointException, match="no tensor"):
-        dcp.save({"lr": 0.1}, storage_writer=Writer(tmp_path / "s", 1), no_dist=True)
-    assert not (tmp_path / "s").exists()
+    with pytest.raises(CheckpointError, match="lr is a float, no tensor"):
+        saved(tmp_path, {"lr": 0.1})
+    assert not step_path(tmp_path, 1).exists()
 
 
 def faults(place: Path) -> list[str]:
@@ -85,8 +99,7 @@ class Trap:
 
 def test_a_pickle_in_any_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    place = tmp_path / "s"
-    dcp.save({"a": torch.arange(100)}, storage_writer=Writer(place, 1), no_dist=True)
+    place = saved(tmp_path, {"a": torch.arange(100)})
     buffer = io.BytesIO()
     torch.save(Trap(), buffer)
     for data in (pickle.dumps(Trap()), buffer.getvalue()):
@@ -100,8 +113,7 @@ def test_a_pickle_in_any_file_is_never_run(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("where", [0, 9, 60, -1])
 def test_any_flipped_byte_of_a_file_is_noticed(tmp_path: Path, where: int) -> None:
-    place = tmp_path / "s"
-    dcp.save({"a": torch.arange(100)}, storage_writer=Writer(place, 1), no_dist=True)
+    place = saved(tmp_path, {"a": torch.arange(100)})
     path = place / "rank-00000.safetensors"
     data = bytearray(path.read_bytes())
     data[where] ^= 1
@@ -112,10 +124,7 @@ def test_any_flipped_byte_of_a_file_is_noticed(tmp_path: Path, where: int) -> No
 
 
 def test_the_work_of_checking_is_shared(tmp_path: Path) -> None:
-    place = tmp_path / "s"
-    dcp.save(
-        nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).state_dict(), storage_writer=Writer(place, 1), no_dist=True
-    )
+    place = saved(tmp_path, nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).state_dict())
     manifest = read_manifest(place)
     path = place / "rank-00000.safetensors"
     whole = path.read_bytes()
@@ -125,8 +134,7 @@ def test_the_work_of_checking_is_shared(tmp_path: Path) -> None:
 
 
 def test_a_file_that_grows_or_goes_is_noticed(tmp_path: Path) -> None:
-    place = tmp_path / "s"
-    dcp.save({"a": torch.arange(100)}, storage_writer=Writer(place, 1), no_dist=True)
+    place = saved(tmp_path, {"a": torch.arange(100)})
     path, manifest = place / "rank-00000.safetensors", read_manifest(place)
     path.write_bytes(path.read_bytes() + b"more")
     assert "were written" in next(damages(place, manifest))
@@ -134,3 +142,20 @@ def test_a_file_that_grows_or_goes_is_noticed(tmp_path: Path) -> None:
     assert {"cut" in text for text in damages(place, manifest)} == {True}
     path.unlink()
     assert {"is missing" in text for text in damages(place, manifest)} == {True}
+
+
+def test_a_checkpoint_of_two_ranks_that_an_earlier_version_wrote_loads(tmp_path: Path) -> None:
+    """Written by mural 0.1.0.dev0 through torch.distributed.checkpoint; see decision 0028."""
+    folder = shutil.copytree(Path(__file__).parent / "written_before", tmp_path / "run")
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
+    snapshot = open_snapshot(folder)
+    restore(snapshot, model, optimizer, scheduler)
+    assert (snapshot.step, snapshot.values["about"], scheduler.last_epoch) == (3, {"step": 3}, 3)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+    assert optimizer.state[model[0].weight]["step"] == model[1].num_batches_tracked == 3
+    assert torch.equal(snapshot.tensor("cut"), torch.arange(60.0).view(10, 6))
+    part = Piece(torch.zeros(4, 2), (10, 6), [(2, 6), (1, 3)])
+    snapshot.load({"cut": part})
+    assert torch.equal(part.tensor, torch.arange(60.0).view(10, 6)[2:6, 1:3])
