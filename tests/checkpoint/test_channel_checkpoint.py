@@ -14,7 +14,7 @@ import mural
 from law import difference, image
 from mural.channel.share import share_of
 from mural.checkpoint import Checkpoints, restore, state_of
-from mural.checkpoint.shares import placed_state
+from mural.checkpoint.optimizer_state import placed_state
 from mural.errors import CheckpointError
 from ranks import run_on
 

@@ -99,7 +99,8 @@ def divide(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[Part, ...], ...]:
     known: dict[str, Offer] = {}
     for rank, own in enumerate(offers):
         for one in own:
-            if _disagree(known.setdefault(one.name, one), one):
+            first = known.setdefault(one.name, one)
+            if (first.dtype, first.shape) != (one.dtype, one.shape):
                 raise CheckpointError(_disagreement(one.name, offers))
             holders.setdefault((one.name, one.box), []).append(rank)
     _check_cover(known, holders)
@@ -132,10 +133,6 @@ def split(box: Box, width: int, limit: int) -> list[Box]:
     cuts = Cuts.even(box[dim].size, min(box[dim].size, -(-bytes // limit)))
     parts = [(*box[:dim], i.shift(box[dim].start), *box[dim + 1 :]) for i in cuts.intervals()]
     return [smaller for part in parts for smaller in split(part, width, limit)]
-
-
-def _disagree(a: Offer, b: Offer) -> bool:
-    return (a.dtype, a.shape) != (b.dtype, b.shape)
 
 
 def _disagreement(name: str, offers: Sequence[Sequence[Offer]]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -115,30 +115,24 @@ def open_snapshot(folder: Path, ranks: Ranks | None = None, step: int | None = N
     steps = ranks.on_first(lambda: steps_in(folder))
     if not steps or (step is not None and step not in steps):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise CheckpointError(f"{folder} holds {what}" + (f", but of {_numbers(steps)}" if steps else ""))
-    if step is not None:
-        return _open_step(folder, ranks, step, steps)
-    damaged: list[str] = []
-    for candidate in reversed(steps):
+        raise CheckpointError(f"{folder} holds {what}" + (f", but of steps {', '.join(map(str, steps))}" * bool(steps)))
+    damaged: dict[int, CheckpointError] = {}
+    for candidate in (s for s in reversed(steps) if step is None or s <= step):
         try:
             found = _intact(step_path(folder, candidate), ranks)
-            return Snapshot(found.place, found.manifest, ranks, tuple(damaged))
         except CheckpointError as error:
-            damaged.append(f"step {candidate} was passed over: {error}")
-    raise CheckpointError(f"{folder} holds no intact checkpoint: {'; '.join(damaged)}")
+            damaged[candidate] = error
+            continue
+        if damaged and step is not None:
+            raise CheckpointError(f"{damaged[step]}; step {candidate} is intact: read that one") from damaged[step]
+        return replace(found, passed_over=_passed_over(damaged))
+    if step is not None:
+        raise CheckpointError(f"{damaged[step]}; there is no older one that is intact") from damaged[step]
+    raise CheckpointError(f"{folder} holds no intact checkpoint: {'; '.join(_passed_over(damaged))}")
 
 
-def _open_step(folder: Path, ranks: Ranks, step: int, steps: Sequence[int]) -> Snapshot:
-    try:
-        return _intact(step_path(folder, step), ranks)
-    except CheckpointError as error:
-        for older in (s for s in reversed(steps) if s < step):
-            try:
-                _intact(step_path(folder, older), ranks)
-            except CheckpointError:
-                continue
-            raise CheckpointError(f"{error}; step {older} is intact: read that one") from error
-        raise CheckpointError(f"{error}; there is no older one that is intact") from error
+def _passed_over(damaged: Mapping[int, CheckpointError]) -> tuple[str, ...]:
+    return tuple(f"step {step} was passed over: {error}" for step, error in damaged.items())
 
 
 def _intact(place: Path, ranks: Ranks) -> Snapshot:
@@ -150,7 +144,3 @@ def _intact(place: Path, ranks: Ranks) -> Snapshot:
     if faults:
         raise CheckpointError(listed(faults, 3))
     return Snapshot(place, manifest, ranks)
-
-
-def _numbers(steps: Iterable[int]) -> str:
-    return f"steps {', '.join(map(str, steps))}"

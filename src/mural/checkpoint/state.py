@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from mural.channel.share import share_of
 from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer, united, without
 from mural.checkpoint.pieces import Piece
-from mural.checkpoint.shares import placed
 from mural.checkpoint.snapshot import Snapshot, lacking, listed
 from mural.checkpoint.values import decode, encode
 from mural.comm.agree import gather
@@ -154,6 +154,12 @@ def _filled(snapshot: Snapshot, targets: dict[str, Tensor | Piece], name: str) -
     return target
 
 
+def _placed(tensor: Tensor) -> Tensor | Piece:
+    """A tensor of the model without its history; a share as the piece that it is of the whole parameter."""
+    share = share_of(tensor)
+    return tensor.detach() if share is None else Piece(tensor.detach(), share.shape, share.box)
+
+
 def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor | Piece], dict[str, Any]]:
     own = {id(t): t for t in (*model.parameters(), *model.buffers())}
     tensors: dict[str, Tensor | Piece] = {}
@@ -177,7 +183,7 @@ def _model_state(model: nn.Module, meta: bool = False) -> tuple[dict[str, Tensor
         else:
             first[id(value)] = name
             if meta or not value.is_meta:
-                tensors[f"model.{name}"] = placed(value)
+                tensors[f"model.{name}"] = _placed(value)
     return {**tensors, **inside}, {"model": {"ties": ties, "extra": extra}}
 
 
