@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.data.loading.augment import Augment, Drawn, raise_to
-from mural.data.loading.view import Turn, View, split
+from mural.data.loading.turned_view import Turn, View, split
 from mural.errors import DataError
 from mural.geometry import Box, Interval, volume
 

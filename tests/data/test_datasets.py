@@ -15,9 +15,9 @@ from PIL import Image
 import mural
 from mural.data.loading.loader import Loader
 from mural.data.loading.preflight import Facts
-from mural.data.samples import Sample
+from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
-from mural.data.sets.memory import ArraySource
+from mural.data.sets.memory_sources import ArraySource
 from mural.data.writing.write import create
 from mural.errors import DataError
 from ranks import run_on

@@ -23,9 +23,9 @@ from torch import Tensor
 import mural
 from mural.data.loading.augment import Augment
 from mural.data.loading.loader import Batch, Loader
-from mural.data.samples import Sample
+from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
-from mural.data.sets.memory import ArraySource, ComputedSource
+from mural.data.sets.memory_sources import ArraySource, ComputedSource
 from mural.errors import DataError
 from mural.geometry import Box
 from ranks import run_on

@@ -10,8 +10,8 @@ import torch
 import mural
 from mural.data.loading.augment import Augment
 from mural.data.loading.loader import Loader
-from mural.data.samples import Sample
-from mural.data.sets.memory import ComputedSource
+from mural.data.sample import Sample
+from mural.data.sets.memory_sources import ComputedSource
 from mural.errors import DataError
 from mural.geometry import Box
 from ranks import run_on

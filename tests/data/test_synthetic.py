@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import mural
 from mural.data.loading.loader import Loader
 from mural.data.sets.dataset import Dataset
-from mural.data.sets.real import RULES, real
+from mural.data.sets.real_images import RULES, real
 from mural.data.sets.synthetic import synthetic
 from mural.data.sets.texture import Ellipses, between, chance, smooth
 from mural.data.sets.written import write_synthetic
@@ -135,6 +135,6 @@ def test_real_images_name_the_extra_that_brings_them(monkeypatch: pytest.MonkeyP
     for module in [m for m in sys.modules if m.split(".")[0] == "skimage"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "skimage", None)
-    monkeypatch.setattr("mural.data.sets.real.bundled", real.__globals__["bundled"].__wrapped__)
+    monkeypatch.setattr("mural.data.sets.real_images.bundled", real.__globals__["bundled"].__wrapped__)
     with pytest.raises(DataError, match=r"mural\[samples\]"):
         real("retina")

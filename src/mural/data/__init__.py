@@ -5,10 +5,10 @@ from mural.data.loading.batches import Batch
 from mural.data.loading.loader import Loader
 from mural.data.loading.scaled import scaled
 from mural.data.open import open
-from mural.data.samples import Sample
+from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
-from mural.data.sets.memory import ArraySource, ComputedSource
-from mural.data.sets.real import real
+from mural.data.sets.memory_sources import ArraySource, ComputedSource
+from mural.data.sets.real_images import real
 from mural.data.sets.synthetic import synthetic
 from mural.data.sets.written import write_synthetic
 from mural.data.source import Box, Counter, Level, Source

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mural.data.formats.array import open_npy, open_npz
 from mural.data.formats.nifti import open_nifti
-from mural.data.formats.picture import kind, open_picture
+from mural.data.formats.pillow import kind, open_picture
 from mural.data.formats.raster import open_raster
 from mural.data.formats.slide import open_slide
 from mural.data.formats.stored import FileSource, Options, Reader
 from mural.data.formats.tiff import open_tiff
+from mural.data.formats.uncompressed import open_npy, open_npz
 from mural.data.formats.zarr import open_zarr
 from mural.data.loading.scaled import Scaling, scaled
 from mural.data.source import Source

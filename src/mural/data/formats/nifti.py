@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mural.data.formats.array import Raw, Reversed, check_size
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
 from mural.data.formats.extras import package
 from mural.data.formats.handle import Handle
 from mural.data.formats.stored import Held, Options, Stored
+from mural.data.formats.uncompressed import Raw, Reversed, check_size
 from mural.data.formats.whole import Whole
 from mural.data.source import Counter
 from mural.errors import DataError

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from mural.data.formats.axes import resolved
-from mural.data.formats.blocks import count
 from mural.data.formats.dtypes import Array
 from mural.data.formats.extras import package
 from mural.data.formats.stored import Held, Options
+from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import DataError
 from mural.geometry import Box

@@ -12,10 +12,10 @@ import numpy as np
 import tensorstore
 
 from mural.data.formats.axes import Axes, guessed, resolved
-from mural.data.formats.blocks import count
 from mural.data.formats.dtypes import Array
 from mural.data.formats.ngff import Node, arrays_below, axis_names, multiscales, node
 from mural.data.formats.stored import Held, Options
+from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import DataError
 from mural.geometry import Box, slices

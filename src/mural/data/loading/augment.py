@@ -13,8 +13,8 @@ from math import exp
 import torch
 from torch import Tensor
 
-from mural.data.loading.draws import generator, seed_of, uniform, whole_number
-from mural.data.loading.view import Turn
+from mural.data.loading.seeded_draws import generator, seed_of, uniform, whole_number
+from mural.data.loading.turned_view import Turn
 from mural.errors import DataError
 from mural.geometry import Box, overlap, slices
 from mural.shard.ops.random.lattice import BLOCK, blocks, lattice

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mural.data.loading.consent import Outcome
+from mural.data.loading.piece_reader import MASK, NOTHING, Form, Reader, placed
 from mural.data.loading.pinned import Buffers, Sent
-from mural.data.loading.reading import MASK, NOTHING, Form, Reader, placed
-from mural.data.loading.steps import Batched, Step, target_dtype, target_shape
+from mural.data.loading.read_ahead import Batched, Step, target_dtype, target_shape
+from mural.data.loading.step_agreement import Outcome
 from mural.errors import DataError
 from mural.geometry import Cuts
 from mural.shard.layout import Layout

@@ -10,16 +10,16 @@ import torch
 
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch, assembled
-from mural.data.loading.consent import Outcome, check_same, consent
-from mural.data.loading.draws import permutation
 from mural.data.loading.label_range import LabelRange
+from mural.data.loading.open_files import Shelf
+from mural.data.loading.piece_reader import Reader
 from mural.data.loading.pinned import Buffers
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
 from mural.data.loading.preflight import Facts, inspect, raise_problems
-from mural.data.loading.reading import Reader
-from mural.data.loading.shelf import Shelf
-from mural.data.loading.steps import Ahead, Batched, Step
-from mural.data.samples import BadSample, Samples
+from mural.data.loading.read_ahead import Ahead, Batched, Step
+from mural.data.loading.seeded_draws import permutation
+from mural.data.loading.step_agreement import Outcome, check_same, consent
+from mural.data.sample import BadSample, Samples
 from mural.data.threads import readers
 from mural.engine.needs import Needs
 from mural.errors import DataError

@@ -60,7 +60,7 @@ def scaled(
     `scale` is that of a run's [data]: "range" maps integers to [0, 1] by the range of their type, a number divides, a
     pair (low, high) becomes 0 and 1, "none" (or None) takes the values as they are.
 
-    >>> from mural.data.sets.memory import ArraySource
+    >>> from mural.data.sets.memory_sources import ArraySource
     >>> scaled(ArraySource(torch.tensor([[0, 51, 255]], dtype=torch.uint8))).read().tolist()
     [[[0.0, 0.20000000298023224, 1.0]]]
     """

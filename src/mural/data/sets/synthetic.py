@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from mural import geometry
-from mural.data.samples import Sample
-from mural.data.sets.memory import Unfiled
+from mural.data.sample import Sample
+from mural.data.sets.memory_sources import Unfiled
 from mural.data.sets.texture import Ellipses, Field, between, knots, smooth
 from mural.errors import DataError
 from mural.geometry import Interval, slices

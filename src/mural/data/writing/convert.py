@@ -20,6 +20,7 @@ import numpy as np
 from mural.data.formats.blocks import grid, tile_at
 from mural.data.formats.dtypes import Array, to_array
 from mural.data.formats.nifti import is_gzip
+from mural.data.formats.tile_grid import grid, tile_at
 from mural.data.open import open as open_source
 from mural.data.source import Source
 from mural.data.threads import each

@@ -11,6 +11,7 @@ import numpy as np
 
 from mural.data.formats.blocks import Index
 from mural.data.formats.dtypes import Array
+from mural.data.formats.tile_grid import Index
 from mural.geometry import Box, overlap, slices, subtract, volume
 
 IN_MEMORY = 256 * 2**20

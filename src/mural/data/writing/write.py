@@ -25,6 +25,7 @@ import torch
 from mural.comm.agree import gather, together
 from mural.data.formats.blocks import Index, tile_at, touched
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
+from mural.data.formats.tile_grid import Index, tile_at, touched
 from mural.data.source import Box, checked_box, pairs
 from mural.data.writing.gather import settle
 from mural.data.writing.output import Output, kind_of, unwritable

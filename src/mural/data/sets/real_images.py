@@ -13,8 +13,8 @@ import numpy as np
 
 from mural.data.formats.dtypes import Array
 from mural.data.formats.extras import package
-from mural.data.samples import Sample
-from mural.data.sets.memory import ArraySource
+from mural.data.sample import Sample
+from mural.data.sets.memory_sources import ArraySource
 from mural.errors import DataError
 
 

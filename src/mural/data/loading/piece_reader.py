@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mural.data.loading.augment import Augment, Drawn
-from mural.data.loading.draws import whole_number
+from mural.data.loading.open_files import Shelf
 from mural.data.loading.pixels import Pixels
-from mural.data.loading.shelf import Shelf
-from mural.data.loading.view import Turn, View, split
-from mural.data.samples import Sample, Samples, is_path, label_of, opened, sample_at
+from mural.data.loading.seeded_draws import whole_number
+from mural.data.loading.turned_view import Turn, View, split
+from mural.data.sample import Sample, Samples, is_path, label_of, opened, sample_at
 from mural.data.source import Source, level_of
 from mural.engine.needs import Needs
 from mural.errors import DataError

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mural.data.sets.memory import ArraySource
+from mural.data.sets.memory_sources import ArraySource
 from mural.data.source import Source
 from mural.errors import DataError
 
