@@ -284,15 +284,15 @@ def test_a_tile_that_is_damaged_raises_on_every_rank_or_is_skipped(tmp_path: Pat
 def test_files_stay_open_between_steps_and_few_of_them(tmp_path: Path) -> None:
     images = [picture(tmp_path / f"{k}.png") for k in range(6)]
     loader = Loader(Dataset(images), mural.init(), prefetch=1)
-    loader.shelf.capacity = 2
+    loader.files.capacity = 2
     assert len(list(loader.epoch(0))) == 6
-    assert len(loader.shelf.sources) == 2
-    assert not any(loader.shelf.users.values())
+    assert len(loader.files.sources) == 2
+    assert not any(loader.files.users.values())
     for _ in loader.epoch(1):
         break
-    assert not any(loader.shelf.users.values())
+    assert not any(loader.files.users.values())
     loader.close()
-    assert not loader.shelf.sources
+    assert not loader.files.sources
     assert loader.bytes_decoded > 6 * 12 * 16 * 3 - 1
 
 

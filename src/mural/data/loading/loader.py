@@ -11,12 +11,12 @@ import torch
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch, assembled
 from mural.data.loading.label_range import LabelRange
-from mural.data.loading.open_files import Shelf
+from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.piece_reader import Reader
 from mural.data.loading.pinned import Buffers
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
 from mural.data.loading.preflight import Facts, inspect, raise_problems
-from mural.data.loading.read_ahead import Ahead, Batched, Step
+from mural.data.loading.read_ahead import Batched, ReadAhead, Step
 from mural.data.loading.seeded_draws import permutation
 from mural.data.loading.step_agreement import Outcome, check_same, consent
 from mural.data.sample import BadSample, Samples
@@ -84,11 +84,11 @@ class Loader:
         self.dataset, self.mesh, self.batch, self.shuffle, self.seed = dataset, mesh, batch, shuffle, seed
         self.prefetch, self.workers, self.skip_bad = prefetch, workers, skip_bad
         self.bad: list[BadSample] = []
-        self.shelf = Shelf()
+        self.files = OpenFiles()
         self.buffers = Buffers(settled(device))
         pixels = Pixels(scale, per_channel(mean), per_channel(std), dtype, mask, labels, label_range)
         self.reader = Reader(
-            dataset, needs, self.shelf, pixels, augment, seed, align, level,
+            dataset, needs, self.files, pixels, augment, seed, align, level,
             tuple(crop) if crop is not None else None, shuffle, pad_to, pad_target,
         )  # fmt: skip
 
@@ -138,7 +138,7 @@ class Loader:
         def begin(number: int) -> Step:
             return Step(self.reader, self.batched(order, epoch, number), workers, self.buffers, self.workers)
 
-        with closing(Ahead(begin, workers, start, stop, self.prefetch)) as ahead:
+        with closing(ReadAhead(begin, workers, start, stop, self.prefetch)) as ahead:
             for _ in range(start, stop):
                 if ready := self._next(ahead):
                     found = True
@@ -146,7 +146,7 @@ class Loader:
         if not found:
             raise DataError(f"no sample could be read in epoch {epoch}: {self.summary()}")
 
-    def _next(self, ahead: Ahead) -> list[Batch]:
+    def _next(self, ahead: ReadAhead) -> list[Batch]:
         """The next batch; none where all its samples are bad."""
         try:
             step, waited = ahead.next()
@@ -180,11 +180,11 @@ class Loader:
     @property
     def bytes_decoded(self) -> int:
         """The uncompressed bytes of file tiles that this rank decoded from the paths of its samples."""
-        return self.shelf.bytes_decoded
+        return self.files.bytes_decoded
 
     def close(self) -> None:
         """Close the files that are kept open between steps; the loader can go on to be used."""
-        self.shelf.close()
+        self.files.close()
 
 
 def settled(device: torch.device | str) -> torch.device:

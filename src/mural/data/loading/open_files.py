@@ -1,4 +1,4 @@
-"""The shelf: files that stay open between steps, the most recently used few of them."""
+"""Open files: those that stay open between steps, the most recently used few of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mural.data.source import Source
 CAPACITY = 32
 
 
-class Shelf:
+class OpenFiles:
     """Open sources by path; one that is in use stays open, of the others the last few do. Threads may share it.
 
     Each source decodes in the thread that reads it: the loader's workers are the threads.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mural.data.loading.augment import Augment, Drawn
-from mural.data.loading.open_files import Shelf
+from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.pixels import Pixels
 from mural.data.loading.seeded_draws import whole_number
 from mural.data.loading.turned_view import Turn, View, split
@@ -81,7 +81,7 @@ class Piece:
     drawn: Drawn | None
     box: Box
     paths: tuple[str, ...]
-    """What was taken from the shelf."""
+    """The files that were taken from `OpenFiles`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Reader:
 
     samples: Samples
     needs: Needs
-    shelf: Shelf
+    files: OpenFiles
     pixels: Pixels
     augment: Augment | None
     seed: int
@@ -107,7 +107,7 @@ class Reader:
         paths: list[str] = []
 
         def take(path: str) -> Source:
-            source = self.shelf.take(path)
+            source = self.files.take(path)
             paths.append(path)
             return source
 
@@ -115,7 +115,7 @@ class Reader:
             return self._opened(sample, index, epoch, take, paths)
         except BaseException:
             for path in paths:
-                self.shelf.put(path)
+                self.files.put(path)
             raise
 
     def _opened(self, sample: Sample, index: int, epoch: int, take: Callable[[str], Source], paths: list[str]) -> Piece:

@@ -148,10 +148,10 @@ class Step:
         """Give its files back, once nobody reads them."""
         for piece in self.pieces.values():
             for path in piece.paths:
-                self.reader.shelf.put(path)
+                self.reader.files.put(path)
 
 
-class Ahead:
+class ReadAhead:
     """The steps from `start` to `stop`; while one is used, the `prefetch` steps after it are read.
 
     used   read ahead (prefetch = 2)
