@@ -17,9 +17,8 @@ import mural
 from mural.data.loading.loader import Loader
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.real_images import RULES, real
-from mural.data.sets.synthetic import synthetic
+from mural.data.sets.synthetic import synthetic, write_synthetic
 from mural.data.sets.texture import Ellipses, between, chance, smooth
-from mural.data.sets.written import write_synthetic
 from mural.errors import DataError
 from mural.geometry import Interval
 

@@ -3,14 +3,13 @@
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch
 from mural.data.loading.loader import Loader
-from mural.data.loading.scaled import scaled
+from mural.data.loading.pixels import scaled
 from mural.data.open import open
 from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource, ComputedSource
 from mural.data.sets.real_images import real
-from mural.data.sets.synthetic import synthetic
-from mural.data.sets.written import write_synthetic
+from mural.data.sets.synthetic import synthetic, write_synthetic
 from mural.data.source import Box, Counter, Level, Source
 from mural.data.writing.convert import convert
 from mural.data.writing.write import Writer, create

@@ -17,7 +17,7 @@ from mural.data.formats.stored import FileSource, Options, Reader
 from mural.data.formats.tiff import open_tiff
 from mural.data.formats.uncompressed import open_npy, open_npz
 from mural.data.formats.zarr import open_zarr
-from mural.data.loading.scaled import Scaling, scaled
+from mural.data.loading.pixels import Scaling, scaled
 from mural.data.source import Source
 from mural.errors import DataError
 

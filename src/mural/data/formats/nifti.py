@@ -13,9 +13,8 @@ import numpy as np
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
 from mural.data.formats.extras import package
-from mural.data.formats.handle import Handle
 from mural.data.formats.stored import Held, Options, Stored
-from mural.data.formats.uncompressed import Raw, Reversed, check_size
+from mural.data.formats.uncompressed import Handle, Raw, Reversed, check_size
 from mural.data.formats.whole import Whole
 from mural.data.source import Counter
 from mural.errors import DataError

@@ -1,8 +1,12 @@
-"""Whether a TIFF is complete: the chain of its directories and the places of its tiles, against the file's size."""
+"""What opening a TIFF with tifffile needs: whether the file is complete, and no log lines on the terminal."""
 
 from __future__ import annotations
 
+import logging
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +53,29 @@ def check_segments(name: str, path: Path, offsets: ArrayLike, counts: ArrayLike)
     if len(ends) and int(ends.max()) > size:
         late = int((ends > size).sum())
         raise truncated(name, f"{late} of {len(ends)} tiles or strips reach up to byte {int(ends.max())}", size)
+
+
+LOGGER = logging.getLogger("tifffile")
+OPENING: ContextVar[bool] = ContextVar("OPENING", default=False)
+"""Whether mural is opening a file, in this thread: another thread may use tifffile for itself meanwhile."""
+
+
+def heard(_: logging.LogRecord) -> bool:
+    """Whether a line goes on: to handlers always, but to the terminal, where logging puts the rest, not while we open.
+
+    What is wrong with a file is in the error that opening it raises, so the lines would say it a second time.
+    """
+    return not OPENING.get() or LOGGER.hasHandlers()
+
+
+LOGGER.addFilter(heard)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """A block that opens a file with tifffile."""
+    token = OPENING.set(True)
+    try:
+        yield
+    finally:
+        OPENING.reset(token)

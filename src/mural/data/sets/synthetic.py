@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 
 from mural import geometry
 from mural.data.sample import Sample
+from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import Unfiled
 from mural.data.sets.texture import Ellipses, Field, between, knots, smooth
+from mural.data.source import Source
+from mural.data.writing.write import create
 from mural.errors import DataError
 from mural.geometry import Interval, slices
 
@@ -165,3 +169,36 @@ def absorb(eighth: Field) -> None:
     np.reciprocal(eighth, out=eighth)
     for _ in range(3):
         eighth *= eighth
+
+
+def write_synthetic(
+    folder: str | Path,
+    count: int = 4,
+    size: Sequence[int] | int = 2048,
+    seed: int = 0,
+    kind: Kind = "tissue",
+    suffix: str = ".tif",
+) -> Dataset:
+    """Write that many samples to `folder/images` and `folder/masks`, and return the dataset of these files.
+
+    `suffix` chooses the format (`.tif`, `.zarr`, …).
+    """
+    images, masks = Path(folder) / "images", Path(folder) / "masks"
+    for place in (images, masks):
+        place.mkdir(parents=True, exist_ok=True)
+    names = [f"{kind}-{number:04d}{suffix}" for number in range(count)]
+    for number, name in enumerate(names):
+        sample = synthetic(size, seed + number, kind)
+        copy(sample.image, images / name)
+        copy(sample.target, masks / name)
+    return Dataset([images / name for name in names], [masks / name for name in names])
+
+
+def copy(source: Source, path: Path) -> None:
+    """Write a source to a file, a band of tiles at a time."""
+    rows = source.chunks[1]
+    with create(path, source.shape, source.dtype) as writer:
+        for start in range(0, source.shape[1], rows):
+            box = [(0, n) for n in source.shape]
+            box[1] = (start, min(start + rows, source.shape[1]))
+            writer.write(box, source.read(box))
