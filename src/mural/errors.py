@@ -1,5 +1,10 @@
 """The errors that mural raises, each with the values, the rule and the smallest fix in its message."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 
 class MuralError(Exception):
     """Everything that mural raises on purpose."""
@@ -46,3 +51,16 @@ class DataError(MuralError, ValueError):
     def __init__(self, message: str, name: str = "", box: object = None) -> None:
         super().__init__(message)
         self.name, self.box = name, box
+
+
+def package(name: str, extra: str, what: str = "this file", error: type[MuralError] = DataError) -> Any:
+    """A module of an optional package, or an error that says how to install it.
+
+    >>> package("nothing_of_this_name", "slides")
+    Traceback (most recent call last):
+    mural.errors.DataError: this file needs the package nothing_of_this_name: pip install "mural[slides]"
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as missing:
+        raise error(f'{what} needs the package {name.split(".")[0]}: pip install "mural[{extra}]"') from missing

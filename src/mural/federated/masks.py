@@ -15,7 +15,6 @@ and its own part.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.errors import PlanError
+from mural.errors import PlanError, package
 
 DIGITS = 30
 """Binary digits after the point of masked values."""
@@ -39,7 +38,8 @@ class Key:
     @property
     def public(self) -> str:
         """What others get, in hexadecimal digits."""
-        return x25519().X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw().hex()
+        own = cryptography("asymmetric.x25519").X25519PrivateKey.from_private_bytes(self.secret)
+        return own.public_key().public_bytes_raw().hex()
 
     def shared(self, public: str) -> bytes:
         """The secret that this key's owner and that of a public key have in common.
@@ -48,7 +48,7 @@ class Key:
         >>> a.shared(b.public) == b.shared(a.public)
         True
         """
-        agreement = x25519()
+        agreement = cryptography("asymmetric.x25519")
         try:
             other = agreement.X25519PublicKey.from_public_bytes(bytes.fromhex(public))
             return agreement.X25519PrivateKey.from_private_bytes(self.secret).exchange(other)
@@ -56,20 +56,15 @@ class Key:
             raise PlanError(f"a clinic sent {public!r}, which is no public key that keeps secrets: {error}") from error
 
 
-def x25519() -> Any:
-    """The key agreement of `cryptography`, or an error that says how to install it."""
-    try:
-        return importlib.import_module("cryptography.hazmat.primitives.asymmetric.x25519")
-    except ImportError as error:
-        raise PlanError('masked=True needs the package cryptography: pip install "mural[federated]"') from error
+def cryptography(module: str) -> Any:
+    """A module of the package `cryptography`, or an error that says how to install it."""
+    return package(f"cryptography.hazmat.primitives.{module}", "federated", "masked=True", PlanError)
 
 
 def mask_of(secret: bytes, occasion: str, count: int) -> Tensor:
     """As many uniform numbers of 64 bits, the same for all who know the secret, others on every occasion."""
-    from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
-
-    seed = HKDF(SHA256(), 32, salt=None, info=occasion.encode()).derive(secret)
+    sha256 = cryptography("hashes").SHA256()
+    seed = cryptography("kdf.hkdf").HKDF(sha256, 32, salt=None, info=occasion.encode()).derive(secret)
     stream = hashlib.shake_256(seed).digest(8 * count)
     return torch.frombuffer(bytearray(stream), dtype=torch.int64) if count else torch.empty(0, dtype=torch.int64)
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.extras import package
 from mural.data.formats.stored import Held, Options, Stored
 from mural.data.formats.uncompressed import Handle, Raw, Reversed, check_size
 from mural.data.formats.whole import Whole
 from mural.data.source import Counter
-from mural.errors import DataError
+from mural.errors import DataError, package
 from mural.geometry import Box
 
 LETTERS = {1: "W", 2: "HW", 3: "DHW", 4: "DHWC", 5: "DHWCC"}

@@ -15,11 +15,10 @@ import numpy as np
 
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.extras import package
 from mural.data.formats.stored import Held, Options
 from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
-from mural.errors import DataError
+from mural.errors import DataError, package
 from mural.geometry import Box
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from mural.data.formats.axes import Axes, resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.extras import package
 from mural.data.formats.stored import Held, Options
 from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
+from mural.errors import package
 from mural.geometry import Box
 
 UINT8: np.dtype[Any] = np.dtype(np.uint8)

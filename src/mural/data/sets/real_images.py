@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from mural.data.formats.dtypes import Array
-from mural.data.formats.extras import package
 from mural.data.sample import Sample
 from mural.data.sets.memory_sources import ArraySource
-from mural.errors import DataError
+from mural.errors import DataError, package
 
 
 def real(name: str) -> Sample:
