@@ -15,6 +15,7 @@ from mural.data.formats.blocks import Index, grid, tile_at, touched
 from mural.data.formats.dtypes import Array
 from mural.data.formats.stored import Held, Options, Stored
 from mural.data.formats.tiff_check import check_directories, check_segments, quiet
+from mural.data.formats.tiff_opening import check_directories, check_segments, quiet
 from mural.data.formats.tiff_quiet import quiet
 from mural.data.formats.tile_grid import Index, grid, tile_at, touched
 from mural.data.formats.uncompressed import Handle, Raw
