@@ -18,6 +18,7 @@ from mural.data.loading.preflight import Facts
 from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource
+from mural.data.source import Source
 from mural.data.writing.write import create
 from mural.errors import DataError
 from ranks import run_on
@@ -281,18 +282,29 @@ def test_a_tile_that_is_damaged_raises_on_every_rank_or_is_skipped(tmp_path: Pat
     assert "truncated" in text
 
 
-def test_files_stay_open_between_steps_and_few_of_them(tmp_path: Path) -> None:
+def test_files_stay_open_between_steps_and_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def recorded(path: str, threads: int) -> Source:
+        found = mural.data.open(path, threads=threads)
+        opened.append(found.close_at_end)  # alive until the file is closed
+        return found
+
+    monkeypatch.setattr("mural.data.loading.open_files.open_image", recorded)
     images = [picture(tmp_path / f"{k}.png") for k in range(6)]
     loader = Loader(Dataset(images), mural.init(), prefetch=1)
     loader.files.capacity = 2
-    assert len(list(loader.epoch(0))) == 6
-    assert len(loader.files.sources) == 2
-    assert not any(loader.files.users.values())
+    for count in range(1, 3):
+        assert len([batch.step for batch in loader.epoch(count)]) == 6
+        assert len(loader.files.sources) == 2
+        assert sum(each.alive for each in opened) == 2
+        assert len(opened) <= 6 * count
     for _ in loader.epoch(1):
         break
-    assert not any(loader.files.users.values())
+    assert sum(each.alive for each in opened) == 2
     loader.close()
     assert not loader.files.sources
+    assert not any(each.alive for each in opened)
     assert loader.bytes_decoded > 6 * 12 * 16 * 3 - 1
 
 

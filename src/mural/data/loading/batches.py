@@ -79,7 +79,6 @@ class Late:
         with ThreadPoolExecutor(1, "mural-reader") as thread:
             step = Step(replace(self.reader, needs=needs), self.batched, thread, self.buffers, 1)
             step.wait()
-            step.put_back()
         sent = step.send()[0 if needs.image else 1]
         for failure in step.failures.values():
             raise DataError(failure.reason)

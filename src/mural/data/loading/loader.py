@@ -180,7 +180,7 @@ class Loader:
     @property
     def bytes_decoded(self) -> int:
         """The uncompressed bytes of file tiles that this rank decoded from the paths of its samples."""
-        return self.files.bytes_decoded
+        return self.files.counter.bytes_decoded
 
     def close(self) -> None:
         """Close the files that are kept open between steps; the loader can go on to be used."""

@@ -80,8 +80,6 @@ class Piece:
     view: View
     drawn: Drawn | None
     box: Box
-    paths: tuple[str, ...]
-    """The files that were taken from `OpenFiles`."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +102,7 @@ class Reader:
     def open(self, index: int, epoch: int) -> Piece:
         """A sample's sources, opened, and this rank's part in them."""
         sample = sample_at(self.samples, index)
-        paths: list[str] = []
-
-        def take(path: str) -> Source:
-            source = self.files.take(path)
-            paths.append(path)
-            return source
-
-        try:
-            return self._opened(sample, index, epoch, take, paths)
-        except BaseException:
-            for path in paths:
-                self.files.put(path)
-            raise
-
-    def _opened(self, sample: Sample, index: int, epoch: int, take: Callable[[str], Source], paths: list[str]) -> Piece:
-        image, mask, mask_level, label = sources_of(sample, take, self.level, self.pixels)
+        image, mask, mask_level, label = sources_of(sample, self.files.take, self.level, self.pixels)
         extents = level_of(image, self.level).shape[1:]
         channels = image.shape[0]
         window = self.window(extents, index, epoch, image.name)
@@ -131,7 +114,7 @@ class Reader:
         form = Form(channels, view.shape, kind, width)
         mesh = self.needs.mesh
         box = placed(mesh, form, (0,) * mesh.size("data"), self.align).box[2:]
-        return Piece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box, tuple(paths))
+        return Piece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box)
 
     def window(self, extents: tuple[int, ...], index: int, epoch: int, name: str) -> Box:
         """The part of an image that the model sees, which sticks out where the image is padded."""

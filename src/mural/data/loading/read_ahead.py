@@ -139,16 +139,9 @@ class Step:
         return self.sent
 
     def abandon(self) -> None:
-        """Give back what a step holds whose tasks were dropped."""
-        self.put_back()
+        """Give back the memory of a step whose tasks were dropped."""
         self.buffers.drop(self.image)
         self.buffers.drop(self.target)
-
-    def put_back(self) -> None:
-        """Give its files back, once nobody reads them."""
-        for piece in self.pieces.values():
-            for path in piece.paths:
-                self.reader.files.put(path)
 
 
 class ReadAhead:
@@ -170,7 +163,6 @@ class ReadAhead:
             self.begun += 1
         waited = self.steps[0].wait()
         step = self.steps.popleft()
-        step.put_back()
         if self.steps and self.steps[0].complete:
             self.steps[0].send()  # it travels to the device while this step is computed
         return step, waited
