@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 import mural
+from mural.data.image_sample import Sample
 from mural.data.loading.loader import Loader
 from mural.data.loading.preflight import Facts
-from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource
 from mural.data.source import Source

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mural
+from mural.data.image_sample import Sample
 from mural.data.loading.augment import Augment
 from mural.data.loading.loader import Batch, Loader
-from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource, ComputedSource
 from mural.errors import DataError

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mural
+from mural.data.image_sample import Sample
 from mural.data.loading.augment import Augment
 from mural.data.loading.loader import Loader
-from mural.data.sample import Sample
 from mural.data.sets.memory_sources import ComputedSource
 from mural.errors import DataError
 from mural.geometry import Box

@@ -1,11 +1,11 @@
 """Images on disk: read in boxes, loaded as batches, converted, and written piece by piece."""
 
+from mural.data.image_sample import Sample
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch
 from mural.data.loading.loader import Loader
 from mural.data.loading.pixels import scaled
 from mural.data.open import open
-from mural.data.sample import Sample
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource, ComputedSource
 from mural.data.sets.real_images import real

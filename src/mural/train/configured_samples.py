@@ -10,8 +10,8 @@ import torch
 
 from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
+from mural.data.image_sample import opened, sample_at
 from mural.data.loading.label_range import LabelRange
-from mural.data.sample import opened, sample_at
 from mural.engine.needs import Needs
 from mural.errors import ConfigError, DataError
 from mural.ranks import Mesh

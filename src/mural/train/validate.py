@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mural.data import create
-from mural.data.sample import name_at
+from mural.data.image_sample import name_at
 from mural.ranks import AXES
 from mural.shard import ShardedTensor
 from mural.shard.relayout import merged

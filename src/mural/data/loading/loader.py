@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from mural.data.image_sample import BadSample, Samples
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch, assembled
 from mural.data.loading.label_range import LabelRange
@@ -19,7 +20,6 @@ from mural.data.loading.preflight import Facts, inspect, raise_problems
 from mural.data.loading.read_ahead import Batched, ReadAhead, Step
 from mural.data.loading.seeded_draws import permutation
 from mural.data.loading.step_agreement import Outcome, check_same, consent
-from mural.data.sample import BadSample, Samples
 from mural.data.threads import readers
 from mural.engine.needs import Needs
 from mural.errors import DataError

@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mural.data.image_sample import Sample, Samples, is_path, label_of, opened, sample_at
 from mural.data.loading.augment import Augment, Drawn
 from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.pixels import Pixels
 from mural.data.loading.seeded_draws import whole_number
 from mural.data.loading.turned_view import Turn, View, split
-from mural.data.sample import Sample, Samples, is_path, label_of, opened, sample_at
 from mural.data.source import Source, level_of
 from mural.engine.needs import Needs
 from mural.errors import DataError

@@ -10,10 +10,10 @@ import torch
 
 from mural.comm.agree import greatest, said
 from mural.data.formats.dtypes import TORCH
+from mural.data.image_sample import BadSample, Samples, name_at, sample_at
 from mural.data.loading.piece_reader import sources_of
 from mural.data.loading.pixels import Pixels
 from mural.data.open import open as open_image
-from mural.data.sample import BadSample, Samples, name_at, sample_at
 from mural.data.source import Source, level_of
 from mural.errors import DataError
 from mural.ranks import Mesh

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mural.data.image_sample import name_at
 from mural.data.loading.piece_reader import CLASS, MASK, NOTHING, Form, Piece, Reader
 from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.pixels import Pixels
-from mural.data.sample import name_at
 from mural.data.source import pairs
 from mural.errors import DataError
 from mural.geometry import Box

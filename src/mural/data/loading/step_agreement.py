@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from mural.comm.agree import greatest, said
+from mural.data.image_sample import BadSample, Samples, name_at
 from mural.data.loading.piece_reader import Form
 from mural.data.loading.read_ahead import Step
-from mural.data.sample import BadSample, Samples, name_at
 from mural.errors import DataError
 from mural.ranks import Mesh
 

@@ -10,9 +10,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from mural.data.image_sample import Sample, is_path
 from mural.data.loading.preflight import Facts, check
 from mural.data.loading.seeded_draws import permutation
-from mural.data.sample import Sample, is_path
 from mural.data.sets.pairing import expand, listed, pair
 from mural.errors import DataError
 from mural.ranks import Mesh

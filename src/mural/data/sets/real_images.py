@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mural.data.formats.dtypes import Array
-from mural.data.sample import Sample
+from mural.data.image_sample import Sample
 from mural.data.sets.memory_sources import ArraySource
 from mural.errors import DataError, package
 

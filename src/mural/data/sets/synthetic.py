@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from mural import geometry
-from mural.data.sample import Sample
+from mural.data.image_sample import Sample
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import Unfiled
 from mural.data.sets.texture import Ellipses, Field, between, knots, smooth
