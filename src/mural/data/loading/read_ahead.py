@@ -85,7 +85,10 @@ class Step:
             tasks = []
             for place, piece in self.pieces.items():
                 self._failed(place, piece.name, piece.box, error, fatal=True)
-        return [self.workers.submit(task) for task in tasks]
+        try:
+            return [self.workers.submit(task) for task in tasks]
+        except RuntimeError:
+            return []  # the pool was closed meanwhile; the error would keep this step and its files alive
 
     def _tasks(self) -> list[Callable[[], None]]:
         """The memory of the batch, and what fills it; nothing where samples do not fit together."""
