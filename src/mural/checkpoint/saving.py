@@ -17,10 +17,10 @@ from torch import Tensor
 from mural.checkpoint.files import header, write_tensor
 from mural.checkpoint.folder import publish, saving_path, sync_folder, write_synced
 from mural.checkpoint.manifest import NAME, Block, Entry, File, Manifest, mural_version
-from mural.checkpoint.pieces import Part, Piece, within
+from mural.checkpoint.pieces import Part, Piece
 from mural.comm.host_staging import Buffer, Pinned, Plain
 from mural.errors import CheckpointError
-from mural.geometry import Box
+from mural.geometry import Box, slices
 
 
 class Staged(NamedTuple):
@@ -53,7 +53,7 @@ class Staging:
         at = 0
         for part in ordered:
             piece = pieces[part.name]
-            source = piece.tensor.detach()[within(part.box, piece.place)]
+            source = piece.tensor.detach()[slices(part.box, piece.place)]
             target = memory[at : at + part.bytes].view(source.dtype).view(source.shape)
             target.copy_(source, non_blocking=True)
             staged.append(Staged(part.name, tuple(piece.shape), part.box, target))

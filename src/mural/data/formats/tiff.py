@@ -11,12 +11,9 @@ import numpy as np
 import tifffile
 
 from mural.data.formats.axes import Axes, resolved
-from mural.data.formats.blocks import Index, grid, tile_at, touched
 from mural.data.formats.dtypes import Array
 from mural.data.formats.stored import Held, Options, Stored
-from mural.data.formats.tiff_check import check_directories, check_segments, quiet
 from mural.data.formats.tiff_opening import check_directories, check_segments, quiet
-from mural.data.formats.tiff_quiet import quiet
 from mural.data.formats.tile_grid import Index, grid, tile_at, touched
 from mural.data.formats.uncompressed import Handle, Raw
 from mural.data.formats.whole import LIMIT

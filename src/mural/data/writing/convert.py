@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from mural.data.formats.blocks import grid, tile_at
 from mural.data.formats.dtypes import Array, to_array
 from mural.data.formats.nifti import is_gzip
 from mural.data.formats.tile_grid import grid, tile_at

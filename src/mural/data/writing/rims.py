@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mural.data.formats.blocks import Index
 from mural.data.formats.dtypes import Array
 from mural.data.formats.tile_grid import Index
 from mural.geometry import Box, overlap, slices, subtract, volume

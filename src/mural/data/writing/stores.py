@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import tifffile
 
-from mural.data.formats.blocks import grid, tile_at, touched
 from mural.data.formats.dtypes import Array
 from mural.data.formats.tile_grid import grid, tile_at, touched
 from mural.data.formats.zarr import ts
