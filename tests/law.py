@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import mural
-from mural.comm.verdict import given_up
+from mural.comm.failure.shared_fate import given_up
 from mural.shard.halo.fuse import fusing
 from ranks import DEVICE, run_on
 

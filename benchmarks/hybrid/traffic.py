@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mural.channel.layer import KIND
-from mural.comm.agree import gather
+from mural.comm.failure.agree import gather
 from mural.engine.inputs import Image
 from mural.engine.parallel import Parallel
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mural.channel.split import split_channels
+from mural.comm.failure.connections import roll_call
+from mural.comm.failure.shared_fate import ANEW, given_up
 from mural.comm.presence import roll_call
 from mural.comm.verdict import ANEW, given_up
 from mural.engine import Loss, Parallel, materialize, share_from_first

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 import mural
-from mural.comm.agree import any_rank, by_rank, gather, said, together
+from mural.comm.failure.agree import any_rank, by_rank, gather, said, together
 from mural.errors import DataError, PlanError
 from ranks import run_on
 

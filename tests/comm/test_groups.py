@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import mural
 from mural.comm import groups, processes
-from mural.comm.alarm import Awaited
+from mural.comm.failure.alarm import Awaited
 from mural.errors import PeerError
 from ranks import Pool
 

@@ -1,4 +1,4 @@
-"""Which rank hangs: judged from tables of pulses, and found among real processes that stop, sleep and spin."""
+"""Which rank hangs: judged from tables of heartbeats, and found among real processes that stop, sleep and spin."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import pytest
 
 import mural
 from mural.comm import Watchdog
-from mural.comm.pulse import Pulse, judge, waits_for_others, where
+from mural.comm.heartbeats import Heartbeat, judge, waits_for_others, where
 from mural.comm.watchdog import HUNG
 from mural.errors import PlanError
 
-WELL = Pulse("a", 1, moved=1.0, count=12, serial=90, doing="step 12")
-SLOW = Pulse("b", 2, moved=9.0, count=12, serial=80, doing="step 12")
-WORKING = Pulse("b", 2, moved=31.0, count=12, serial=80, doing="step 12", at="train.py:7 in forward")
-WAITING = Pulse("c", 3, moved=31.0, count=12, serial=90, doing="step 12", waits="for rank 1 in conv2d")
-BEHIND = Pulse("d", 4, moved=31.0, count=12, serial=79, doing="step 12", waits="for rank 0 in conv2d")
-PAUSED = Pulse("d", 4, moved=99.0, count=12, serial=70, paused=True)
-LEFT = Pulse("d", 4, moved=99.0, left=True)
+WELL = Heartbeat("a", 1, moved=1.0, count=12, serial=90, doing="step 12")
+SLOW = Heartbeat("b", 2, moved=9.0, count=12, serial=80, doing="step 12")
+WORKING = Heartbeat("b", 2, moved=31.0, count=12, serial=80, doing="step 12", at="train.py:7 in forward")
+WAITING = Heartbeat("c", 3, moved=31.0, count=12, serial=90, doing="step 12", waits="for rank 1 in conv2d")
+BEHIND = Heartbeat("d", 4, moved=31.0, count=12, serial=79, doing="step 12", waits="for rank 0 in conv2d")
+PAUSED = Heartbeat("d", 4, moved=99.0, count=12, serial=70, paused=True)
+LEFT = Heartbeat("d", 4, moved=99.0, left=True)
 
-# pulses, seconds since they came, who hangs, and words about it
-JUDGED: dict[str, tuple[dict[int, Pulse | None], dict[int, float], list[int], str]] = {
+# heartbeats, seconds since they came, who hangs, and words about it
+JUDGED: dict[str, tuple[dict[int, Heartbeat | None], dict[int, float], list[int], str]] = {
     "all well": ({0: WELL, 1: WELL}, {}, [], ""),
     "slow, below the limit": ({0: WAITING, 1: SLOW, 2: WAITING}, {}, [], ""),
     "one works too long": (
@@ -43,13 +43,13 @@ JUDGED: dict[str, tuple[dict[int, Pulse | None], dict[int, float], list[int], st
     "one is stopped": ({0: WAITING, 1: WAITING, 2: WELL}, {2: 31.0}, [2], "stopped \\(no heartbeat for 31 s"),
     "one never began": ({0: WAITING, 1: None}, {1: 40.0}, [1], "did not begin"),
     "one has not begun yet": ({0: WAITING, 1: None}, {1: 5.0}, [], ""),
-    "the pulse grew old": ({0: WAITING, 1: SLOW}, {1: 25.0}, [1], "no progress for 34 s"),
+    "the heartbeat grew old": ({0: WAITING, 1: SLOW}, {1: 25.0}, [1], "no progress for 34 s"),
     "all wait": ({0: WAITING, 1: WAITING, 2: BEHIND}, {}, [2], "waiting for rank 0 in conv2d"),
     "others wait for a pause": ({0: WAITING, 1: PAUSED}, {}, [], ""),
     "one left": ({0: WELL, 1: LEFT}, {1: 99.0}, [], ""),
     "one left, one waits for it": ({0: WAITING, 1: LEFT}, {1: 99.0}, [0], "waiting for rank 1"),
     "a wait that looks like work": (
-        {0: Pulse("a", 1, moved=31.0, count=12, serial=90), 1: WORKING},
+        {0: Heartbeat("a", 1, moved=31.0, count=12, serial=90), 1: WORKING},
         {},
         [1],
         "host b",
@@ -59,14 +59,14 @@ JUDGED: dict[str, tuple[dict[int, Pulse | None], dict[int, float], list[int], st
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_judgement(name: str) -> None:
-    pulses, silence, expected, words = JUDGED[name]
-    found = judge(pulses, dict.fromkeys(pulses, 0.0) | silence, limit=30.0)
+    heartbeats, silence, expected, words = JUDGED[name]
+    found = judge(heartbeats, dict.fromkeys(heartbeats, 0.0) | silence, limit=30.0)
     assert [finding.rank for finding in found] == expected
     assert not words or re.search(words, found[0].words)
 
 
-def test_pulses_travel() -> None:
-    assert Pulse.decode(WORKING.encode()) == WORKING
+def test_heartbeats_travel() -> None:
+    assert Heartbeat.decode(WORKING.encode()) == WORKING
 
 
 def test_where_a_thread_is_and_whether_it_waits() -> None:

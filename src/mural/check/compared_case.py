@@ -14,7 +14,7 @@ from mural.check.copies import copied
 from mural.check.plain_run import Plain
 from mural.check.rounding import PROBES, At, Reference, gaps, left_behind, move
 from mural.check.updates import Stepping, steps
-from mural.comm.agree import gather, together
+from mural.comm.failure.agree import gather, together
 from mural.engine import Loss
 from mural.engine.inputs import shape_of
 from mural.parallelize import parallelize

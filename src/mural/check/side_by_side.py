@@ -16,7 +16,7 @@ from mural.check.compared_case import Case
 from mural.check.comparison import Comparison
 from mural.check.copies import copied
 from mural.check.plain_run import Plain, device_of, quiet, trial
-from mural.comm.agree import gather, together
+from mural.comm.failure.agree import gather, together
 from mural.engine import Loss, materialize, share_from_first
 from mural.engine.loss_terms import LossTerms
 from mural.engine.unwrapped import unwrapped

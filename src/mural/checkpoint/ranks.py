@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from mural.comm.agree import share_failure
+from mural.comm.failure.agree import share_failure
 from mural.errors import CheckpointError, PeerError
 from mural.ranks import Mesh
 

@@ -26,7 +26,7 @@ from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_op
 from mural.checkpoint.pieces import Piece
 from mural.checkpoint.snapshot import Snapshot, lacking, listed
 from mural.checkpoint.values import decode, encode
-from mural.comm.agree import gather
+from mural.comm.failure.agree import gather
 from mural.errors import CheckpointError
 from mural.ranks import Mesh
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import groups
-from mural.comm.alarm import POLL_SECONDS, Alarm, Pending
+from mural.comm.failure.alarm import POLL_SECONDS, Alarm, Pending
 from mural.comm.host_staging import Pinned
 from mural.comm.mpi.installation import NAME as MPI
 from mural.comm.path_choice import from_host

@@ -2,9 +2,10 @@
 
 gloo and NCCL cannot tell a slow rank from one that hangs, nor which one it is. Each rank has two threads:
 
-    messenger   sends this rank's pulse to the process group's store, and reads those of the others; a store that does
-                not answer, since the rank that holds it is stopped, keeps this thread alone
-    judge       looks at the pulses; after `limit` seconds without progress of some rank it reports and ends the process
+    messenger   sends this rank's heartbeat to the process group's store, and reads those of the others; a store that
+                does not answer, since the rank that holds it is stopped, keeps this thread alone
+    judge       looks at the heartbeats; after `limit` seconds without progress of some rank it reports and ends the
+                process
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import torch.distributed as dist
 
 from mural.comm.agree import MeshLike
 from mural.comm.alarm import Awaited
+from mural.comm.failure.alarm import Awaited
+from mural.comm.heartbeats import Finding, Heartbeat, judge, waits_for_others, where
 from mural.comm.processes import LOCAL_STORE
-from mural.comm.pulse import Finding, Pulse, judge, waits_for_others, where
+from mural.comm.pulse import Finding, judge, waits_for_others, where
 from mural.errors import PlanError
 
 HUNG = 75
@@ -52,7 +55,7 @@ class Watchdog:
         self.count, self.beat, self.pauses, self.doing = 0, 0, 0, ""
         self.seen, self.moved_at = (-1, -1), time.monotonic()
         now = time.monotonic()
-        self.pulses: dict[int, Pulse | None] = dict.fromkeys(range(mesh.world))
+        self.heartbeats: dict[int, Heartbeat | None] = dict.fromkeys(range(mesh.world))
         self.heard_at = dict.fromkeys(range(mesh.world), now)
         self.answered_at = now
         self.over = threading.Event()
@@ -106,7 +109,7 @@ class Watchdog:
             self.pauses -= 1
             self.progress(before)
 
-    def pulse(self) -> Pulse:
+    def heartbeat(self) -> Heartbeat:
         """This rank as it is now."""
         transport, now = self.mesh.transport, time.monotonic()
         seen = (self.count, transport.serial)
@@ -115,7 +118,7 @@ class Watchdog:
         moved = now - self.moved_at
         still = moved > 2 * self.interval
         self.beat += 1
-        return Pulse(
+        return Heartbeat(
             self.host,
             self.pid,
             self.beat,
@@ -138,12 +141,12 @@ class Watchdog:
         return waits_for_others(self.main)
 
     def _carry(self) -> None:
-        """Send and fetch pulses until the end; a store that is gone is told by the time since its last answer."""
+        """Send and fetch heartbeats until the end; a store that is gone is told by the time since its last answer."""
         store: Any = self.store
         while True:
             over = self.over.is_set()
             with contextlib.suppress(RuntimeError):
-                store.set(f"{self.key}/{self.mesh.rank}", self.pulse().encode())
+                store.set(f"{self.key}/{self.mesh.rank}", self.heartbeat().encode())
                 if over:
                     return
                 self._fetch(store)
@@ -153,13 +156,13 @@ class Watchdog:
             self.over.wait(self.interval)
 
     def _fetch(self, store: Any) -> None:
-        begun = [r for r, p in self.pulses.items() if p is not None or store.check([f"{self.key}/{r}"])]
+        begun = [r for r, p in self.heartbeats.items() if p is not None or store.check([f"{self.key}/{r}"])]
         keys = [f"{self.key}/{rank}" for rank in begun]
         texts = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
         for rank, text in zip(begun, texts, strict=True):
-            new, old = Pulse.decode(text), self.pulses[rank]
+            new, old = Heartbeat.decode(text), self.heartbeats[rank]
             if old is None or new.beat != old.beat:
-                self.pulses[rank], self.heard_at[rank] = new, time.monotonic()
+                self.heartbeats[rank], self.heard_at[rank] = new, time.monotonic()
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -169,7 +172,7 @@ class Watchdog:
                 self.heard_at, self.answered_at = dict.fromkeys(self.heard_at, now), now
             before = now
             if self.store is None:
-                self.pulses[0], self.heard_at[0], self.answered_at = self.pulse(), now, now
+                self.heartbeats[0], self.heard_at[0], self.answered_at = self.heartbeat(), now, now
             findings = self._findings(now)
             if findings and not self.over.is_set():
                 self._end(findings)
@@ -177,13 +180,13 @@ class Watchdog:
     def _findings(self, now: float) -> tuple[Finding, ...]:
         silence = now - self.answered_at
         if silence > self.limit:
-            first = self.pulses[0]
+            first = self.heartbeats[0]
             if first is not None and first.left:
                 return ()  # the store went with rank 0, which had come to its end
             holder, words = store_holder()
             place = f"{first.place}: " if first is not None and holder == 0 else ""
             return (Finding(holder, f"{place}stopped ({words} does not answer for {silence:.0f} s)"),)
-        return judge(self.pulses, {rank: now - at for rank, at in self.heard_at.items()}, self.limit)
+        return judge(self.heartbeats, {rank: now - at for rank, at in self.heard_at.items()}, self.limit)
 
     def _end(self, findings: tuple[Finding, ...]) -> None:
         """Report, and end this process: a wait of gloo or NCCL can be ended in no other way."""
@@ -205,8 +208,8 @@ class Watchdog:
         """The ranks that hang, and what the others do."""
         guilty = {finding.rank for finding in findings}
         lines = [f"mural: rank {f.rank} hangs; {f.words}" if f.rank >= 0 else f"mural: {f.words}" for f in findings]
-        others = [(rank, pulse) for rank, pulse in self.pulses.items() if pulse is not None and rank not in guilty]
-        lines += [f"mural: rank {rank}, {pulse.place}: {pulse.words()}" for rank, pulse in others[:LISTED]]
+        others = [(rank, beat) for rank, beat in self.heartbeats.items() if beat is not None and rank not in guilty]
+        lines += [f"mural: rank {rank}, {beat.place}: {beat.words()}" for rank, beat in others[:LISTED]]
         if len(others) > LISTED:
             lines.append(f"mural: and {len(others) - LISTED} more ranks")
         lines.append(f"mural: rank {self.mesh.rank} ends (the watchdog's limit is {self.limit:g} s)")

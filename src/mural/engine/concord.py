@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from mural.comm import groups
-from mural.comm.agree import Met, share_failure
 from mural.comm.channels import Channels
-from mural.comm.presence import ended, hang_up
+from mural.comm.failure.agree import Met, share_failure
+from mural.comm.failure.connections import ended, hang_up
+from mural.comm.failure.shared_fate import ANEW
 from mural.comm.rooms import leave, room
-from mural.comm.verdict import ANEW
 from mural.errors import PeerError
 from mural.gradients.waiting import wait_for
 from mural.ranks import Mesh

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils import _pytree as pytree
 
-from mural.comm.agree import gather, together
+from mural.comm.failure.agree import gather, together
 from mural.engine.broadcast_values import share_from_first
 from mural.errors import LayoutError
 from mural.ranks import Mesh

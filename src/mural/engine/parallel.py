@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mural.comm.agree import any_rank
+from mural.comm.failure.agree import any_rank
+from mural.comm.failure.shared_fate import settle
 from mural.comm.verdict import settle
 from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division

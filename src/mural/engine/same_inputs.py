@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from mural.comm.agree import gather
+from mural.comm.failure.agree import gather
 from mural.engine.inputs import Readable
 from mural.errors import LayoutError
 from mural.ranks import Mesh

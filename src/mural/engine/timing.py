@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mural import cost
-from mural.comm.agree import gather
+from mural.comm.failure.agree import gather
 from mural.engine.inputs import Image, shape_of
 from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Parallel

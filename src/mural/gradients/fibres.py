@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from mural.comm import Transport
+from mural.comm.failure.connections import roll_call
 from mural.comm.groups import new_group
-from mural.comm.presence import roll_call
 from mural.errors import PlanError
 from mural.ranks import AXES, SPATIAL, Mesh
 

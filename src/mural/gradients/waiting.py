@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from mural.comm import Transport
-from mural.comm.alarm import Awaited
-from mural.comm.presence import reason
+from mural.comm.failure.alarm import Awaited
+from mural.comm.failure.connections import reason
 from mural.comm.trace import Post
 from mural.errors import PeerError
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mural.comm.agree import any_rank
 from mural.comm.channels import Channels
+from mural.comm.failure.agree import any_rank
 from mural.comm.messages import Transfer
 from mural.errors import PlanError
 from mural.geometry import Box, slices, volume

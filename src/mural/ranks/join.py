@@ -14,10 +14,13 @@ import torch
 import torch.distributed as dist
 
 from mural.comm import mpi
+from mural.comm.failure.connections import roll_call
+from mural.comm.failure.shared_fate import given_up
 from mural.comm.groups import NCCL, backend_of, connect, forget, new_group, survive_errors
 from mural.comm.messages import Transport
 from mural.comm.path_choice import settle
 from mural.comm.presence import roll_call
+from mural.comm.transport import Transport
 from mural.comm.verdict import given_up
 from mural.errors import PlanError
 from mural.ranks.identity import Placement, resolve

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mural.comm.agree import any_rank
+from mural.comm.failure.agree import any_rank
 from mural.data import Batch
 from mural.errors import TrainingError
 from mural.shard.halo.fuse import fusing

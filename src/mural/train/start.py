@@ -12,7 +12,7 @@ from torch import nn
 
 from mural.checkpoint import Checkpoints
 from mural.checkpoint.folder import steps_in
-from mural.comm.agree import together
+from mural.comm.failure.agree import together
 from mural.comm.watchdog import Watchdog
 from mural.errors import CheckpointError, ConfigError
 from mural.parallelize import mesh_of, parallelize

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mural.channel.share import shares_among
 from mural.checkpoint import Checkpoints, State, restore, state_of
 from mural.checkpoint.state import clean
-from mural.comm.agree import together
+from mural.comm.failure.agree import together
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.engine import Parallel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mural.comm.agree import greatest, said
+from mural.comm.failure.agree import greatest, said
 from mural.data.formats.dtypes import TORCH
 from mural.data.image_sample import BadSample, Samples, name_at, sample_at
 from mural.data.loading.piece_reader import sources_of

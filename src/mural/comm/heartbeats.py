@@ -1,4 +1,4 @@
-"""Pulses: what each rank says of itself now and then, and the judgement which ranks hang."""
+"""Heartbeats: what each rank says of itself now and then, and the judgement which ranks hang."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = ("threading.py", "queue.py", "selectors.py", "subprocess.py", "popen_for
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """What a rank says of itself.
 
     `moved`: the seconds since it made progress; `count` and `serial` number its progress and its transfers; `waits`:
@@ -39,13 +39,13 @@ class Pulse:
     left: bool = False
 
     def encode(self) -> bytes:
-        """The pulse as it travels."""
+        """The heartbeat as it travels."""
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
-    def decode(text: bytes) -> Pulse:
-        """The pulse that travelled."""
-        return Pulse(**json.loads(text))
+    def decode(text: bytes) -> Heartbeat:
+        """The heartbeat that travelled."""
+        return Heartbeat(**json.loads(text))
 
     @property
     def place(self) -> str:
@@ -72,17 +72,19 @@ class Finding:
     words: str
 
 
-def judge(pulses: Mapping[int, Pulse | None], silence: Mapping[int, float], limit: float) -> tuple[Finding, ...]:
-    """The ranks that hang, by what the pulses say and how many seconds ago each came; None: none came yet.
+def judge(
+    heartbeats: Mapping[int, Heartbeat | None], silence: Mapping[int, float], limit: float
+) -> tuple[Finding, ...]:
+    """The ranks that hang, by what the heartbeats say and how many seconds ago each came; None: none came yet.
 
-    A rank hangs that sends no pulses, or that works without progress for longer than the limit, while a rank that waits
-    for others, or paused, does not. Of several that seem to work, those that are furthest behind count, since a wait
-    inside a GPU kernel looks like work. If all ranks wait, those furthest behind count too.
+    A rank hangs that sends no heartbeats, or that works without progress for longer than the limit, while a rank that
+    waits for others, or paused, does not. Of several that seem to work, those that are furthest behind count, since a
+    wait inside a GPU kernel looks like work. If all ranks wait, those furthest behind count too.
     """
-    silent = [r for r, p in pulses.items() if silence[r] > limit and not (p is not None and p.left)]
+    silent = [r for r, p in heartbeats.items() if silence[r] > limit and not (p is not None and p.left)]
     if silent:
-        return tuple(Finding(r, _silence(pulses[r], silence[r])) for r in silent)
-    active = {r: p for r, p in pulses.items() if p is None or not p.left}
+        return tuple(Finding(r, _silence(heartbeats[r], silence[r])) for r in silent)
+    active = {r: p for r, p in heartbeats.items() if p is None or not p.left}
     stuck = {r: p for r, p in active.items() if p is not None and not p.paused and p.moved + silence[r] > limit}
     working = {r: p for r, p in stuck.items() if not p.waits}
     if not working and len(stuck) < len(active):
@@ -94,12 +96,12 @@ def judge(pulses: Mapping[int, Pulse | None], silence: Mapping[int, float], limi
     )
 
 
-def _silence(pulse: Pulse | None, seconds: float) -> str:
-    if pulse is None:
+def _silence(heartbeat: Heartbeat | None, seconds: float) -> str:
+    if heartbeat is None:
         return f"did not begin to send heartbeats in {seconds:.0f} s"
-    doing = f"; it was {'waiting ' + pulse.waits if pulse.waits else 'computing'}"
-    step = f" in {pulse.doing}" if pulse.doing else ""
-    return f"{pulse.place}: stopped (no heartbeat for {seconds:.0f} s{doing}{step})"
+    doing = f"; it was {'waiting ' + heartbeat.waits if heartbeat.waits else 'computing'}"
+    step = f" in {heartbeat.doing}" if heartbeat.doing else ""
+    return f"{heartbeat.place}: stopped (no heartbeat for {seconds:.0f} s{doing}{step})"
 
 
 def where(thread: int | None) -> str:
@@ -131,7 +133,7 @@ def _collective(frame: FrameType) -> str:
         while back is not None and PurePath(back.f_code.co_filename).name in ("distributed_c10d.py", "c10d_logger.py"):
             frame, back = (back if "distributed_c10d" in back.f_code.co_filename else frame), back.f_back
         return f"in {frame.f_code.co_name}"
-    if path.parts[-3:-1] == ("mural", "comm"):
+    if ("mural", "comm") in zip(path.parts, path.parts[1:], strict=False):
         return f"in {frame.f_code.co_name}"
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return f"in {frame.f_code.co_name}" if ".wait(" in line and path.name not in QUIET else ""
