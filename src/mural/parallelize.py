@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from mural.channel.split import split_channels
 from mural.comm.failure.connections import roll_call
 from mural.comm.failure.shared_fate import ANEW, given_up
-from mural.comm.presence import roll_call
-from mural.comm.verdict import ANEW, given_up
 from mural.engine import Loss, Parallel, materialize, share_from_first
 from mural.engine.division import Division
 from mural.engine.example_image import graph_for, likely_graph

@@ -25,7 +25,6 @@ from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.saving import Staged, Staging, begin, finish, write_share
 from mural.checkpoint.snapshot import Snapshot, open_snapshot
 from mural.checkpoint.values import check_plain
-from mural.comm.agree import describe
 from mural.comm.failure.agree import describe
 from mural.errors import CheckpointError
 from mural.ranks import Mesh

@@ -21,7 +21,6 @@ from mural.comm import groups
 from mural.comm.device_paths import Direct, Outgoing, Paths, Turn, Way
 from mural.comm.failure.alarm import Alarm, Awaited
 from mural.comm.failure.connections import reason
-from mural.comm.presence import reason
 from mural.comm.trace import Flight, Observed, Post
 from mural.errors import OutOfTime, PeerError
 

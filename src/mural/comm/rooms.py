@@ -15,8 +15,6 @@ import torch.distributed as dist
 from mural.comm.failure.connections import roll_call
 from mural.comm.groups import new_group
 from mural.comm.messages import Transport
-from mural.comm.presence import roll_call
-from mural.comm.transport import Transport
 
 T = TypeVar("T")
 _open: WeakKeyDictionary[Transport, dict[Hashable, Any]] = WeakKeyDictionary()

@@ -23,12 +23,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mural.comm.agree import MeshLike
-from mural.comm.alarm import Awaited
+from mural.comm.failure.agree import MeshLike
 from mural.comm.failure.alarm import Awaited
 from mural.comm.heartbeats import Finding, Heartbeat, judge, waits_for_others, where
 from mural.comm.processes import LOCAL_STORE
-from mural.comm.pulse import Finding, judge, waits_for_others, where
 from mural.errors import PlanError
 
 HUNG = 75

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.channel.share import shares_among
-from mural.comm.verdict import shared_fate
+from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.channel_state import joined_state, load_joined
 from mural.engine.division import Division, Holders, release
 from mural.engine.extra_state import extra_of_owners, load_replicated, on_cpu

@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm.agree import any_rank
 from mural.comm.failure.agree import any_rank
 from mural.comm.failure.shared_fate import settle
-from mural.comm.verdict import settle
 from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss

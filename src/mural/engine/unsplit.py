@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.channel.misuse import Watch
-from mural.comm.verdict import shared_fate
+from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Inputs, check_filled
 from mural.engine.loss_leaves import check_leaves

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mural.comm.agree import any_rank
 from mural.comm.channels import Channels
 from mural.comm.failure.agree import any_rank
 from mural.comm.messages import Transfer

@@ -19,9 +19,6 @@ from mural.comm.failure.shared_fate import given_up
 from mural.comm.groups import NCCL, backend_of, connect, forget, new_group, survive_errors
 from mural.comm.messages import Transport
 from mural.comm.path_choice import settle
-from mural.comm.presence import roll_call
-from mural.comm.transport import Transport
-from mural.comm.verdict import given_up
 from mural.errors import PlanError
 from mural.ranks.identity import Placement, resolve
 from mural.ranks.store import meet, reach_out, stand_apart, stay_local

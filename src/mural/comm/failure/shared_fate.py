@@ -18,12 +18,9 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from mural.comm import groups
-from mural.comm.alarm import Alarm
 from mural.comm.failure.alarm import Alarm
 from mural.comm.failure.connections import ended, hang_up
 from mural.comm.messages import Transport
-from mural.comm.presence import ended, hang_up
-from mural.comm.transport import Transport
 from mural.errors import PeerError
 
 PATIENCE_SECONDS, POLL_SECONDS = 30.0, 0.02

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mural.comm.agree import greatest, said
 from mural.comm.failure.agree import greatest, said
 from mural.data.image_sample import BadSample, Samples, name_at
 from mural.data.loading.piece_reader import Form
 from mural.data.loading.read_ahead import Step
-from mural.data.loading.reading import Form
-from mural.data.loading.steps import Step
-from mural.data.samples import BadSample, Samples, name_at
 from mural.errors import DataError
 from mural.ranks import Mesh
 

@@ -11,11 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mural.comm.agree import gather, together
 from mural.comm.failure.agree import gather, together
 from mural.comm.messages import Transfer
-from mural.comm.transport import Transfer
-from mural.data.formats.blocks import Index, grid, tile_at
 from mural.data.formats.dtypes import Array
 from mural.data.formats.tile_grid import Index, grid, tile_at
 from mural.data.source import pairs

@@ -22,9 +22,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from mural.comm.agree import gather, together
 from mural.comm.failure.agree import gather, together
-from mural.data.formats.blocks import Index, tile_at, touched
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
 from mural.data.formats.tile_grid import Index, tile_at, touched
 from mural.data.source import Box, checked_box, pairs
