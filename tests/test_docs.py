@@ -56,6 +56,19 @@ def test_every_example_is_run() -> None:
         assert [name for name, *_ in EXAMPLES].count(page) == TEXTS[page].count("```python") == count
 
 
+def test_the_tour_reads_six_files_of_under_900_lines_and_its_examples_run() -> None:
+    text = (DOCS / "tour.md").read_text(encoding="utf-8")
+    six = text[text.index("## The six files") : text.index("## One image through `mural train`")]
+    files = re.findall(r"^### \d\. .*\n\n\[[^\]]+\]\(([^)]+)\)", six, re.MULTILINE)
+    assert len(files) == 6
+    assert sum(len((DOCS / name).read_text(encoding="utf-8").splitlines()) for name in files) < 900
+    for code in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(code, "tour", "exec"), {})
+        assert output.getvalue().splitlines() == re.findall(r"^# (.*)$", code, re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
 def test_links_lead_somewhere(page: Path) -> None:
     plain = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
