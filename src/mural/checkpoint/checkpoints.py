@@ -23,7 +23,7 @@ from torch import Tensor
 from mural.checkpoint.folder import Lock, clean, remove, saving_path, step_path, steps_in
 from mural.checkpoint.pieces import Offer, Part, Piece, as_piece, divide, offer
 from mural.checkpoint.saving import Staged, Staging, begin, finish, write_share
-from mural.checkpoint.snapshot import AGREEING, Snapshot, alike, of_first, open_snapshot
+from mural.checkpoint.snapshot import AGREEING, Snapshot, of_first, on_all, open_snapshot
 from mural.checkpoint.values import check_plain
 from mural.comm.failure.agree import describe, gather
 from mural.comm.groups import group_on_host, place_in
@@ -54,7 +54,7 @@ class Checkpoints:
         self.thread = ThreadPoolExecutor(1, "mural-checkpoint")
         self.writing: Future[None] | None = None
         self.lock: Lock | None = None
-        with alike(self.group):
+        with on_all(self.group):
             self._occupy()
 
     def steps(self) -> list[int]:
@@ -72,10 +72,10 @@ class Checkpoints:
         may change as soon as this returns. A save that is still under way is waited for first, and its error raised.
         """
         self.wait()
-        with alike(self.group):
+        with on_all(self.group):
             pieces, plain = self._prepare(step, tensors, values)
         parts = self._parts(step, [offer(name, piece) for name, piece in pieces.items()])
-        with alike(self.group):
+        with on_all(self.group):
             staged = self.staging.copy(parts, pieces)
         self.writing = self.thread.submit(self._write, step, staged, plain)
         self.continues = True
@@ -89,7 +89,7 @@ class Checkpoints:
         self.writing.exception()  # an interrupt here leaves it under way
         writing, self.writing = self.writing, None
         try:
-            with alike(self.group):
+            with on_all(self.group):
                 writing.result()
         except CheckpointError as error:
             latest = gather(self.group, self.latest(), AGREEING)[0]
@@ -151,7 +151,7 @@ class Checkpoints:
         place, first = step_path(self.folder, step), self.rank == 0
         try:
             of_first(self.group, lambda: begin(place))
-            with alike(self.group):
+            with on_all(self.group):
                 share = write_share(place, self.rank, staged)
             shares = list(gather(self.group, share, AGREEING).values())
             of_first(self.group, lambda: finish(place, step, shares, values))

@@ -64,10 +64,10 @@ class Snapshot:
                 raise CheckpointError(f"{self.place} does not fit: {listed(faults)}")
             return pieces
 
-        with alike(self.group):
+        with on_all(self.group):
             pieces = fitting()
         try:
-            with alike(self.group):
+            with on_all(self.group):
                 for name, piece in pieces.items():
                     self._fill(name, piece)
         except CheckpointError as error:
@@ -143,7 +143,7 @@ def _passed_over(damaged: Mapping[int, CheckpointError]) -> tuple[str, ...]:
     return tuple(f"step {step} was passed over: {error}" for step, error in damaged.items())
 
 
-def alike(group: dist.ProcessGroup | None) -> AbstractContextManager[None]:
+def on_all(group: dist.ProcessGroup | None) -> AbstractContextManager[None]:
     """A block that succeeds on all ranks, or raises the same `CheckpointError` on all of them. Collective."""
     return together(group, kind=CheckpointError, same=True)
 
@@ -151,7 +151,7 @@ def alike(group: dist.ProcessGroup | None) -> AbstractContextManager[None]:
 def of_first(group: dist.ProcessGroup | None, read: Callable[[], T]) -> T:
     """What rank 0 reads, on all ranks; where it cannot, an error on all. Collective."""
     found: T | None = None
-    with alike(group):
+    with on_all(group):
         if place_in(group)[0] == 0:
             found = read()
     return cast(T, gather(group, found, AGREEING)[0])

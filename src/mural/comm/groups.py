@@ -28,7 +28,7 @@ _kept: dict[dist.ProcessGroup, dict[Hashable, Any]] = {}
 """What was built on the ranks of each group, by name."""
 
 
-class Run(Protocol):
+class HasGroup(Protocol):
     """What carries the messages of a run."""
 
     group: dist.ProcessGroup | None
@@ -54,12 +54,12 @@ def leave(group: dist.ProcessGroup | None) -> None:
         _kept.pop(group, None)
 
 
-def group_of(run: Run, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
+def group_of(run: HasGroup, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """A group of those ranks of a run, for one purpose. Collective over the run."""
     return groups_of(run, [ranks], purpose)[0]
 
 
-def groups_of(run: Run, every: Sequence[tuple[int, ...]], purpose: str) -> list[dist.ProcessGroup]:
+def groups_of(run: HasGroup, every: Sequence[tuple[int, ...]], purpose: str) -> list[dist.ProcessGroup]:
     """A group of each of some lists of ranks, for one purpose. Collective over the run: all ranks make all groups."""
 
     def build() -> list[dist.ProcessGroup]:

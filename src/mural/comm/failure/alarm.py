@@ -109,7 +109,7 @@ class Alarm:
         finally:
             self.waiting = before
 
-    def complete(self, works: list[tuple[int, Any]], name: str, doing: str = "waiting for") -> None:
+    def complete(self, works: list[tuple[int, Any]], name: str) -> None:
         """Wait for messages by peer, each dropped when it is done, or raise what kept a peer from its part."""
         while works:
             peer, work = works[0]
@@ -117,9 +117,9 @@ class Alarm:
                 work.wait()
             except RuntimeError as error:
                 why = self.heard or f"{reason(error)}. It or another rank has ended: see the logs"
-                raise PeerError(f"{doing} rank {peer} in {name}: {why}") from error
+                raise PeerError(f"waiting for rank {peer} in {name}: {why}") from error
             if self.heard:
-                raise PeerError(f"{doing} rank {peer} in {name}: {self.heard}")
+                raise PeerError(f"waiting for rank {peer} in {name}: {self.heard}")
             works.pop(0)
 
     def join(self, work: Any, serial: int, name: str) -> None:
