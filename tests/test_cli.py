@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from mural import cli
 from mural.demo import Settings
-from mural.demo.both_runs import Step
-from mural.demo.course import Board, Disagreement
+from mural.demo.both_runs import DemoStep
+from mural.demo.course import Disagreement, ProgressBoard
 from mural.errors import PlanError
 
 
@@ -99,11 +99,11 @@ def test_bench_passes_arguments_and_exit_code_through(folder: Path) -> None:
     ("loss", "difference", "what"), [(1.0, 2e-9, "gradients"), (1.0, float("nan"), "gradients"), (1.1, 0.0, "loss")]
 )
 def test_demo_refuses_numbers_that_differ(loss: float, difference: float, what: str) -> None:
-    board = Board(Settings(grid=(1, 1)), Progress())
-    board.steps["plain"][1] = [Step("plain", 1, 1.0, 0.0)]
-    board.steps["sharded"][1] = [Step("sharded", 1, 1.0, 1e-15)]
+    board = ProgressBoard(Settings(grid=(1, 1)), Progress())
+    board.steps["plain"][1] = [DemoStep("plain", 1, 1.0, 0.0)]
+    board.steps["sharded"][1] = [DemoStep("sharded", 1, 1.0, 1e-15)]
     assert board.check() == 1e-15
-    board.steps["sharded"][1] = [Step("sharded", 1, loss, difference)]
+    board.steps["sharded"][1] = [DemoStep("sharded", 1, loss, difference)]
     with pytest.raises(Disagreement, match=f"step 1: {what}"):
         board.check()
 

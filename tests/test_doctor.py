@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from mural.doctor import Item, Report, Section, examine, features, speed
+from mural.doctor import Finding, Report, Section, examine, features, speed
 from mural.doctor.features import Feature, optional
 from mural.doctor.findings import found
 from ranks import run_on
@@ -34,7 +34,7 @@ def shown(report: Report, as_json: bool = False) -> str:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small trials, and no local ranks."""
     monkeypatch.setattr(speed, "BUFFER", 2**24)
-    monkeypatch.setattr("mural.doctor.examination.local_link", lambda: (Item("link", "9 GB/s"),))
+    monkeypatch.setattr("mural.doctor.examination.local_link", lambda: (Finding("link", "9 GB/s"),))
 
 
 @pytest.mark.usefixtures("quick")
@@ -42,7 +42,7 @@ def test_report(tmp_path: Path) -> None:
     report = examine(tmp_path)
     assert [section.title for section in report.sections] == TITLES
     assert all(section.items for section in report.sections)
-    assert report.section("launch").items[0] == Item("placement", "one process (single)")
+    assert report.section("launch").items[0] == Finding("placement", "one process (single)")
     assert torch.__version__ in report.section("versions").items[2].text
     speeds = {item.name: item for item in report.section("speeds").items}
     assert {"memory copy", "link", "disk, write", "disk, read"} <= set(speeds)
@@ -60,7 +60,7 @@ def test_what_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def broken() -> str:
         raise RuntimeError("no such\nthing")
 
-    assert found("thing", broken) == (Item("thing", "RuntimeError: no such", "failed"),)
+    assert found("thing", broken) == (Finding("thing", "RuntimeError: no such", "failed"),)
     monkeypatch.setenv("RANK", "1")  # without WORLD_SIZE
     report = examine(tmp_path / "nowhere")
     assert report.section("launch").items[0].state == "failed"
@@ -91,7 +91,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = optional(Feature("slides", "no_such_module", "no-such-package", "slides"))
-    assert missing == Item("slides", 'missing: pip install "mural[slides]"', "missing")
+    assert missing == Finding("slides", 'missing: pip install "mural[slides]"', "missing")
     (tmp_path / "half_there.py").write_text("raise ImportError('libopenslide.so.1 is not there')")
     monkeypatch.syspath_prepend(str(tmp_path))
     broken = optional(Feature("slides", "half_there", "x", "slides"))
@@ -115,7 +115,7 @@ def test_mpi_that_crashes_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_rank_0_shows() -> None:
-    sections = (Section("launch", (Item("placement", "x"),)),)
+    sections = (Section("launch", (Finding("placement", "x"),)),)
     assert shown(Report(sections, rank=1)) == ""
     assert shown(Report(sections, rank=0)) != ""
 

@@ -6,7 +6,7 @@ from math import hypot
 
 from harness.svg import LINES, QUIET, WHITE, Drawing
 
-from mural.collectives.rounds import Collective, Send, by_pair
+from mural.collectives.rounds import ChunkSend, Collective, by_pair
 
 COLUMN, ROW, LEFT, TOP, RADIUS = 96, 84, 96, 76, 15
 
@@ -32,7 +32,7 @@ def svg(collective: Collective) -> str:
     return drawing.svg()
 
 
-def draw_message(drawing: Drawing, x: int, x2: int, y: int, between: list[Send]) -> None:
+def draw_message(drawing: Drawing, x: int, x2: int, y: int, between: list[ChunkSend]) -> None:
     """Draw the arrow from one circle to another in the next row, with the chunks that the message carries."""
     colour, sign = (LINES[0], "+") if between[0].reduce else (LINES[1], "=")
     part = (RADIUS + 1) / hypot(x2 - x, ROW)
@@ -41,10 +41,10 @@ def draw_message(drawing: Drawing, x: int, x2: int, y: int, between: list[Send])
     drawing.text(x + 0.3 * (x2 - x) + 5, y + 0.3 * ROW + 4, f"{sign}{chunks_of(between)}", colour, size=11)
 
 
-def chunks_of(between: list[Send]) -> str:
+def chunks_of(between: list[ChunkSend]) -> str:
     """The chunks of some sends, a row of them as first and last.
 
-    >>> chunks_of([Send(0, 1, 2, True), Send(0, 1, 3, True)]), chunks_of([Send(0, 1, 2, True)])
+    >>> chunks_of([ChunkSend(0, 1, 2, True), Send(0, 1, 3, True)]), chunks_of([Send(0, 1, 2, True)])
     ('2–3', '2')
     """
     numbers = [send.chunk for send in between]

@@ -15,7 +15,7 @@ from mural.cost.model import SHORTEST, Curve, Model, Phase
 from mural.cost.rates import Rates
 from mural.cost.roofline import terms, variant
 from mural.cost.trees import LEAF, Numbers, Trees
-from mural.cost.work import Work, work_of
+from mural.cost.work import CallFeatures, work_of
 from mural.graph import capture
 from mural.graph.gradients import differentiable
 
@@ -38,7 +38,7 @@ WORTH = 0.02
 class Sample:
     """One measured layer: its work, its seconds, and the bytes that its kernels took for themselves."""
 
-    work: Work
+    work: CallFeatures
     seconds: Mapping[Phase, float]
     workspace: Mapping[Phase, int]
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from fit import Sample
 
-from mural.cost.work import Work
+from mural.cost.work import CallFeatures
 
 DEGREE = 3
 
 
-def inputs_of(work: Work) -> list[float]:
+def inputs_of(work: CallFeatures) -> list[float]:
     """What the document's polynomial knows of a convolution; the batch is added, which was fixed there."""
     f = work.features
     extent = 2 ** (f["extent_in"] / f["dims"])
@@ -38,7 +38,7 @@ class Polynomial:
             steps = StandardScaler(), PolynomialFeatures(DEGREE), LinearRegression()
             self.models[dtype] = make_pipeline(*steps).fit(table, target)
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: CallFeatures) -> float:
         """The predicted time, never negative."""
         return max(0.0, float(self.models[work.dtype].predict([inputs_of(work)])[0]))
 

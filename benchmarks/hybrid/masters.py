@@ -22,7 +22,7 @@ import mural
 from mural.collectives.algorithms import all_reduction
 from mural.comm.trace import Trace
 from mural.gradients import Reducer
-from mural.profile.account import Notes, Profile, Shares, Step, mean
+from mural.profile.account import Notes, Profile, Shares, StepAccount, mean
 from mural.ranks import Mesh
 
 WARMUP = 2
@@ -135,7 +135,7 @@ class Way(ABC):
 
     def traced(self, image: Tensor, target: Tensor, device: str) -> Notes:
         """Steps in a row, which all ranks begin together, and what this rank noted in them."""
-        found: list[Step] = []
+        found: list[StepAccount] = []
         gc.collect()
         dist.barrier()
         with self.mesh.transport.trace() as trace:
@@ -145,7 +145,7 @@ class Way(ABC):
                 self.update()
                 if device == "cuda":
                     torch.cuda.synchronize()
-                found.append(Step(number, begin, time.perf_counter(), 0.0))
+                found.append(StepAccount(number, begin, time.perf_counter(), 0.0))
         self.wait()
         return Notes(self.mesh.rank, tuple(found), self.noted(trace))
 

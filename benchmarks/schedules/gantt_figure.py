@@ -6,7 +6,7 @@ from math import floor, log10
 
 from harness.svg import PAPER, QUIET, WHITE, Drawing
 
-from mural.pipeline.timeline import Span
+from mural.pipeline.timeline import ActionSpan
 from mural.report.gantt import COLOURS, Panels, end_of, kind_of, legend, seats, words_of
 
 WIDTH, LEFT, ROW, PITCH = 960, 64, 22, 26
@@ -43,7 +43,7 @@ def svg(panels: Panels, title: str, unit: str = "s") -> str:
     return drawing.svg()
 
 
-def draw_bar(drawing: Drawing, span: Span, y: int, scale: float) -> None:
+def draw_bar(drawing: Drawing, span: ActionSpan, y: int, scale: float) -> None:
     """Draw one action, with the number of its micro-batch where there is room."""
     x, width, top = LEFT + span.start * scale, (span.end - span.start) * scale, y + PITCH * span.seat
     number = str(span.action.microbatch)

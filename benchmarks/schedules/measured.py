@@ -22,7 +22,7 @@ from mural.comm import Record
 from mural.cost import Hardware
 from mural.cost.clock import trim
 from mural.engine.timing import measured_spans, predicted_timeline
-from mural.pipeline.timeline import Span
+from mural.pipeline.timeline import ActionSpan
 
 
 def measure(rank: int, path: str, jobs: Sequence[Job], settings: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def timelines(rank: int, pm: Any, image: torch.Tensor) -> dict[str, Any]:
     return found
 
 
-def rows(spans: tuple[Span, ...]) -> list[list[Any]]:
+def rows(spans: tuple[ActionSpan, ...]) -> list[list[Any]]:
     """Spans as rows: seat, kind, stage, micro-batch, replica, start and end."""
     actions = ((span, span.action) for span in spans)
     return [[s.seat, a.kind, a.stage, a.microbatch, a.replica, s.start, s.end] for s, a in actions]

@@ -16,7 +16,7 @@ from harness.results import Record, read
 from harness.tables import NONE, gib, markdown, place
 
 from mural.pipeline.schedule import Action
-from mural.pipeline.timeline import Span
+from mural.pipeline.timeline import ActionSpan
 from mural.report.gantt import text
 
 FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
@@ -248,9 +248,9 @@ def quotients(records: list[Record]) -> list[tuple[str, str, str, str, int]]:
     ]
 
 
-def spans_of(rows: list[list[Any]]) -> list[Span]:
+def spans_of(rows: list[list[Any]]) -> list[ActionSpan]:
     """Spans from the rows of a result."""
-    return [Span(seat, Action(*action), begin, end) for seat, *action, begin, end in rows]
+    return [ActionSpan(seat, Action(*action), begin, end) for seat, *action, begin, end in rows]
 
 
 def draw_measured(found: Measured, folder: Path) -> None:

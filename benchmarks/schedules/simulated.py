@@ -13,7 +13,7 @@ from typing import Any
 
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Schedule, gpipe, interleaved, one_f_one_b, sequential
-from mural.pipeline.timeline import Costs, Timeline, simulate
+from mural.pipeline.timeline import StageCosts, Timeline, simulate
 from mural.pipeline.transfers import Edge, with_messages
 
 SEATS = (2, 3, 4, 6, 8, 12, 16)
@@ -45,7 +45,7 @@ def played(schedule: Schedule, latency: float = 0.0) -> Timeline:
     """The timeline of a schedule whose stages pass one value on to the next."""
     program = with_messages(schedule, [Edge((s, 0), s, (s + 1,)) for s in range(schedule.stages - 1)])
     share = len(schedule.seats) / schedule.stages
-    costs = Costs(
+    costs = StageCosts(
         forward=(share,) * schedule.stages,
         backward=(2 * share,) * schedule.stages,
         kept=(round(KEPT * share),) * schedule.stages,

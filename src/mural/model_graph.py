@@ -15,7 +15,7 @@ from mural.graph.blocks import Block, Branch, Level, blocks, tree
 from mural.graph.bytes import Bytes, bytes_in
 from mural.graph.capture import Dtypes, Shapes
 from mural.graph.cuts import cut_points, resolve_cuts
-from mural.graph.edges import Edge, edges
+from mural.graph.edges import CrossingValue, edges
 from mural.graph.liveness import Flow, alive
 from mural.graph.nodes import Graph
 from mural.graph.split import StageModule, split
@@ -75,7 +75,7 @@ class ModelGraph(Graph):
         """The nodes at which a stage may begin."""
         return cut_points(self, level)
 
-    def edges(self, cuts: Sequence[str | int]) -> tuple[Edge, ...]:
+    def edges(self, cuts: Sequence[str | int]) -> tuple[CrossingValue, ...]:
         """The tensors that go from stage to stage, for stages that begin at these cuts."""
         return edges(self, [self._node(cut) for cut in cuts])
 

@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from mural.checkpoint.manifest import Block, Damaged, Entry, File, Manifest
+from mural.checkpoint.manifest import Damaged, File, Manifest, StoredBlock, StoredTensor
 from mural.geometry import Interval
 
 FILE = File("rank-00000.safetensors", 200, 72, 5)
 BLOCKS = (
-    Block((Interval(0, 2), Interval(0, 3)), FILE.name, 72, 96, 1),
-    Block((Interval(2, 4), Interval(0, 3)), FILE.name, 96, 120, 2),
+    StoredBlock((Interval(0, 2), Interval(0, 3)), FILE.name, 72, 96, 1),
+    StoredBlock((Interval(2, 4), Interval(0, 3)), FILE.name, 96, 120, 2),
 )
 MANIFEST = Manifest(
     7,
     {"mural": "1"},
     {FILE.name: FILE},
-    {"w": Entry(torch.float32, (4, 3), BLOCKS), "s": Entry(torch.int64, (), (Block((), FILE.name, 120, 128, 3),))},
+    {
+        "w": StoredTensor(torch.float32, (4, 3), BLOCKS),
+        "s": StoredTensor(torch.int64, (), (StoredBlock((), FILE.name, 120, 128, 3),)),
+    },
     {"lr": 0.1, "best": float("inf"), "text": "ü", "nothing": None, "many": [1, True]},
 )
 

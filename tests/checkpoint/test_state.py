@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 import mural
 from mural.checkpoint.checkpoints import Checkpoints
-from mural.checkpoint.manifest import Entry
+from mural.checkpoint.manifest import StoredTensor
 from mural.checkpoint.optimizer_state import decode_optimizer, encode_optimizer
 from mural.checkpoint.state import restore, state_of
 from mural.errors import CheckpointError
@@ -382,7 +382,7 @@ def test_state_returns_to_the_memory_it_was_in() -> None:
     tensors: dict[str, Tensor] = {}
     packed = encode_optimizer(optimizer, names, tensors)
     assert packed["host"] == ["optimizer.state.w.product"]
-    entries = {name: Entry(tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()}
+    entries = {name: StoredTensor(tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()}
     found = decode_optimizer(packed, torch.optim.SGD([parameter]), names, entries, {}).state[parameter]
     assert {key: value.device.type for key, value in found.items()} == {"product": "cpu", "step": "meta"}
     found = decode_optimizer(packed | {"host": None}, torch.optim.SGD([parameter]), names, entries, {}).state[parameter]

@@ -26,8 +26,8 @@ from mural.collectives.algorithms import (
     two_level,
 )
 from mural.collectives.ordered import ordered
-from mural.collectives.program import Part, Program, program
-from mural.collectives.rounds import Collective, Send, among, joined, pipelined, whole
+from mural.collectives.program import BufferPart, RankProgram, program
+from mural.collectives.rounds import ChunkSend, Collective, among, joined, pipelined, whole
 from mural.collectives.simulate import simulate
 from mural.errors import PlanError
 
@@ -221,9 +221,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(PlanError, match="shape='star' is unknown: choose tree or chain"):
         reduction(4, shape="star")
     with pytest.raises(PlanError, match="names a rank or chunk that is not there"):
-        Collective("wrong", 2, 1, ((Send(0, 2, 0, True),),))
+        Collective("wrong", 2, 1, ((ChunkSend(0, 2, 0, True),),))
     with pytest.raises(PlanError, match="to another's place"):
-        Collective("wrong", 2, 2, ((Send(0, 1, 0, True, 3),),))
+        Collective("wrong", 2, 2, ((ChunkSend(0, 1, 0, True, 3),),))
     with pytest.raises(PlanError, match="each is at least 1"):
         tree(2, chunks=0)
     with pytest.raises(PlanError, match="differ in ranks or chunks"):
@@ -236,7 +236,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(PlanError, match="bring as many on every rank"):
         simulate(ring(2), [[1, 2], [1]])
     with pytest.raises(PlanError, match="would add the numbers of rank 0 twice"):
-        ordered(Collective("twice", 2, 1, ((Send(0, 1, 0, True),), (Send(0, 1, 0, True),))))
+        ordered(Collective("twice", 2, 1, ((ChunkSend(0, 1, 0, True),), (ChunkSend(0, 1, 0, True),))))
     with pytest.raises(PlanError, match="order a collective once"):
         ordered(ordered(ring(3)))
 
@@ -313,12 +313,12 @@ def interpreted(collective: Collective, values: int, segments: int) -> None:
 class Interpreter:
     """A rank that runs its program as early as it may, with the others in one process."""
 
-    def __init__(self, found: Program, flat: torch.Tensor):
+    def __init__(self, found: RankProgram, flat: torch.Tensor):
         self.program, self.now, self.left, self.posted = found, 0, 0, 0
         self.memory = [flat.clone(), *torch.full((found.spares // len(flat), len(flat)), -1)]
         self.sent: dict[tuple[int, int], torch.Tensor] = {}
 
-    def at(self, part: Part) -> torch.Tensor:
+    def at(self, part: BufferPart) -> torch.Tensor:
         return self.memory[part.spare][part.start : part.stop]
 
     def advance(self, rank: int, post: dict[tuple[int, int], list[torch.Tensor]]) -> bool:

@@ -20,11 +20,11 @@ import mural
 from law import Grid, compare, image
 from mural.comm import Transport, host_staging, path_choice
 from mural.comm.channels import Channels
-from mural.comm.device_paths import Mailed, Paths, Sized, Staged
+from mural.comm.device_paths import Mailed, Paths, Sized, StagedPath
 from mural.comm.messages import Transfer
 from mural.comm.shared_gpu import mailbox
 from mural.comm.shared_gpu.introduction import Refused, introduced
-from mural.comm.shared_gpu.mailbox import Header, Inbox, Outbox
+from mural.comm.shared_gpu.mailbox import Inbox, MessageHeader, Outbox
 from ranks import restart, run_on
 
 TYPES = (torch.float64, torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.uint8, torch.float16)
@@ -40,8 +40,8 @@ def travelling(way: str) -> Generator[tuple[Transport, Paths]]:
         mail = introduced(transport.group, range(mesh.world), lanes, LateMemory(lanes))
         paths = Paths(lanes, {p: Mailed(mail.outboxes[p], mail.inboxes[p]) for p in others}, way, mail)
     else:
-        arena = host_staging.Arena(lanes, host_staging.Plain)
-        paths = Paths(lanes, {p: Staged(arena) for p in others}, way)
+        arena = host_staging.Arena(lanes, host_staging.PageableMemory)
+        paths = Paths(lanes, {p: StagedPath(arena) for p in others}, way)
     path_choice.use(transport, paths)
     try:
         yield transport, paths
@@ -274,7 +274,9 @@ def partial_circle() -> tuple[str, int]:
     circle = [1] if mesh.rank == 1 else [0, 2]
     mail = introduced(mesh.transport.group, circle, lanes, LateMemory(lanes))
     staged = Paths(
-        lanes, {p: Staged(host_staging.Arena(lanes, host_staging.Plain)) for p in range(3) if p != mesh.rank}, "staged"
+        lanes,
+        {p: StagedPath(host_staging.Arena(lanes, host_staging.PageableMemory)) for p in range(3) if p != mesh.rank},
+        "staged",
     )
     mailed = path_choice.mailed_paths(staged, mail) if mail else None
     path_choice.compare(mesh.transport, staged, mailed, forced=True)
@@ -329,7 +331,7 @@ def pair(places: int = 8) -> tuple[Outbox, Inbox]:
 def test_a_header_of_zeros_is_no_message() -> None:
     _, inbox = pair()
     with pytest.raises(mural.PeerError, match="no longer run the same"):
-        inbox.take(Header.wire(), 1, torch.empty(0, dtype=torch.uint8), None)
+        inbox.take(MessageHeader.wire(), 1, torch.empty(0, dtype=torch.uint8), None)
 
 
 def test_a_message_of_another_size_is_refused() -> None:
@@ -361,7 +363,7 @@ def test_places_run_out_with_a_clear_error_and_come_back() -> None:
 
 def test_buffers_are_used_again_after_their_copy() -> None:
     lanes = LateLanes(0.0)
-    arena = host_staging.Arena(lanes, host_staging.Plain)
+    arena = host_staging.Arena(lanes, host_staging.PageableMemory)
     first = arena.take(10_000)
     moment = lanes.copy(torch.empty(10), torch.empty(10), True, ())
     arena.give(first, moment)

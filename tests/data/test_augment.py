@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.data.loading.augment import Augment, Drawn, raise_to
-from mural.data.loading.turned_view import Turn, View, split
+from mural.data.loading.turned_view import QuarterTurns, View, split
 from mural.errors import DataError
 from mural.geometry import Box, Interval, volume
 
@@ -21,18 +21,18 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 
 
 @st.composite
-def turns(draw: st.DrawFn, ndim: int) -> tuple[Turn, list[tuple[str, tuple[int, ...], int]]]:
+def turns(draw: st.DrawFn, ndim: int) -> tuple[QuarterTurns, list[tuple[str, tuple[int, ...], int]]]:
     """A turn, and the calls of torch that do the same."""
-    turn, calls = Turn.none(ndim), []
+    turn, calls = QuarterTurns.none(ndim), []
     for _ in range(draw(st.integers(0, 3))):
         if draw(st.booleans()):
             dims = tuple(sorted(draw(st.sets(st.integers(0, ndim - 1), min_size=1))))
-            turn = turn.then(Turn.flip(ndim, dims))
+            turn = turn.then(QuarterTurns.flip(ndim, dims))
             calls.append(("flip", dims, 0))
         else:
             plane = tuple(draw(st.permutations(range(ndim)))[:2])
             quarters = draw(st.integers(0, 3))
-            turn = turn.then(Turn.rotation(ndim, quarters, plane))
+            turn = turn.then(QuarterTurns.rotation(ndim, quarters, plane))
             calls.append(("rot90", plane, quarters))
     return turn, calls
 
@@ -99,7 +99,7 @@ def test_recolouring_a_piece_gives_the_bits_of_the_whole(data: st.DataObject) ->
 
 
 def test_recolouring_is_what_the_formula_says() -> None:
-    drawn = Drawn(Turn.none(2), 1.7, (2.0, 0.5), (0.1, -0.2), 0.0, 0)
+    drawn = Drawn(QuarterTurns.none(2), 1.7, (2.0, 0.5), (0.1, -0.2), 0.0, 0)
     image = torch.rand(2, 40, 50, dtype=torch.float64) - 0.3
     got = image.clone()
     drawn.recolour(got, (Interval(0, 2), Interval(0, 40), Interval(0, 50)), (2, 40, 50))
@@ -122,7 +122,7 @@ def test_a_power_has_the_same_bits_wherever_a_value_lies(power: float) -> None:
 
 
 def test_noise_is_normal_with_the_drawn_deviation() -> None:
-    drawn = Drawn(Turn.none(2), 1.0, (1.0,), (0.0,), 0.5, 7)
+    drawn = Drawn(QuarterTurns.none(2), 1.0, (1.0,), (0.0,), 0.5, 7)
     image = torch.zeros(1, 500, 500, dtype=torch.float64)
     drawn.recolour(image, (Interval(0, 1), Interval(0, 500), Interval(0, 500)), (1, 500, 500))
     assert abs(image.mean()) < 0.01

@@ -15,7 +15,7 @@ from PIL import Image
 import mural
 from mural.data.image_sample import Sample
 from mural.data.loading.loader import Loader
-from mural.data.loading.preflight import Facts
+from mural.data.loading.preflight import DatasetFacts
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource
 from mural.data.source import Source
@@ -168,7 +168,7 @@ def checked(samples: Any, spatial: tuple[int, ...]) -> Any:
 def test_preflight_finds_what_is_wrong_on_every_rank(tmp_path: Path) -> None:
     good = [(picture(tmp_path / f"i{k}.png", seed=k), picture(tmp_path / f"m{k}.png", channels=1)) for k in range(5)]
     samples = [Sample(i.name, i, m) for i, m in good]
-    facts = Facts(5, 3, torch.uint8, (12, 16), (12, 16))
+    facts = DatasetFacts(5, 3, torch.uint8, (12, 16), (12, 16))
     assert Dataset.of(samples).check() == facts
     assert run_on(2, checked, samples, (2, 1)) == [facts, facts]
     (tmp_path / "i1.png").write_bytes((tmp_path / "i1.png").read_bytes()[:60])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph import capture
-from mural.graph.held import Held
+from mural.graph.held import HeldState
 from mural.pipeline.route import Route
 
 
@@ -66,7 +66,7 @@ def state(model: Restless) -> list[Any]:
 def test_everything_is_put_back_and_told() -> None:
     model, x = Restless(), torch.rand(2, 3, 4, 4, requires_grad=True)
     before = state(model)
-    held = Held.by(dict(model.named_modules()))
+    held = HeldState.by(dict(model.named_modules()))
     assert not held.changes()
     model(x)
     changed = {name for path, name in held.changes() if not path}

@@ -17,7 +17,7 @@ from mural.errors import PlanError
 from mural.graph import Graph
 from mural.graph.blocks import LEVELS
 from mural.graph.cuts import cut_name, cut_points, resolve_cuts
-from mural.graph.edges import Edge, edges
+from mural.graph.edges import CrossingValue, edges
 from mural.graph.liveness import alive, alive_bytes, flows, last_use, refused
 from zoo import dense
 
@@ -98,8 +98,8 @@ def test_edges_go_straight_to_each_reader_with_shape_bytes_and_gradient() -> Non
     found = edges(graph, [0, cut, sites.index("b")])
     by_value = {edge.value: edge for edge in found}
     maximum = sites.index("max:1")
-    assert by_value[maximum, 0] == Edge((maximum, 0), 0, (1, 2), True, 64 * 4, (1, 8, 8), torch.float32)
-    assert by_value[maximum, 1] == Edge((maximum, 1), 0, (1,), False, 64 * 8, (1, 8, 8), torch.int64)
+    assert by_value[maximum, 0] == CrossingValue((maximum, 0), 0, (1, 2), True, 64 * 4, (1, 8, 8), torch.float32)
+    assert by_value[maximum, 1] == CrossingValue((maximum, 1), 0, (1,), False, 64 * 8, (1, 8, 8), torch.int64)
     late = edges(graph, [len(graph) - 1])
     assert {edge.value: edge.gradient for edge in late}[sites.index("mul:2"), 0] is False  # of the image alone
 

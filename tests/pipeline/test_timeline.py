@@ -13,7 +13,7 @@ from programs import programs
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
-from mural.pipeline.timeline import Costs, Timeline, simulate
+from mural.pipeline.timeline import StageCosts, Timeline, simulate
 from mural.pipeline.transfers import Edge, Program, needed_by, with_messages
 from mural.report.gantt import text
 
@@ -25,7 +25,7 @@ def chained(schedule: Schedule, size: int = 0) -> Program:
 def played(schedule: Schedule, **costs: object) -> Timeline:
     """Forward 1 and backward 2 on every stage."""
     stages = schedule.stages
-    return simulate(chained(schedule), Costs((1.0,) * stages, (2.0,) * stages, **costs))  # pyright: ignore[reportArgumentType]
+    return simulate(chained(schedule), StageCosts((1.0,) * stages, (2.0,) * stages, **costs))  # pyright: ignore[reportArgumentType]
 
 
 def drawn(table: str) -> str:
@@ -141,7 +141,7 @@ def test_tables_as_drawn(schedule: Schedule, table: str) -> None:
 
 costs = st.builds(
     lambda seconds, kept, fixed, again, latency, bandwidth: (
-        lambda stages: Costs(
+        lambda stages: StageCosts(
             forward=tuple(seconds[s % len(seconds)] for s in range(stages)),
             backward=tuple(2 * seconds[(s + 1) % len(seconds)] for s in range(stages)),
             kept=(kept,) * stages,
@@ -162,7 +162,7 @@ costs = st.builds(
 
 @given(programs(), costs)
 def test_nothing_happens_twice_at_once_or_too_early(program: Program, make: object) -> None:
-    priced: Costs = make(program.schedule.stages)  # pyright: ignore[reportCallIssue]
+    priced: StageCosts = make(program.schedule.stages)  # pyright: ignore[reportCallIssue]
     timeline = simulate(program, priced)
     span_of = {span.action: span for span in timeline.spans}
     arrival = {transfer.parcel: transfer for transfer in timeline.transfers}
@@ -183,7 +183,7 @@ def test_nothing_happens_twice_at_once_or_too_early(program: Program, make: obje
 
 @given(programs(), costs)
 def test_memory_begins_and_ends_with_what_is_fixed(program: Program, make: object) -> None:
-    priced: Costs = make(program.schedule.stages)  # pyright: ignore[reportCallIssue]
+    priced: StageCosts = make(program.schedule.stages)  # pyright: ignore[reportCallIssue]
     timeline = simulate(program, priced)
     for seat, line in enumerate(timeline.memory):
         fixed = sum(priced.fixed[stage] for _, stage in program.schedule.holds(seat))
@@ -207,7 +207,7 @@ def test_memory_of_what_is_kept(stages: int, microbatches: int) -> None:
 def test_a_case_by_hand() -> None:
     """Two stages, two micro-batches, GPipe; 8 bytes at 4 a second and a latency of 1: a message takes 3 seconds."""
     program = with_messages(gpipe(2, 2), [Edge(("x", 0), 0, (1,), bytes=8)])
-    timeline = simulate(program, Costs((2, 1), (4, 3), kept=(100, 50), fixed=(1000, 500), latency=1, bandwidth=4))
+    timeline = simulate(program, StageCosts((2, 1), (4, 3), kept=(100, 50), fixed=(1000, 500), latency=1, bandwidth=4))
     found = {(span.action.kind, span.seat, span.action.microbatch): (span.start, span.end) for span in timeline.spans}
     assert found == {
         ("forward", 0, 0): (0, 2),
@@ -231,7 +231,7 @@ def test_a_case_by_hand() -> None:
 
 def test_recompute_runs_the_forward_again_and_keeps_the_inputs() -> None:
     program = chained(gpipe(2, 3), size=7)
-    plain = Costs((1, 1), (2, 2), kept=(100, 100))
+    plain = StageCosts((1, 1), (2, 2), kept=(100, 100))
     again = replace(plain, recompute=(False, True))
     first, second = simulate(program, plain), simulate(program, again)
     lengths = {span.action: span.end - span.start for span in second.spans}
@@ -245,7 +245,7 @@ def test_recompute_runs_the_forward_again_and_keeps_the_inputs() -> None:
 
 
 def test_eager_1f1b_hides_messages() -> None:
-    costs = Costs((1,) * 8, (2,) * 8, latency=0.2)
+    costs = StageCosts((1,) * 8, (2,) * 8, latency=0.2)
     usual, eager = (simulate(chained(one_f_one_b(8, 32, way)), costs).makespan for way in (False, True))
     assert usual == pytest.approx(130.6)
     assert eager == pytest.approx(3 * (32 + 7) + 0.2 * 14)  # the messages of the way there and back, once
@@ -253,7 +253,7 @@ def test_eager_1f1b_hides_messages() -> None:
 
 def test_a_ragged_last_microbatch_takes_its_share() -> None:
     program = chained(sequential(2, 2), size=8)
-    timeline = simulate(program, Costs((1, 1), (2, 2), kept=(8, 8), sizes=(1, 0.5), bandwidth=8))
+    timeline = simulate(program, StageCosts((1, 1), (2, 2), kept=(8, 8), sizes=(1, 0.5), bandwidth=8))
     assert timeline.makespan == 1.5 * (6 + 2)
 
 
@@ -264,14 +264,14 @@ def test_working_memory_exists_while_the_action_runs() -> None:
 
 def test_numbers_that_do_not_fit_the_stages_are_refused() -> None:
     with pytest.raises(PlanError, match="forward has 1 numbers for 2 stages"):
-        simulate(chained(gpipe(2, 1)), Costs((1,), (2, 2)))
+        simulate(chained(gpipe(2, 1)), StageCosts((1,), (2, 2)))
     with pytest.raises(PlanError, match="sizes has 1 numbers for 2 micro-batches"):
-        simulate(chained(gpipe(1, 2)), Costs((1,), (2,), sizes=(1,)))
+        simulate(chained(gpipe(1, 2)), StageCosts((1,), (2,), sizes=(1,)))
     with pytest.raises(PlanError, match="bandwidth"):
-        simulate(chained(gpipe(1, 1)), Costs((1,), (2,), bandwidth=0))
+        simulate(chained(gpipe(1, 1)), StageCosts((1,), (2,), bandwidth=0))
 
 
 def test_a_program_that_cannot_run_has_no_timeline() -> None:
     program = chained(gpipe(2, 1))
     with pytest.raises(PlanError, match="would not run to its end"):
-        simulate(replace(program, seats=(program.seats[0][:-2], program.seats[1])), Costs((1, 1), (2, 2)))
+        simulate(replace(program, seats=(program.seats[0][:-2], program.seats[1])), StageCosts((1, 1), (2, 2)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.comm.trace import Flight, Post, Trace, Wait
-from mural.profile import Notes, Step, account, chrome_trace
+from mural.profile import Notes, StepAccount, account, chrome_trace
 
 POST: Post = ("", 7)
 
@@ -21,7 +21,7 @@ def notes_of(posts: list[float], waits: list[tuple[float, float]], shifts: list[
         needs = tuple((other, POST) for other in range(len(posts)) if other != rank)
         wait = Wait("halo", begin - shift, end - shift, needs)
         trace = Trace({POST: post - shift}, [wait], [Flight("halo", post - shift, end - shift, 64)])
-        found.append(Notes(rank, (Step(1, 0.0 - shift, 10.0 - shift, 0.0),), trace, shift=shift))
+        found.append(Notes(rank, (StepAccount(1, 0.0 - shift, 10.0 - shift, 0.0),), trace, shift=shift))
     return found
 
 
@@ -54,7 +54,7 @@ def test_shares_add_up_and_clocks_do_not_matter(ranks: list[tuple[float, float, 
 
 
 def test_a_wait_counts_in_the_step_that_it_lies_in() -> None:
-    steps = (Step(1, 0.0, 2.0, 0.5), Step(2, 2.0, 5.0, 0.0))
+    steps = (StepAccount(1, 0.0, 2.0, 0.5), StepAccount(2, 2.0, 5.0, 0.0))
     first, second = account([Notes(0, steps, Trace(waits=[Wait("stages", 1.0, 3.0), Wait("loss", 4.0, 4.5)]))])
     assert first.communication == {"stages": 1.0}
     assert first.compute == 0.5

@@ -11,7 +11,7 @@ import pytest
 
 from mural.collectives.algorithms import butterfly, halving_doubling, ring, tree
 from mural.collectives.ordered import ordered
-from mural.collectives.rounds import Collective, Send
+from mural.collectives.rounds import ChunkSend, Collective
 from mural.errors import PlanError
 from mural.report.holdings import text
 
@@ -49,8 +49,8 @@ def test_a_drawing_has_an_arrow_for_each_message(figure: ModuleType, collective:
 
 
 def test_a_message_names_its_chunks(figure: ModuleType) -> None:
-    assert figure.chunks_of([Send(0, 1, 2, True), Send(0, 1, 3, True)]) == "2–3"
-    assert figure.chunks_of([Send(0, 1, 2, True)]) == "2"
+    assert figure.chunks_of([ChunkSend(0, 1, 2, True), ChunkSend(0, 1, 3, True)]) == "2–3"
+    assert figure.chunks_of([ChunkSend(0, 1, 2, True)]) == "2"
 
 
 def test_the_drawings_of_the_benchmark_are_what_it_makes(figure: ModuleType) -> None:

@@ -13,7 +13,7 @@ import pytest
 from chromium import Browser
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Schedule, one_f_one_b
-from mural.pipeline.timeline import Costs, Span, simulate
+from mural.pipeline.timeline import ActionSpan, StageCosts, simulate
 from mural.pipeline.transfers import Edge, with_messages
 from mural.report.gantt import html, text
 from pages import contrasts
@@ -28,13 +28,13 @@ def figure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("gantt_figure")
 
 
-def played(schedule: Schedule) -> tuple[Span, ...]:
+def played(schedule: Schedule) -> tuple[ActionSpan, ...]:
     """The spans of a schedule: forward 1 and backward 2 on every stage."""
     program = with_messages(schedule, [Edge((s, 0), s, (s + 1,)) for s in range(schedule.stages - 1)])
-    return simulate(program, Costs((1.0,) * schedule.stages, (2.0,) * schedule.stages)).spans
+    return simulate(program, StageCosts((1.0,) * schedule.stages, (2.0,) * schedule.stages)).spans
 
 
-def two_panels() -> dict[str, list[Span]]:
+def two_panels() -> dict[str, list[ActionSpan]]:
     """Four stages of two replicas, and the same half as fast."""
     predicted = list(played(gems(4, 2)))
     return {

@@ -10,7 +10,7 @@ import pytest
 from chromium import Browser
 from mural.comm.trace import Trace, Wait
 from mural.errors import ConfigError
-from mural.profile import Notes, Profile, Step, page
+from mural.profile import Notes, Profile, StepAccount, page
 from mural.profile.shares_page import words
 from mural.report import plots
 from pages import contrasts
@@ -20,7 +20,7 @@ KINDS = ["compute", "halo", "idle", "images"]
 
 def profile() -> Profile:
     """Two ranks that take two steps of ten seconds; in each, the first waits three seconds for the second."""
-    steps = tuple(Step(number, 10.0 * number, 10.0 * number + 10.0, 0.5) for number in (1, 2))
+    steps = tuple(StepAccount(number, 10.0 * number, 10.0 * number + 10.0, 0.5) for number in (1, 2))
     waits = [Wait("halo", step.begin + 1.0, step.begin + 4.0, ((1, ("", step.number)),)) for step in steps]
     posts = {("", step.number): step.begin + 3.0 for step in steps}
     return Profile("a <model>", (Notes(0, steps, Trace(waits=waits)), Notes(1, steps, Trace(posts=posts))))

@@ -10,7 +10,7 @@ import pytest
 from mural.comm import Transport
 from mural.geometry import Cuts, Interval, Window
 from mural.ranks import SPATIAL, Mesh
-from mural.shard.halo.fuse_cost import Constants, Layer, Part, alone, first_part, together
+from mural.shard.halo.fuse_cost import Constants, FusedLayer, Layer, alone, first_part, together
 from mural.shard.halo.margin import common, covers, hull, own_spans
 from mural.shard.halo.window_chain import PATIENCE, Site, levels_after, new_site
 from mural.shard.layout import Layout
@@ -143,11 +143,11 @@ def test_interior_hides_a_message() -> None:
 
 def test_shared_exchange_pays_its_wait_its_copies_and_what_is_computed_again() -> None:
     def price(**changed: int | Layer) -> float:
-        return together([replace(Part(LAYER, 0, 0, 0), **changed)], COSTS, True)
+        return together([replace(FusedLayer(LAYER, 0, 0, 0), **changed)], COSTS, True)
 
     base = price()
     assert base == pytest.approx(2 * COSTS.fetch)
-    assert together([Part(LAYER, 0, 0, 0), Part(LAYER, 0, 0)], COSTS, True) == base
+    assert together([FusedLayer(LAYER, 0, 0, 0), FusedLayer(LAYER, 0, 0)], COSTS, True) == base
     assert price(halo=10**6) - base == pytest.approx(2 * 10**6 / COSTS.bandwidth)
     assert price(piece=10**6) - base == pytest.approx(4 * 10**6 / COSTS.copying)
     assert price(piece=10**6, layer=replace(LAYER, pads=True)) - base == pytest.approx(8 * 10**6 / COSTS.copying)
@@ -155,7 +155,7 @@ def test_shared_exchange_pays_its_wait_its_copies_and_what_is_computed_again() -
 
 
 def test_large_pieces_are_not_copied() -> None:
-    large = [Part(LAYER, 0, 0, 0), Part(LAYER, 0, 2**23)]
+    large = [FusedLayer(LAYER, 0, 0, 0), FusedLayer(LAYER, 0, 2**23)]
     assert together(large, COSTS, True) == inf
     assert together(large, replace(COSTS, piece=2**24), True) < inf
 

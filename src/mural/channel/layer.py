@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
 from mural.channel.turns import Delivery, Line, taken
-from mural.comm.exchange import Route, saving_hooks
+from mural.comm.exchange import ExchangeRoute, saving_hooks
 from mural.geometry import Cuts, Interval
 from mural.ranks import Mesh
 from mural.shard.folds.reshape import settled
@@ -42,7 +42,7 @@ Rows = tuple[tuple[Interval, ...], ...]
 
 
 @dataclass(frozen=True)
-class Channels:
+class ChannelParts:
     """Which channels of a layer the ranks of the channel axis work on: intervals by coordinate, None for all."""
 
     inputs: tuple[Interval, ...] | None
@@ -59,7 +59,7 @@ class ChannelLayer:
 
     name: str
     mesh: Mesh
-    channels: Channels
+    channels: ChannelParts
     widths: tuple[int, int]
     """All input channels, and all output channels."""
     dim: int
@@ -174,7 +174,7 @@ def some(interval: Interval, part: int, parts: int) -> Interval:
 
 
 @lru_cache(maxsize=4096)
-def routed(layout: Layout, mesh: Mesh, rows: Rows, dim: int, channels: tuple[Interval, ...] | None) -> Route:
+def routed(layout: Layout, mesh: Mesh, rows: Rows, dim: int, channels: tuple[Interval, ...] | None) -> ExchangeRoute:
     """This rank's part of the exchange from a layout to one turn's images, with some of the channels in dim `dim`."""
     group = mesh.peers(("channel",))
     own = {r: layout.box_at(layout.mesh.coordinates_of(r)) for r in group}
@@ -185,7 +185,7 @@ def routed(layout: Layout, mesh: Mesh, rows: Rows, dim: int, channels: tuple[Int
         if channels is not None:
             wanted[dim] = (channels[at["channel"]],)
         need[rank] = tuple(wanted)
-    return Route.of(mesh.rank, own, need)
+    return ExchangeRoute.of(mesh.rank, own, need)
 
 
 @lru_cache(maxsize=4096)

@@ -40,7 +40,7 @@ WHOLE = tuple(getattr(optim, name) for name in ("Adafactor", "LBFGS", "Muon") if
 """Optimizers whose step depends on more than one value of a parameter."""
 
 
-class Watch(TorchFunctionMode):
+class ShareWatch(TorchFunctionMode):
     """In this block, a call on a share raises unless it is its layer's."""
 
     def __torch_function__(

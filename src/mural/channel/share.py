@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mural.comm import fetch
-from mural.comm.exchange import Route
+from mural.comm.exchange import ExchangeRoute
 from mural.errors import LayoutError
 from mural.geometry import Box, Interval
 from mural.ranks import Mesh
@@ -63,7 +63,7 @@ class Share:
         mesh = self.mesh
         have = {r: self.box_at(mesh.coordinates_of(r)["channel"]) for r in mesh.peers(("channel",))}
         need = dict.fromkeys(have, tuple((Interval(0, n),) for n in self.shape))
-        route = Route.of(mesh.rank, have, need)
+        route = ExchangeRoute.of(mesh.rank, have, need)
         return fetch(part.detach().contiguous(), route, mesh.transport, f"the whole of {self.name}")
 
 

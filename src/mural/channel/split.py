@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mural.channel.layer import ChannelLayer, Channels, Exchange, shared
+from mural.channel.layer import ChannelLayer, ChannelParts, Exchange, shared
 from mural.channel.misuse import watch_optimizers
 from mural.channel.share import Share, mark_share, share_of
 from mural.channel.which_layers import Layers, Split, chosen
@@ -71,14 +71,16 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange) -> None:
     split.module.forward = SplitForward(split, mesh, channels, exchange, shares)
 
 
-def channels_of(split: Split, ranks: int) -> Channels:
+def channels_of(split: Split, ranks: int) -> ChannelParts:
     """The channels of every rank: as equal as can be, a grouped convolution's in whole groups."""
     if split.groups > 1:
         groups = Cuts.even(split.groups, ranks).intervals()
-        return Channels(*(tuple(scaled(i, n // split.groups) for i in groups) for n in (split.inputs, split.outputs)))
+        return ChannelParts(
+            *(tuple(scaled(i, n // split.groups) for i in groups) for n in (split.inputs, split.outputs))
+        )
     if split.by == "output":
-        return Channels(None, Cuts.even(split.outputs, ranks).intervals())
-    return Channels(Cuts.even(split.inputs, ranks).intervals(), None)
+        return ChannelParts(None, Cuts.even(split.outputs, ranks).intervals())
+    return ChannelParts(Cuts.even(split.inputs, ranks).intervals(), None)
 
 
 def scaled(interval: Interval, width: int) -> Interval:
@@ -86,7 +88,7 @@ def scaled(interval: Interval, width: int) -> Interval:
     return Interval(interval.start * width, interval.stop * width)
 
 
-def share_of_weight(split: Split, channels: Channels) -> tuple[int, tuple[Interval, ...]]:
+def share_of_weight(split: Split, channels: ChannelParts) -> tuple[int, tuple[Interval, ...]]:
     """The dim of the weight that is cut, and the intervals: a grouped convolution's first dim counts its groups."""
     inputs, outputs = channels.inputs, channels.outputs
     if split.transposed:
@@ -95,7 +97,7 @@ def share_of_weight(split: Split, channels: Channels) -> tuple[int, tuple[Interv
 
 
 def computation(
-    split: Split, mesh: Mesh, channels: Channels
+    split: Split, mesh: Mesh, channels: ChannelParts
 ) -> tuple[Callable[..., ShardedTensor], Callable[[Tensor], Tensor]]:
     """What a rank computes of its channels, and what is done to the whole result: a bias that no rank has alone."""
     module, spatial = split.module, split.spatial
@@ -139,7 +141,9 @@ class SplitForward:
     A copy of the module computes with the copy's parameters, which are shares too.
     """
 
-    def __init__(self, split: Split, mesh: Mesh, channels: Channels, exchange: Exchange, shares: Mapping[str, Share]):
+    def __init__(
+        self, split: Split, mesh: Mesh, channels: ChannelParts, exchange: Exchange, shares: Mapping[str, Share]
+    ):
         self.split, self.mesh, self.channels, self.shares = split, mesh, channels, shares
         self.exchange: Exchange = exchange
         module = split.module

@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mural.comm import Transport, mark
-from mural.comm.exchange import Route, empty_like, fetched, post, returned
+from mural.comm.exchange import ExchangeRoute, empty_like, fetched, post, returned
 from mural.comm.messages import Transfer
 
 
 class Line:
     """A tensor of one shape on this rank, and the turns in which it goes to others and comes back."""
 
-    def __init__(self, shape: Sequence[int], routes: Sequence[Route], transport: Transport, name: str):
+    def __init__(self, shape: Sequence[int], routes: Sequence[ExchangeRoute], transport: Transport, name: str):
         self.shape, self.routes, self.transport, self.name = tuple(shape), tuple(routes), transport, name
         self.fetching: dict[int, tuple[Tensor, Transfer]] = {}
         self.giving: dict[int, tuple[Tensor, Transfer]] = {}
@@ -73,12 +73,12 @@ class Line:
         """A block in which what is saved of a turn's piece for backward is only where in it that lies."""
         start = piece.untyped_storage().data_ptr()
 
-        def pack(tensor: Tensor) -> Tensor | Place:
+        def pack(tensor: Tensor) -> Tensor | TurnView:
             if tensor.untyped_storage().data_ptr() != start or tensor.dtype != piece.dtype:
                 return tensor
-            return Place(turn, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+            return TurnView(turn, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
-        def unpack(saved: Tensor | Place) -> Tensor:
+        def unpack(saved: Tensor | TurnView) -> Tensor:
             if isinstance(saved, Tensor):
                 return saved
             return self.again[saved.turn].as_strided(saved.shape, saved.stride, saved.offset)
@@ -87,7 +87,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Place:
+class TurnView:
     """A view of the piece of a turn."""
 
     turn: int

@@ -11,7 +11,7 @@ from torch import nn
 
 from mural.check.comparison import Row
 from mural.check.copies import copied
-from mural.check.plain_run import Plain
+from mural.check.plain_run import PlainModel
 from mural.check.rounding import PROBES, At, Reference, gaps, left_behind, move
 from mural.check.updates import Stepping, steps
 from mural.comm.failure.agree import gather, together
@@ -53,7 +53,7 @@ class Case:
 
     def reference(self) -> Reference:
         """What one device does, and how far rounding moves that: each rank tries other movements. Collective."""
-        plain = Plain(self.model, self.plan, self.loss)
+        plain = PlainModel(self.model, self.plan, self.loss)
         before = {("parameter", name): p.detach() for name, p in plain.named_parameters()}
         before |= {("buffer", name): buffer for name, buffer in plain.named_buffers()}
         noise: dict[At, float] = {}
@@ -61,7 +61,7 @@ class Case:
             values = left_behind(self.alone(*copied(self.model, self.loss), self.image))
             for probe in range(self.mesh.rank, max(PROBES, self.mesh.world), self.mesh.world):
                 model, loss = copied(self.model, self.loss)
-                trained = [p for _, p in Plain(model, self.plan, loss).named_parameters()]
+                trained = [p for _, p in PlainModel(model, self.plan, loss).named_parameters()]
                 walked = self.alone(model, loss, move(trained, self.image, self.eps, probe))
                 for at, found in gaps(walked, values).items():
                     noise[at] = max(noise.get(at, 0.0), found.size if isfinite(found.size) else 0.0)
@@ -71,7 +71,7 @@ class Case:
 
     def alone(self, model: nn.Module, loss: Loss, image: Any) -> Iterable[Any]:
         """The steps of a model on one device."""
-        one: Stepping = self.one_rank(model, loss) if self.random else Plain(model, self.plan, loss)
+        one: Stepping = self.one_rank(model, loss) if self.random else PlainModel(model, self.plan, loss)
         return steps(one, image, self.target, self.steps, self.rate)
 
     def one_rank(self, model: nn.Module, loss: Loss) -> Stepping:

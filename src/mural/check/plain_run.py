@@ -30,7 +30,7 @@ PACE = 0.001
 """How far an update moves the parameters, relative to them; it lowers the loss by at most ten times as much."""
 
 
-class Plain:
+class PlainModel:
     """A model on one device, with the calls of `Parallel` that a step needs.
 
     Where the plan lets BatchNorm look at each micro-batch alone, it does so here too; the loss is the whole batch's.
@@ -79,7 +79,7 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FirstStep:
     """What a first step on one device shows."""
 
     drawing: tuple[str, ...]
@@ -90,10 +90,10 @@ class Trial:
     """The relative distance of neighbouring numbers in the coarsest type of results and parameters."""
 
 
-def trial(model: nn.Module, plan: Plan, loss: Loss, image: Any, target: Any) -> Trial:
+def trial(model: nn.Module, plan: Plan, loss: Loss, image: Any, target: Any) -> FirstStep:
     """What the first step of a copy of the model shows."""
     model, loss = copied(model, loss)
-    plain, outputs = Plain(model, plan, loss), list[Any]()
+    plain, outputs = PlainModel(model, plan, loss), list[Any]()
     plain.observe = outputs.append
     with watching_draws(plain.model) as drawing:
         value = float(plain.step(image, target).abs())
@@ -105,7 +105,7 @@ def trial(model: nn.Module, plan: Plan, loss: Loss, image: Any, target: Any) -> 
     kinds = [value.dtype for value in values if isinstance(value, Tensor)]
     kinds += [torch.bfloat16] if plan.precision == "bfloat16" else []
     eps = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
-    return Trial(tuple(drawing), rate if isfinite(value) and isfinite(slope) else 0.0, eps)
+    return FirstStep(tuple(drawing), rate if isfinite(value) and isfinite(slope) else 0.0, eps)
 
 
 def total(tensors: Iterable[Tensor | None]) -> float:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mural.check.comparison import Row
 from mural.check.leaves import Gap, counted_in_ulps, gap, kept, largest
-from mural.check.updates import Entry, Name
+from mural.check.updates import LeftValue, Name
 
 PROBES = 4
 """Runs with moved inputs, at least; every rank makes one."""
@@ -104,7 +104,7 @@ def rounded(value: Any) -> bool:
     return counted_in_ulps(value) if isinstance(value, Tensor) else isinstance(value, float)
 
 
-def left_behind(walked: Iterable[Sequence[Entry]]) -> dict[At, Any]:
+def left_behind(walked: Iterable[Sequence[LeftValue]]) -> dict[At, Any]:
     """What steps left, to be kept; results of micro-batches as those of the batch."""
     parts: dict[At, list[Any]] = {}
     for step, entries in enumerate(walked):
@@ -113,7 +113,7 @@ def left_behind(walked: Iterable[Sequence[Entry]]) -> dict[At, Any]:
     return {at: torch.cat(found) if len(found) > 1 else found[0] for at, found in parts.items()}
 
 
-def gaps(walked: Iterable[Sequence[Entry]], values: Mapping[At, Any]) -> dict[At, Gap]:
+def gaps(walked: Iterable[Sequence[LeftValue]], values: Mapping[At, Any]) -> dict[At, Gap]:
     """How far steps are from others, for each value of each step; of several parts of a value, the worst."""
     found: dict[At, Gap] = {}
     for step, entries in enumerate(walked):

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from mural.check.compared_case import Case
 from mural.check.comparison import Comparison
 from mural.check.copies import copied
-from mural.check.plain_run import Plain, device_of, quiet, trial
+from mural.check.plain_run import PlainModel, device_of, quiet, trial
 from mural.comm.failure.agree import gather, together
 from mural.engine import Loss, materialize, share_from_first
 from mural.engine.loss_terms import LossTerms
@@ -61,7 +61,7 @@ def check(
     share_from_first(model, mesh)
     device = device_of(model)
     LossTerms.of(loss, unwrapped(model)).settle(device, mesh)
-    Plain(model, plan, loss).zero_grad()
+    PlainModel(model, plan, loss).zero_grad()
     image, target = (pytree.tree_map_only(Tensor, lambda x: whole_on(x, device), given) for given in (image, target))
     with generators_kept(device), full_float32(device):
         return compared(Case(model, plan, image, target, loss, mesh, steps))

@@ -42,7 +42,7 @@ class Stepping(Protocol):
         ...
 
 
-class Entry(NamedTuple):
+class LeftValue(NamedTuple):
     """A value that a step left: whole, or what this rank holds of it."""
 
     name: Name
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 def steps(
     model: Stepping, image: Any, target: Any, count: int, rate: float, expected: Collection[Name] = ()
-) -> Iterator[list[Entry]]:
+) -> Iterator[list[LeftValue]]:
     """What each of several steps leaves, with an update of plain gradient descent at the end of each.
 
     Of a parameter it is how far it moved since the beginning. A part of the results that is `expected` and not there
@@ -86,17 +86,17 @@ def left(
     results: Sequence[tuple[Any, Rows | None]],
     start: Mapping[str, Tensor],
     expected: Collection[Name],
-) -> Iterator[Entry]:
+) -> Iterator[LeftValue]:
     """What a step left."""
-    yield Entry(("loss", ""), loss.detach().double().cpu())
+    yield LeftValue(("loss", ""), loss.detach().double().cpu())
     for result, rows in results:
         there = {("output", place): value for place, value in leaves(result)}
         missing = [name for name in expected if name[0] == "output" and name not in there]
-        yield from (Entry(name, value, rows) for name, value in there.items())
-        yield from (Entry(name, None, rows) for name in missing)
+        yield from (LeftValue(name, value, rows) for name, value in there.items())
+        yield from (LeftValue(name, None, rows) for name in missing)
     for name, p in model.named_parameters():
         share = share_of(p)
-        yield Entry(("gradient", name), p.grad, share=share)
+        yield LeftValue(("gradient", name), p.grad, share=share)
         if p.requires_grad:
-            yield Entry(("update", name), p.detach() - start[name], share=share)
-    yield from (Entry(("buffer", name), buffer) for name, buffer in model.named_buffers())
+            yield LeftValue(("update", name), p.detach() - start[name], share=share)
+    yield from (LeftValue(("buffer", name), buffer) for name, buffer in model.named_buffers())

@@ -21,8 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from mural.checkpoint.folder import Lock, clean, remove, saving_path, step_path, steps_in
-from mural.checkpoint.pieces import Offer, Part, Piece, as_piece, divide, offer
-from mural.checkpoint.saving import Staged, Staging, begin, finish, write_share
+from mural.checkpoint.pieces import Offer, Piece, WrittenPart, as_piece, divide, offer
+from mural.checkpoint.saving import StagedPart, Staging, begin, finish, write_share
 from mural.checkpoint.snapshot import AGREEING, Snapshot, of_first, on_all, open_snapshot
 from mural.checkpoint.values import check_plain
 from mural.comm.failure.agree import describe, gather
@@ -50,7 +50,7 @@ class Checkpoints:
         self.rank, self.world = place_in(self.group)
         self.continues = False
         """Whether this run has read or saved here: what is newer than its step then belongs to a past it left."""
-        self.divided: tuple[list[str], tuple[Part, ...]] = ([], ())
+        self.divided: tuple[list[str], tuple[WrittenPart, ...]] = ([], ())
         self.thread = ThreadPoolExecutor(1, "mural-checkpoint")
         self.writing: Future[None] | None = None
         self.lock: Lock | None = None
@@ -133,7 +133,7 @@ class Checkpoints:
             )
         return {name: as_piece(name, tensor) for name, tensor in tensors.items()}, json.loads(json.dumps(values))
 
-    def _parts(self, step: int, own: Sequence[Offer]) -> tuple[Part, ...]:
+    def _parts(self, step: int, own: Sequence[Offer]) -> tuple[WrittenPart, ...]:
         """What this rank writes; worked out again only when some rank's tensors are others than last time."""
         told = f"{step} {hashlib.sha256(repr(own).encode()).hexdigest()}"
         digests = gather(self.group, told, AGREEING)
@@ -146,7 +146,7 @@ class Checkpoints:
             self.divided = (kinds, divide(offers)[self.rank])
         return self.divided[1]
 
-    def _write(self, step: int, staged: Sequence[Staged], values: Mapping[str, Any]) -> None:
+    def _write(self, step: int, staged: Sequence[StagedPart], values: Mapping[str, Any]) -> None:
         """In the thread: write, and then drop what is no longer kept."""
         place, first = step_path(self.folder, step), self.rank == 0
         try:

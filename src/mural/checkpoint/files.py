@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from mural.checkpoint.manifest import CODES, NAME, Block, Damaged, File, Manifest
+from mural.checkpoint.manifest import CODES, NAME, Damaged, File, Manifest, StoredBlock
 from mural.errors import CheckpointError
 
 
@@ -66,7 +66,7 @@ def read_manifest(place: Path) -> Manifest:
         raise Damaged(f"{place / NAME} {damage}") from damage
 
 
-def read_block(place: Path, name: str, block: Block, dtype: torch.dtype) -> Tensor:
+def read_block(place: Path, name: str, block: StoredBlock, dtype: torch.dtype) -> Tensor:
     """The values of a block of a tensor, which agree with their CRC-32."""
     path = place / block.file
     memory = torch.empty(block.stop - block.start, dtype=torch.uint8)

@@ -65,7 +65,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Block:
+class StoredBlock:
     """A box of a tensor: the file, the range of its bytes there, and their CRC-32."""
 
     box: Box
@@ -76,12 +76,12 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """A tensor in a checkpoint."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[StoredBlock, ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Manifest:
     step: int
     written: Mapping[str, str]
     files: Mapping[str, File]
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
 
     def dumps(self) -> str:
@@ -141,7 +141,7 @@ def _canonical(body: Any) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-def _pack(entry: Entry) -> dict[str, Any]:
+def _pack(entry: StoredTensor) -> dict[str, Any]:
     blocks = [[[list(i) for i in b.box], b.file, b.start, b.stop, b.crc] for b in entry.blocks]
     return {"dtype": str(entry.dtype).removeprefix("torch."), "shape": list(entry.shape), "blocks": blocks}
 
@@ -157,11 +157,11 @@ def _unpack(body: Mapping[str, Any]) -> Manifest:
     return Manifest(step, {str(k): str(v) for k, v in body["written"].items()}, files, tensors, dict(body["values"]))
 
 
-def _entry(name: str, packed: Mapping[str, Any], files: Mapping[str, File]) -> Entry:
+def _entry(name: str, packed: Mapping[str, Any], files: Mapping[str, File]) -> StoredTensor:
     dtype, shape = DTYPES[packed["dtype"]], _whole(*packed["shape"])
-    blocks: list[Block] = []
+    blocks: list[StoredBlock] = []
     for box, file, *numbers in packed["blocks"]:
-        block = Block(tuple(Interval(*_whole(*pair)) for pair in box), file, *_whole(*numbers))
+        block = StoredBlock(tuple(Interval(*_whole(*pair)) for pair in box), file, *_whole(*numbers))
         inside = len(block.box) == len(shape) and all(
             i.start <= i.stop <= n for i, n in zip(block.box, shape, strict=True)
         )
@@ -172,7 +172,7 @@ def _entry(name: str, packed: Mapping[str, Any], files: Mapping[str, File]) -> E
     boxes = [block.box for block in blocks]
     if not disjoint(boxes) or sum(map(volume, boxes)) != prod(shape):
         raise ValueError(f"the blocks of {name} do not make up its shape {shape}")
-    return Entry(dtype, shape, tuple(blocks))
+    return StoredTensor(dtype, shape, tuple(blocks))
 
 
 def _whole(*numbers: Any) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mural.channel.share import share_of
-from mural.checkpoint.manifest import Entry
+from mural.checkpoint.manifest import StoredTensor
 from mural.checkpoint.pieces import Piece
 from mural.checkpoint.snapshot import lacking, listed
 from mural.checkpoint.values import decode, encode
@@ -92,7 +92,7 @@ def decode_optimizer(
     packed: Mapping[str, Any],
     optimizer: Optimizer,
     names: Mapping[int, str],
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, StoredTensor],
     targets: dict[str, Tensor | Piece],
 ) -> Loaded:
     """What the optimizer will be set to; the tensors of it that are to be filled go into `targets`, by name."""
@@ -146,7 +146,7 @@ def placed_state(name: str, state: Tensor, parameter: Tensor) -> Tensor | Piece:
     return Piece(state, share.shape, share.box)
 
 
-def room(entry: Entry, parameter: Tensor, have: Any, device: torch.device) -> Tensor | Piece:
+def room(entry: StoredTensor, parameter: Tensor, have: Any, device: torch.device) -> Tensor | Piece:
     """What takes a saved tensor of a parameter's state: the tensor that is there already if it fits, or a new one."""
     share = share_of(parameter)
     if share is None or entry.shape != share.shape:
@@ -154,7 +154,7 @@ def room(entry: Entry, parameter: Tensor, have: Any, device: torch.device) -> Te
     return Piece(fitting(entry, tuple(parameter.shape), have, device), share.shape, share.box)
 
 
-def fitting(entry: Entry, shape: tuple[int, ...], have: Any, device: torch.device) -> Tensor:
+def fitting(entry: StoredTensor, shape: tuple[int, ...], have: Any, device: torch.device) -> Tensor:
     """The tensor that is there already, if it can take what is saved, or a new one."""
     fits = isinstance(have, Tensor) and (tuple(have.shape), have.dtype) == (shape, entry.dtype)
     return have if fits else torch.empty(shape, dtype=entry.dtype, device=device)

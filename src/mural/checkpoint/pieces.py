@@ -78,7 +78,7 @@ def offer(name: str, piece: Piece) -> Offer:
     return Offer(name, dtype, piece.tensor.itemsize, tuple(piece.shape), piece.place)
 
 
-class Part(NamedTuple):
+class WrittenPart(NamedTuple):
     """A box of a tensor that one rank writes."""
 
     name: str
@@ -86,7 +86,7 @@ class Part(NamedTuple):
     bytes: int
 
 
-def divide(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[Part, ...], ...]:
+def divide(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[WrittenPart, ...], ...]:
     """For each rank the parts that it writes: every position of every tensor once, the bytes balanced.
 
     What several ranks hold is split into blocks, which go to the rank with the least to write so far, largest first.
@@ -106,13 +106,13 @@ def divide(offers: Sequence[Sequence[Offer]]) -> tuple[tuple[Part, ...], ...]:
     _check_cover(known, holders)
     total = sum(prod(one.shape) * one.width for one in known.values())
     limit = min(BLOCK_BYTES, max(SMALL_BYTES, -(-total // len(offers))))
-    blocks: list[tuple[Part, list[int]]] = []
+    blocks: list[tuple[WrittenPart, list[int]]] = []
     for (name, box), ranks in holders.items():
         if volume(box) or not prod(known[name].shape):
             width = known[name].width
-            blocks += [(Part(name, part, volume(part) * width), ranks) for part in split(box, width, limit)]
+            blocks += [(WrittenPart(name, part, volume(part) * width), ranks) for part in split(box, width, limit)]
     load = [0] * len(offers)
-    given: list[list[Part]] = [[] for _ in offers]
+    given: list[list[WrittenPart]] = [[] for _ in offers]
     for part, ranks in sorted(blocks, key=lambda block: (len(block[1]) > 1, -block[0].bytes)):
         rank = min(ranks, key=lambda r: load[r])
         load[rank] += part.bytes

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from mural.checkpoint.files import header, write_tensor
 from mural.checkpoint.folder import publish, saving_path, sync_folder, write_synced
-from mural.checkpoint.manifest import NAME, Block, Entry, File, Manifest, mural_version
-from mural.checkpoint.pieces import Part, Piece
-from mural.comm.host_staging import Buffer, Pinned, Plain
+from mural.checkpoint.manifest import NAME, File, Manifest, StoredBlock, StoredTensor, mural_version
+from mural.checkpoint.pieces import Piece, WrittenPart
+from mural.comm.host_staging import Buffer, PageableMemory, Pinned
 from mural.errors import CheckpointError
 from mural.geometry import Box, slices
 
 
-class Staged(NamedTuple):
+class StagedPart(NamedTuple):
     """A part of a tensor, copied for writing."""
 
     name: str
@@ -44,19 +44,19 @@ class Staging:
     def __init__(self) -> None:
         self.buffer: Buffer | None = None
 
-    def copy(self, parts: Sequence[Part], pieces: Mapping[str, Piece]) -> list[Staged]:
+    def copy(self, parts: Sequence[WrittenPart], pieces: Mapping[str, Piece]) -> list[StagedPart]:
         """The parts as they are now; the next call overwrites them."""
         # Wide types first: each part then starts at a multiple of its width, here and in the file, without gaps.
         ordered = sorted(parts, key=lambda part: -pieces[part.name].tensor.itemsize)
         memory = self._memory(sum(part.bytes for part in parts), any(p.tensor.is_cuda for p in pieces.values()))
-        staged: list[Staged] = []
+        staged: list[StagedPart] = []
         at = 0
         for part in ordered:
             piece = pieces[part.name]
             source = piece.tensor.detach()[slices(part.box, piece.place)]
             target = memory[at : at + part.bytes].view(source.dtype).view(source.shape)
             target.copy_(source, non_blocking=True)
-            staged.append(Staged(part.name, tuple(piece.shape), part.box, target))
+            staged.append(StagedPart(part.name, tuple(piece.shape), part.box, target))
             at += part.bytes
         for device in {piece.tensor.device for piece in pieces.values() if piece.tensor.is_cuda}:
             torch.cuda.synchronize(device)  # the training changes the originals next
@@ -65,15 +65,15 @@ class Staging:
     def _memory(self, size: int, pinned: bool) -> Tensor:
         if self.buffer is None or self.buffer.memory.nbytes < size or (pinned and not isinstance(self.buffer, Pinned)):
             self.buffer = None  # gone before the larger one comes
-            self.buffer = (Pinned if pinned else Plain)(max(size, 1))
+            self.buffer = (Pinned if pinned else PageableMemory)(max(size, 1))
         return self.buffer.memory
 
 
-class Share(NamedTuple):
+class RankFile(NamedTuple):
     """What one rank wrote: its file, and the blocks of tensors in it."""
 
     file: File
-    tensors: dict[str, Entry]
+    tensors: dict[str, StoredTensor]
 
 
 def begin(place: Path) -> None:
@@ -82,7 +82,7 @@ def begin(place: Path) -> None:
     saving_path(place).mkdir(parents=True)
 
 
-def write_share(place: Path, rank: int, staged: Sequence[Staged]) -> Share | None:
+def write_share(place: Path, rank: int, staged: Sequence[StagedPart]) -> RankFile | None:
     """A rank's parts in a safetensors file on disk; no file where there are none."""
     if not staged:
         return None
@@ -97,25 +97,25 @@ def write_share(place: Path, rank: int, staged: Sequence[Staged]) -> Share | Non
         sync_folder(folder)
     except OSError as error:
         raise CheckpointError(_unwritable(place / name, staged, error)) from error
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, StoredTensor] = {}
     for one, crc in zip(staged, crcs, strict=True):
         start, stop = (len(head) + at for at in ranges[one.key])
-        block = Block(one.box, name, start, stop, crc)
+        block = StoredBlock(one.box, name, start, stop, crc)
         before = tensors[one.name].blocks if one.name in tensors else ()
-        tensors[one.name] = Entry(one.tensor.dtype, one.shape, (*before, block))
+        tensors[one.name] = StoredTensor(one.tensor.dtype, one.shape, (*before, block))
     size = len(head) + ranges[staged[-1].key][1]
-    return Share(File(name, size, len(head), zlib.crc32(head)), tensors)
+    return RankFile(File(name, size, len(head), zlib.crc32(head)), tensors)
 
 
-def finish(place: Path, step: int, shares: Iterable[Share | None], values: Mapping[str, Any]) -> None:
+def finish(place: Path, step: int, shares: Iterable[RankFile | None], values: Mapping[str, Any]) -> None:
     """Write the manifest last, then let the checkpoint appear at its place."""
     files: dict[str, File] = {}
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, StoredTensor] = {}
     for share in filter(None, shares):
         files[share.file.name] = share.file
         for name, entry in share.tensors.items():
             before = tensors[name].blocks if name in tensors else ()
-            tensors[name] = Entry(entry.dtype, entry.shape, (*before, *entry.blocks))
+            tensors[name] = StoredTensor(entry.dtype, entry.shape, (*before, *entry.blocks))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     written = {"mural": mural_version(), "torch": torch.__version__, "time": now, "host": socket.gethostname()}
     saving = saving_path(place)
@@ -126,7 +126,7 @@ def finish(place: Path, step: int, shares: Iterable[Share | None], values: Mappi
         raise CheckpointError(f"{saving} could not become {place.name}: {error}") from error
 
 
-def _unwritable(path: Path, staged: Sequence[Staged], error: OSError) -> str:
+def _unwritable(path: Path, staged: Sequence[StagedPart], error: OSError) -> str:
     text = f"{path} could not be written: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         return f"{text} on {socket.gethostname()}: all ranks need to see the folder of checkpoints"

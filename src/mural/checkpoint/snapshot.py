@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mural.checkpoint.files import damages, read_block, read_manifest
 from mural.checkpoint.folder import step_path, steps_in
-from mural.checkpoint.manifest import Entry, Manifest
+from mural.checkpoint.manifest import Manifest, StoredTensor
 from mural.checkpoint.pieces import HERE, Piece, as_piece
 from mural.comm.failure.agree import gather, together
 from mural.comm.groups import place_in
@@ -50,7 +50,7 @@ class Snapshot:
         return self.manifest.values
 
     @property
-    def tensors(self) -> Mapping[str, Entry]:
+    def tensors(self) -> Mapping[str, StoredTensor]:
         """Type and shape of every tensor, by name."""
         return self.manifest.tensors
 

@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mural.collectives.program import Key, Part, Program, program, segments_of
+from mural.collectives.program import BufferPart, Key, RankProgram, program, segments_of
 from mural.collectives.rounds import Collective
-from mural.collectives.team import Call, Team
+from mural.collectives.team import CollectiveCall, Team
 from mural.errors import PlanError
 
 KEPT_JOBS, KEPT_BYTES = 64, 2**27
 """How many jobs a team keeps, and how many bytes of scratch memory; more are made anew."""
 
 
-class Job:
+class CollectiveJob:
     """A collective over tensors of one size and type, ready to be run again and again."""
 
     def __init__(self, collective: Collective, flat: Tensor, team: Team):
@@ -32,7 +32,7 @@ class Job:
         self.collective = collective
         self.words = f"{collective.name} of {described(flat)}, rounds {collective.digest}"
         segments = segments_of(collective, values, flat.element_size()) if team.backend.eager else 1
-        self.program: Program = program(collective, team.rank, values, segments)
+        self.program: RankProgram = program(collective, team.rank, values, segments)
         memory = torch.empty(self.program.scratch + self.program.spares, dtype=flat.dtype, device=flat.device)
         self.bytes = memory.nbytes
         scratch, spares = memory.split([self.program.scratch, self.program.spares])
@@ -42,7 +42,7 @@ class Job:
             for step in self.program.steps
         ]
 
-    def part(self, flat: Tensor, part: Part) -> Tensor:
+    def part(self, flat: Tensor, part: BufferPart) -> Tensor:
         """A part of the tensor or of one of its spare copies."""
         return (self.spares[part.spare - 1] if part.spare else flat)[part.start : part.stop]
 
@@ -66,18 +66,18 @@ def described(flat: Tensor) -> str:
     return f"{flat.numel()} values of {str(flat.dtype).removeprefix('torch.')}"
 
 
-def job_of(collective: Collective, flat: Tensor, team: Team) -> Job:
+def job_of(collective: Collective, flat: Tensor, team: Team) -> CollectiveJob:
     """The job for such a tensor, made now or before."""
     key = (id(collective), flat.numel(), flat.dtype, flat.device)  # a job keeps its collective, so ids stay apart
     job = team.jobs.get(key)
     if job is None:
         if len(team.jobs) >= KEPT_JOBS or sum(each.bytes for each in team.jobs.values()) > KEPT_BYTES:
             team.jobs.clear()
-        job = team.jobs[key] = Job(collective, flat, team)
+        job = team.jobs[key] = CollectiveJob(collective, flat, team)
     return job
 
 
-def carry_out(job: Job, flat: Tensor, team: Team, options: str) -> None:
+def carry_out(job: CollectiveJob, flat: Tensor, team: Team, options: str) -> None:
     """Make the call, over memory that the backend can send from."""
     with team.calling(job.words + options) as call:
         if not flat.numel() and team.calls is not None:
@@ -86,7 +86,7 @@ def carry_out(job: Job, flat: Tensor, team: Team, options: str) -> None:
         (one_by_one if team.backend.eager else round_by_round)(job, flat, team.group, call)
 
 
-def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:
+def one_by_one(job: CollectiveJob, flat: Tensor, group: Any, call: CollectiveCall) -> None:
     """The steps over a backend whose messages are independent of each other."""
     tag, rows, ahead = call.tag, job.program.steps, job.program.ahead
     leaving: dict[Key, list[list[Any]]] = {}
@@ -130,7 +130,7 @@ def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:
     free(list(leaving))
 
 
-def round_by_round(job: Job, flat: Tensor, group: Any, call: Call) -> None:
+def round_by_round(job: CollectiveJob, flat: Tensor, group: Any, call: CollectiveCall) -> None:
     """The steps over a backend that wants the messages of a round together, as NCCL does."""
     for row, slots in zip(job.program.steps, job.slots, strict=True):
         arriving = list(zip(row.receives, slots, strict=True))

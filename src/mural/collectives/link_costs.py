@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from mural.collectives.execute import run
 from mural.collectives.price import Load, Wire, loads
 from mural.collectives.program import SEGMENT_BYTES
-from mural.collectives.rounds import Collective, Round, Send
+from mural.collectives.rounds import ChunkSend, Collective, Round
 from mural.collectives.team import Team
 from mural.errors import PlanError
 
@@ -110,14 +110,14 @@ def samples(ranks: int) -> Iterator[Collective]:
 def circling(ranks: int, rounds: int, reduce: bool) -> tuple[Round, ...]:
     """Rounds of a ring, in each of which every rank sends on the chunk that it has just received."""
     return tuple(
-        tuple(Send(rank, (rank + 1) % ranks, (rank - 1 - n) % ranks, reduce) for rank in range(ranks))
+        tuple(ChunkSend(rank, (rank + 1) % ranks, (rank - 1 - n) % ranks, reduce) for rank in range(ranks))
         for n in range(rounds)
     )
 
 
 def sample(name: str, ranks: int, rounds: Sequence[tuple[Sequence[tuple[int, int]], bool]]) -> Collective:
     """Rounds of whole buffers between some ranks, which are added or replace."""
-    sends = (tuple(Send(a, b, 0, reduce) for a, b in between) for between, reduce in rounds)
+    sends = (tuple(ChunkSend(a, b, 0, reduce) for a, b in between) for between, reduce in rounds)
     return Collective(name, ranks, 1, tuple(sends))
 
 

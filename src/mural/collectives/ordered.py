@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 from mural.collectives.algorithms.power_of_two import leaders
-from mural.collectives.rounds import Collective, Round, Send
+from mural.collectives.rounds import ChunkSend, Collective, Round
 from mural.errors import PlanError
 
 Sum = frozenset[int]
@@ -70,7 +70,9 @@ def ordered(collective: Collective) -> Collective:
     return replace(collective, rounds=tuple(rounds))
 
 
-def carried(send: Send, chunks: int, before: Memory, memory: Memory, beside: dict[Sum, Sum]) -> Iterator[Send]:
+def carried(
+    send: ChunkSend, chunks: int, before: Memory, memory: Memory, beside: dict[Sum, Sum]
+) -> Iterator[ChunkSend]:
     """One send, as the sends of all partial sums that its source held."""
     chunk, source, target = send.chunk, before[send.source, send.chunk], memory[send.destination, send.chunk]
     if send.local or send.into >= 0:
@@ -79,7 +81,9 @@ def carried(send: Send, chunks: int, before: Memory, memory: Memory, beside: dic
         target.clear()
         for into, (numbers, place) in enumerate(source.items()):
             target[numbers] = chunk + into * chunks
-            yield Send(send.source, send.destination, place, False, -1 if target[numbers] == place else target[numbers])
+            yield ChunkSend(
+                send.source, send.destination, place, False, -1 if target[numbers] == place else target[numbers]
+            )
         return
     if met := frozenset(chain.from_iterable(source)) & frozenset(chain.from_iterable(target)):
         raise PlanError(f"{send} would add the numbers of rank {min(met)} twice")
@@ -88,22 +92,22 @@ def carried(send: Send, chunks: int, before: Memory, memory: Memory, beside: dic
         if place == at == chunk and beside.get(mine) == theirs:  # nothing to keep apart
             target.clear()
             target[mine | theirs] = chunk
-            yield Send(send.source, send.destination, chunk, True)
+            yield ChunkSend(send.source, send.destination, chunk, True)
             return
     for numbers, place in source.items():
         free = next(p for p in range(chunk + chunks, 2**31, chunks) if p not in target.values())
         target[numbers] = free
-        yield Send(send.source, send.destination, place, False, free)
+        yield ChunkSend(send.source, send.destination, place, False, free)
 
 
-def merged(rank: int, chunk: int, held: Held, beside: dict[Sum, Sum]) -> Iterator[Send]:
+def merged(rank: int, chunk: int, held: Held, beside: dict[Sum, Sum]) -> Iterator[ChunkSend]:
     """The additions on one rank that the bracketing allows now; a complete sum ends in its chunk's own place."""
     while pair := next(((a, beside[a]) for a in held if beside.get(a) in held), None):
         first, second = sorted((held.pop(numbers), numbers) for numbers in pair)
         held[first[1] | second[1]] = first[0]
-        yield Send(rank, rank, second[0], True, first[0])
+        yield ChunkSend(rank, rank, second[0], True, first[0])
     if len(held) == 1:
         ((numbers, place),) = held.items()
         if place != chunk:
             held[numbers] = chunk
-            yield Send(rank, rank, place, False, chunk)
+            yield ChunkSend(rank, rank, place, False, chunk)

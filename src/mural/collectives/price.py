@@ -40,7 +40,7 @@ class Load:
     """The most bytes that one rank adds up."""
 
 
-class Link(Protocol):
+class RoundTimes(Protocol):
     """What knows how long a round takes."""
 
     def seconds(self, load: Load) -> float:
@@ -113,7 +113,7 @@ def load_of(sends: Round, chunk: float, node: dict[int, int]) -> Load:
     )
 
 
-def cost(collective: Collective, size: float, link: Link, nodes: Sequence[Sequence[int]] = ()) -> float:
+def cost(collective: Collective, size: float, link: RoundTimes, nodes: Sequence[Sequence[int]] = ()) -> float:
     """Seconds of a collective over a buffer of so many bytes.
 
     >>> from mural.collectives.algorithms import butterfly, tree

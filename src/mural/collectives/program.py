@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mural.collectives.rounds import Collective, Send, by_pair, divided
+from mural.collectives.rounds import ChunkSend, Collective, by_pair, divided
 
 SEGMENT_BYTES = 2**21
 """What a segment stays below. Measured on 16 cores: segments of half of this cost two ranks more than they hide."""
@@ -31,7 +31,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class BufferPart:
     """An interval of the buffer (spare 0) or of one of its spare copies, and what it covers."""
 
     spare: int
@@ -45,7 +45,7 @@ class Message:
     """A part that goes to a peer, or that one from a peer is added to or replaces."""
 
     peer: int
-    part: Part
+    part: BufferPart
     reduce: bool
     slot: int = -1
     """Where in the scratch memory it arrives, in values; -1 for right where it belongs."""
@@ -55,13 +55,13 @@ class Message:
 class Local:
     """Values that are added to others of the same rank, or replace them."""
 
-    source: Part
-    target: Part
+    source: BufferPart
+    target: BufferPart
     reduce: bool
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """What a rank does in one segment of one round."""
 
     sends: tuple[Message, ...]
@@ -74,10 +74,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """The steps of one rank, and what they need: scratch and spare memory in values, and steps ahead."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     scratch: int
     spares: int
     ahead: int
@@ -93,16 +93,16 @@ def segments_of(collective: Collective, values: int, size: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def program(collective: Collective, rank: int, values: int, segments: int = 1, ahead: int = AHEAD) -> Program:
+def program(collective: Collective, rank: int, values: int, segments: int = 1, ahead: int = AHEAD) -> RankProgram:
     """What a rank does, with chunks in so many segments and receives posted so many steps ahead."""
     cut = [[(a + x, a + y) for x, y in divided(b - a, segments)] for a, b in collective.bounds(values)]
 
-    def part(places: Sequence[int], segment: int) -> Part:
+    def part(places: Sequence[int], segment: int) -> BufferPart:
         spare, first = divmod(places[0], collective.chunks)
         start, stop = cut[first][segment][0], cut[places[-1] % collective.chunks][segment][1]
-        return Part(spare, start, stop, tuple((place, segment) for place in places))
+        return BufferPart(spare, start, stop, tuple((place, segment) for place in places))
 
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     for sends in collective.rounds:
         begun = len(steps) if collective.blocking else 0
         pairs = {
@@ -125,7 +125,7 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
                 for run in found
             ]
             here = [Local(part([s.chunk], segment), part([s.place], segment), s.reduce) for s in stay]
-            step = Step(
+            step = ProgramStep(
                 filled(leave), filled(arrive), tuple(h for h in here if h.target.stop > h.target.start), 0, begun
             )
             if step.sends or step.receives or step.locals:
@@ -133,12 +133,12 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
     return placed(steps, ahead, collective, values)
 
 
-def runs(sends: Sequence[Send], chunks: int) -> Iterator[list[Send]]:
+def runs(sends: Sequence[ChunkSend], chunks: int) -> Iterator[list[ChunkSend]]:
     """The sends between two ranks, those in one list that can be one message: their chunks follow each other.
 
     A buffer has so many chunks; 0 for messages of one chunk each.
     """
-    run: list[Send] = []
+    run: list[ChunkSend] = []
     for send in sends:
         if run and not (chunks and follows(run[-1], send, chunks)):
             yield run
@@ -147,10 +147,10 @@ def runs(sends: Sequence[Send], chunks: int) -> Iterator[list[Send]]:
     yield run
 
 
-def follows(before: Send, send: Send, chunks: int) -> bool:
+def follows(before: ChunkSend, send: ChunkSend, chunks: int) -> bool:
     """Whether a send is the same for the next chunk, of the same copies: the next place may begin a spare one.
 
-    >>> a, b, c = (Send(0, 1, place, False) for place in range(3))
+    >>> a, b, c = (ChunkSend(0, 1, place, False) for place in range(3))
     >>> follows(a, b, 2), follows(b, c, 2)
     (True, False)
     """
@@ -163,12 +163,12 @@ def filled(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(message for message in messages if message.part.stop > message.part.start)
 
 
-def placed(steps: Sequence[Step], ahead: int, collective: Collective, values: int) -> Program:
+def placed(steps: Sequence[ProgramStep], ahead: int, collective: Collective, values: int) -> RankProgram:
     """The program of some steps, each of whose receives has a place to arrive at."""
     sizes = [sum(m.part.stop - m.part.start for m in step.receives if through_scratch(m, step)) for step in steps]
     area = max(sizes, default=0)
     touched, written = dict[Key, int](), dict[Key, int]()
-    found: list[Step] = []
+    found: list[ProgramStep] = []
     for index, step in enumerate(steps):
         leave = max([step.leave, *(written.get(key, -1) + 1 for send in step.sends for key in send.part.keys)])
         slot, ready, receives = index % (ahead + 1) * area, 0, list[Message]()
@@ -184,10 +184,10 @@ def placed(steps: Sequence[Step], ahead: int, collective: Collective, values: in
         written |= dict.fromkeys((key for part in changed for key in part.keys), index)
         read = [*(m.part for m in step.sends), *(local.source for local in step.locals)]
         touched |= dict.fromkeys((key for part in (*changed, *read) for key in part.keys), index)
-    return Program(tuple(found), area * min(ahead + 1, len(steps)), collective.spares * values, ahead)
+    return RankProgram(tuple(found), area * min(ahead + 1, len(steps)), collective.spares * values, ahead)
 
 
-def through_scratch(message: Message, step: Step) -> bool:
+def through_scratch(message: Message, step: ProgramStep) -> bool:
     """Whether what arrives is added, or replaces what the same step sends."""
     leaving = {key for send in step.sends for key in send.part.keys}
     return message.reduce or not leaving.isdisjoint(message.part.keys)

@@ -24,10 +24,10 @@ from mural.errors import PlanError
 
 
 @dataclass(frozen=True, order=True)
-class Send:
+class ChunkSend:
     """One chunk that travels in one round.
 
-    >>> print(Send(0, 1, 2, reduce=True), Send(0, 1, 2, reduce=False), Send(0, 1, 2, reduce=False, into=5))
+    >>> print(ChunkSend(0, 1, 2, reduce=True), Send(0, 1, 2, reduce=False), Send(0, 1, 2, reduce=False, into=5))
     0→1 +2 0→1 =2 0→1 5=2
     """
 
@@ -53,14 +53,14 @@ class Send:
         return f"{self.source}→{self.destination} {'' if self.into < 0 else self.into}{sign}{self.chunk}"
 
 
-Round = tuple[Send, ...]
+Round = tuple[ChunkSend, ...]
 
 
 @dataclass(frozen=True)
 class Collective:
     """What travels between ranks 0 to P - 1, round by round.
 
-    >>> print(Collective("swap", 2, 1, ((Send(0, 1, 0, True), Send(1, 0, 0, True)),)))
+    >>> print(Collective("swap", 2, 1, ((ChunkSend(0, 1, 0, True), Send(1, 0, 0, True)),)))
     swap: 2 ranks, 1 chunk
     round 1   0→1 +0   1→0 +0
     """
@@ -110,9 +110,9 @@ class Collective:
         return divided(values, self.chunks)
 
 
-def by_pair(sends: Round) -> dict[tuple[int, int], list[Send]]:
+def by_pair(sends: Round) -> dict[tuple[int, int], list[ChunkSend]]:
     """The messages of a round between each two ranks, pairs and sends in the order of the list; no local ones."""
-    found: dict[tuple[int, int], list[Send]] = {}
+    found: dict[tuple[int, int], list[ChunkSend]] = {}
     for send in sends:
         if not send.local:
             found.setdefault((send.source, send.destination), []).append(send)
@@ -145,14 +145,14 @@ def joined(name: str, *parts: Collective) -> Collective:
 def among(collective: Collective, members: Sequence[int], ranks: int) -> Collective:
     """The same collective among some ranks of a larger group, in their order.
 
-    >>> print(among(Collective("pass on", 2, 1, ((Send(0, 1, 0, True),),)), (3, 1), 4))
+    >>> print(among(Collective("pass on", 2, 1, ((ChunkSend(0, 1, 0, True),),)), (3, 1), 4))
     pass on: 4 ranks, 1 chunk
     round 1   3→1 +0
     """
     if len(set(members)) != collective.ranks:
         raise PlanError(f"{collective.name} has {collective.ranks} ranks, but {list(members)} were named")
     rounds = tuple(
-        tuple(Send(members[s.source], members[s.destination], s.chunk, s.reduce, s.into) for s in sends)
+        tuple(ChunkSend(members[s.source], members[s.destination], s.chunk, s.reduce, s.into) for s in sends)
         for sends in collective.rounds
     )
     return Collective(collective.name, ranks, collective.chunks, rounds)
@@ -173,7 +173,7 @@ def whole(collective: Collective, chunks: int) -> Collective:
     if collective.chunks != 1:
         raise PlanError(f"{collective.name} has {collective.chunks} chunks already: give one with a single chunk")
     rounds = tuple(
-        tuple(Send(s.source, s.destination, chunk, s.reduce) for s in sends for chunk in range(chunks))
+        tuple(ChunkSend(s.source, s.destination, chunk, s.reduce) for s in sends for chunk in range(chunks))
         for sends in collective.rounds
     )
     return Collective(collective.name, collective.ranks, chunks, rounds)
@@ -192,7 +192,7 @@ def pipelined(collective: Collective, chunks: int) -> Collective:
     length = len(collective.rounds)
     rounds = tuple(
         tuple(
-            Send(s.source, s.destination, chunk, s.reduce)
+            ChunkSend(s.source, s.destination, chunk, s.reduce)
             for chunk in range(chunks)
             if 0 <= number - chunk < length
             for s in collective.rounds[number - chunk]

@@ -34,7 +34,7 @@ KEPT_CALLS = 16
 FIRST_TAG, TAGS = 64, 16_000
 
 
-class Call:
+class CollectiveCall:
     """One call of a collective that somebody waits in; its messages have its tag."""
 
     def __init__(self, serial: int, words: str, log: tuple[str, ...]):
@@ -54,12 +54,12 @@ class Calls:
         self.key, self.rank, self.size = f"mural/calls/{group.group_name}", rank, size
         self.told, self.next_look = 0, 0.0
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: CollectiveCall) -> None:
         """Let the others know of a call."""
         self.store.set(f"{self.key}/{self.rank}", "\n".join([str(call.serial), *call.log]))
         self.told = call.serial
 
-    def differs(self, call: Call) -> str:
+    def differs(self, call: CollectiveCall) -> str:
         """What another rank called instead, in words, where one did; ranks that wait for long look less often."""
         now = time.monotonic()
         if self.told != call.serial:
@@ -124,7 +124,7 @@ class Team:
         return self.pinned.memory[: tensor.nbytes].view(tensor.dtype).copy_(tensor)
 
     @contextlib.contextmanager
-    def calling(self, words: str) -> Generator[Call]:
+    def calling(self, words: str) -> Generator[CollectiveCall]:
         """A call that the ranks make together, in these words: what is raised inside ends it on all."""
         call = self.begin(words)
         try:
@@ -166,12 +166,12 @@ class Team:
         if self.broken:
             raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run anew")
 
-    def begin(self, words: str) -> Call:
+    def begin(self, words: str) -> CollectiveCall:
         """A call that the ranks make together."""
         self.check(words)
         self.serial += 1
         self.log.append(words)
-        call = Call(self.serial, words, tuple(self.log))
+        call = CollectiveCall(self.serial, words, tuple(self.log))
         if self.alarm is not None:
             self.alarm.waiting = call
         return call
@@ -181,7 +181,7 @@ class Team:
         if self.alarm is not None:
             self.alarm.waiting = None
 
-    def fail(self, call: Call, error: BaseException) -> None:
+    def fail(self, call: CollectiveCall, error: BaseException) -> None:
         """End a call that raised: on the other ranks too, with the reason. What a peer caused becomes a `PeerError`."""
         alarm = self.alarm
         if alarm is None or self.calls is None:

@@ -47,11 +47,9 @@ class CudaLanes:
         self.inward = torch.cuda.Stream(device, priority=-1)
 
     def now(self) -> Moment:
-        """See `Lanes`."""
         return torch.cuda.current_stream(self.device).record_event()
 
     def copy(self, target: Tensor, source: Tensor, outward: bool, after: Sequence[Moment], mark: Any = None) -> Moment:
-        """See `Lanes`."""
         stream = self.outward if outward else self.inward
         with torch.cuda.stream(stream):
             for moment in after:
@@ -68,9 +66,7 @@ class CudaLanes:
         tensor.record_stream(stream)
 
     def finish(self, moment: Moment) -> None:
-        """See `Lanes`."""
         moment.synchronize()
 
     def over(self, moment: Moment) -> bool:
-        """See `Lanes`."""
         return moment.query()

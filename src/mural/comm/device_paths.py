@@ -17,11 +17,11 @@ from mural.comm.backends import Backend
 from mural.comm.copy_streams import Lanes, Moment
 from mural.comm.host_staging import Arena, Buffer
 from mural.comm.shared_gpu.mail import Mail
-from mural.comm.shared_gpu.mailbox import Header, Inbox, Outbox
+from mural.comm.shared_gpu.mailbox import Inbox, MessageHeader, Outbox
 
 
 @dataclass(frozen=True)
-class Turn:
+class TransferTurn:
     """A transfer's number, the same on every rank, and the moment when the calling stream had come to it."""
 
     transfer: int
@@ -62,11 +62,11 @@ class Incoming(Protocol):
         """What is received."""
         ...
 
-    def arrived(self, turn: Turn) -> Tensor:
+    def arrived(self, turn: TransferTurn) -> Tensor:
         """The message, after its wire was received; its memory was free when the transfer began."""
         ...
 
-    def skipped(self, turn: Turn) -> None:
+    def skipped(self, turn: TransferTurn) -> None:
         """Give back what the message used, after its wire was received, when nobody wants it."""
         ...
 
@@ -74,7 +74,7 @@ class Incoming(Protocol):
 class Way(Protocol):
     """How messages travel between this rank and one peer."""
 
-    def send(self, buffer: Tensor, turn: Turn) -> Outgoing:
+    def send(self, buffer: Tensor, turn: TransferTurn) -> Outgoing:
         """A message with the values of a flat buffer, which are there when the transfer begins."""
         ...
 
@@ -96,20 +96,19 @@ class Handed:
     wire: Tensor
 
     def ready(self) -> None:
-        """See `Outgoing`."""
+        pass
 
     def begun(self) -> None:
-        """See `Outgoing`."""
+        pass
 
     def sent(self) -> None:
-        """See `Outgoing`."""
+        pass
 
-    def arrived(self, turn: Turn) -> Tensor:
-        """See `Incoming`."""
+    def arrived(self, turn: TransferTurn) -> Tensor:
         return self.wire
 
-    def skipped(self, turn: Turn) -> None:
-        """See `Incoming`."""
+    def skipped(self, turn: TransferTurn) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,10 @@ class Direct:
         """The buffer in memory that the backend can send from."""
         return buffer.cpu() if buffer.is_cuda and not self.backend.takes_cuda else buffer
 
-    def send(self, buffer: Tensor, turn: Turn) -> Handed:
-        """See `Way`."""
+    def send(self, buffer: Tensor, turn: TransferTurn) -> Handed:
         return Handed(self.outbound(buffer))
 
     def receive(self, count: int, like: Tensor) -> Handed:
-        """See `Way`."""
         if like.is_cuda and not self.backend.takes_cuda:
             return Handed(torch.empty(count, dtype=like.dtype, pin_memory=True))
         return Handed(torch.empty(count, dtype=like.dtype, device=like.device))
@@ -145,18 +142,15 @@ class StagedOut:
 
     @property
     def wire(self) -> Tensor:
-        """See `Outgoing`."""
         return self.buffer.memory[: self.source.nbytes]
 
     def ready(self) -> None:
-        """See `Outgoing`."""
         self.arena.lanes.finish(self.copied)
 
     def begun(self) -> None:
-        """See `Outgoing`."""
+        pass
 
     def sent(self) -> None:
-        """See `Outgoing`."""
         self.arena.give(self.buffer)
 
 
@@ -170,36 +164,31 @@ class StagedIn:
 
     @property
     def wire(self) -> Tensor:
-        """See `Incoming`."""
         return self.buffer.memory[: self.target.nbytes]
 
-    def arrived(self, turn: Turn) -> Tensor:
-        """See `Incoming`."""
+    def arrived(self, turn: TransferTurn) -> Tensor:
         lanes = self.arena.lanes
         copied = lanes.copy(bytes_of(self.target), self.wire, False, (turn.now,))
         lanes.join(copied, self.target)
         self.arena.give(self.buffer, copied)
         return self.target
 
-    def skipped(self, turn: Turn) -> None:
-        """See `Incoming`."""
+    def skipped(self, turn: TransferTurn) -> None:
         self.arena.give(self.buffer)
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedPath:
     """Messages through pinned memory; on the wire they are what `Direct` sends."""
 
     arena: Arena
 
-    def send(self, buffer: Tensor, turn: Turn) -> StagedOut:
-        """See `Way`."""
+    def send(self, buffer: Tensor, turn: TransferTurn) -> StagedOut:
         staging = self.arena.take(buffer.nbytes)
         copied = self.arena.lanes.copy(staging.memory[: buffer.nbytes], bytes_of(buffer), True, (turn.now,))
         return StagedOut(self.arena, staging, buffer, copied)
 
     def receive(self, count: int, like: Tensor) -> StagedIn:
-        """See `Way`."""
         target = torch.empty(count, dtype=like.dtype, device=self.arena.lanes.device)
         return StagedIn(self.arena, self.arena.take(target.nbytes), target)
 
@@ -215,7 +204,7 @@ class MailedOut:
     copied: Moment
 
     def ready(self) -> None:
-        """See `Outgoing`."""
+        pass
 
     def begun(self) -> None:
         """See `Outgoing`. The values are in the slot, or will be before the calling stream goes on."""
@@ -224,7 +213,6 @@ class MailedOut:
             self.source = None
 
     def sent(self) -> None:
-        """See `Outgoing`."""
         self.begun()
 
 
@@ -236,14 +224,12 @@ class MailedIn:
     wire: Tensor
     target: Tensor
 
-    def arrived(self, turn: Turn) -> Tensor:
-        """See `Incoming`."""
+    def arrived(self, turn: TransferTurn) -> Tensor:
         copied = self.inbox.take(self.wire, turn.transfer, bytes_of(self.target), turn.now)
         self.inbox.lanes.join(copied, self.target)
         return self.target
 
-    def skipped(self, turn: Turn) -> None:
-        """See `Incoming`."""
+    def skipped(self, turn: TransferTurn) -> None:
         self.inbox.skip(self.wire, turn.transfer, self.target.nbytes)
 
 
@@ -254,14 +240,12 @@ class Mailed:
     outbox: Outbox
     inbox: Inbox
 
-    def send(self, buffer: Tensor, turn: Turn) -> MailedOut:
-        """See `Way`."""
+    def send(self, buffer: Tensor, turn: TransferTurn) -> MailedOut:
         return MailedOut(self.outbox.lanes, buffer, *self.outbox.put(bytes_of(buffer), turn.transfer, turn.now))
 
     def receive(self, count: int, like: Tensor) -> MailedIn:
-        """See `Way`."""
         target = torch.empty(count, dtype=like.dtype, device=self.inbox.lanes.device)
-        return MailedIn(self.inbox, Header.wire(), target)
+        return MailedIn(self.inbox, MessageHeader.wire(), target)
 
 
 @dataclass(frozen=True)
@@ -272,12 +256,10 @@ class Sized:
     large: Way
     limit: int
 
-    def send(self, buffer: Tensor, turn: Turn) -> Outgoing:
-        """See `Way`."""
+    def send(self, buffer: Tensor, turn: TransferTurn) -> Outgoing:
         return (self.large if buffer.nbytes >= self.limit else self.small).send(buffer, turn)
 
     def receive(self, count: int, like: Tensor) -> Incoming:
-        """See `Way`."""
         return (self.large if count * like.element_size() >= self.limit else self.small).receive(count, like)
 
 

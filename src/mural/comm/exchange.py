@@ -24,7 +24,7 @@ EVERY: Slices = (slice(None), slice(None))
 
 
 @dataclass(frozen=True)
-class Route:
+class ExchangeRoute:
     """One rank's part of an exchange: slices of the piece it has and of the piece it needs.
 
     `inside` says that every rank's need is one box within what it has, so that nobody communicates.
@@ -37,7 +37,7 @@ class Route:
     inside: bool
 
     @classmethod
-    def of(cls, rank: int, have: Mapping[int, Box], need: Mapping[int, Needs]) -> Route:
+    def of(cls, rank: int, have: Mapping[int, Box], need: Mapping[int, Needs]) -> ExchangeRoute:
         """The part of `rank` in the moves from `have` to `need`."""
         mine, wants = have[rank], need[rank]
 
@@ -128,13 +128,13 @@ def post(
     return Transfer(transport, name, buffers, sizes, source)
 
 
-def give_back(grad: Tensor, route: Route, transport: Transport, name: str, shape: Sequence[int]) -> Tensor:
+def give_back(grad: Tensor, route: ExchangeRoute, transport: Transport, name: str, shape: Sequence[int]) -> Tensor:
     """The adjoint of `fetch`: what every rank was given goes back to its owner, and is added up there."""
     transfer = post(transport, name, grad, route.receives, route.sends, shape)
     return returned(grad, transfer, route, empty_like(grad, shape).zero_())
 
 
-def returned(piece: Tensor, transfer: Transfer, route: Route, local: Tensor) -> Tensor:
+def returned(piece: Tensor, transfer: Transfer, route: ExchangeRoute, local: Tensor) -> Tensor:
     """The own tensor, with what comes back of everyone's piece added to it: what this rank keeps, and a transfer's."""
     for held, wanted in route.keeps:
         local[held] += piece[wanted]
@@ -144,7 +144,7 @@ def returned(piece: Tensor, transfer: Transfer, route: Route, local: Tensor) -> 
     return local
 
 
-def fetched(local: Tensor, transfer: Transfer, route: Route) -> Tensor:
+def fetched(local: Tensor, transfer: Transfer, route: ExchangeRoute) -> Tensor:
     """The piece that a route brings together: what this rank keeps, and what a posted transfer brings."""
     piece = empty_like(local, route.needed)
     for held, wanted in route.keeps:
@@ -157,7 +157,7 @@ def fetched(local: Tensor, transfer: Transfer, route: Route) -> Tensor:
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, route: Route, transport: Transport, name: str) -> Tensor:
+    def forward(ctx: Any, local: Tensor, route: ExchangeRoute, transport: Transport, name: str) -> Tensor:
         ctx.route, ctx.transport, ctx.name, ctx.shape = route, transport, name, local.shape
         transfer = post(transport, name, local, route.sends, route.receives, route.needed)
         return fetched(local, transfer, route)
@@ -247,7 +247,7 @@ def mark() -> None:
         _ = token * token
 
 
-def fetch(local: Tensor, route: Route, transport: Transport, name: str) -> Tensor:
+def fetch(local: Tensor, route: ExchangeRoute, transport: Transport, name: str) -> Tensor:
     """The piece that the route says this rank needs, from what it and its peers have."""
     if route.inside:
         ((held, _),) = route.keeps or ((empty_slices(route), ()),)
@@ -257,7 +257,7 @@ def fetch(local: Tensor, route: Route, transport: Transport, name: str) -> Tenso
     return piece
 
 
-def empty_slices(route: Route) -> Slices:
+def empty_slices(route: ExchangeRoute) -> Slices:
     """Slices of the needed extents from the start: what is kept of a need without positions."""
     return tuple(slice(0, n) for n in route.needed)
 

@@ -41,7 +41,7 @@ class Pinned:
             runtime.cudaHostUnregister(self.memory.data_ptr())
 
 
-class Plain:
+class PageableMemory:
     """Ordinary host memory."""
 
     def __init__(self, size: int):
@@ -49,7 +49,7 @@ class Plain:
             self.memory = torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
-Buffer = Pinned | Plain
+Buffer = Pinned | PageableMemory
 
 
 class Arena:

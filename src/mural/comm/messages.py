@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.backends import backend_of
-from mural.comm.device_paths import Direct, Outgoing, Paths, Turn, Way
+from mural.comm.device_paths import Direct, Outgoing, Paths, TransferTurn, Way
 from mural.comm.failure import connections
 from mural.comm.failure.alarm import Alarm, Awaited
 from mural.comm.failure.connections import reason
@@ -53,7 +53,7 @@ class Transfer:
             sends = {peer: paths.home(buffer) for peer, buffer in sends.items()}
         self.awaited = {peer: transport.way(peer, like, n).receive(n, like) for peer, n in sizes.items()}
         # Messages are copied next to the calling stream, from what it had done now, and to what it had left free now.
-        self.turn = Turn(transport.upcoming(self.peers), paths.lanes.now() if paths is not None else None)
+        self.turn = TransferTurn(transport.upcoming(self.peers), paths.lanes.now() if paths is not None else None)
         self.leaving = {peer: transport.way(peer, like, b.numel()).send(b, self.turn) for peer, b in sends.items()}
         self.outgoing = {peer: message.wire for peer, message in self.leaving.items()}
         self.incoming = {peer: message.wire for peer, message in self.awaited.items()}

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.copy_streams import CudaLanes, Lanes
-from mural.comm.device_paths import Mailed, Paths, Sized, Staged, Way
+from mural.comm.device_paths import Mailed, Paths, Sized, StagedPath, Way
 from mural.comm.failure.agree import gather, together
 from mural.comm.host_staging import Arena
 from mural.comm.messages import Transfer, Transport
@@ -85,7 +85,7 @@ def own_lanes() -> CudaLanes | None:
 
 def staged_paths(lanes: Lanes, world: int, rank: int) -> Paths:
     """Every peer by staging."""
-    way = Staged(Arena(lanes))
+    way = StagedPath(Arena(lanes))
     ways: dict[int, Way] = {peer: way for peer in range(world) if peer != rank}
     return Paths(lanes, ways, "GPU tensors staged through pinned memory")
 

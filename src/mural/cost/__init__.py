@@ -14,18 +14,18 @@ from mural.cost.cache import Cache, cache_folder
 from mural.cost.estimate import Estimate, Seconds, estimate, peak, seconds
 from mural.cost.hardware import Hardware
 from mural.cost.links import Link, measure_link
-from mural.cost.measure import Block, block, blocks, measure
+from mural.cost.measure import MeasuredBlock, block, blocks, measure
 from mural.cost.memory import Peak
 from mural.cost.model import Model, load
 from mural.cost.rates import Rates
 from mural.cost.trial import Timing
 
 __all__ = [
-    "Block",
     "Cache",
     "Estimate",
     "Hardware",
     "Link",
+    "MeasuredBlock",
     "Model",
     "Peak",
     "Rates",

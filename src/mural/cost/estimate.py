@@ -8,12 +8,12 @@ from functools import cached_property, lru_cache
 from mural.cost.cache import Cache
 from mural.cost.effects import Effect, effects
 from mural.cost.hardware import Hardware
-from mural.cost.measure import Block
+from mural.cost.measure import MeasuredBlock
 from mural.cost.memory import Peak, Walk
 from mural.cost.model import Model, load
 from mural.cost.predict import Times, times
 from mural.cost.tally import ROUNDED
-from mural.cost.work import Work, work_of
+from mural.cost.work import CallFeatures, work_of
 from mural.errors import PlanError
 from mural.graph import Graph, Node
 from mural.graph.gradients import differentiable
@@ -56,7 +56,7 @@ class Estimate:
         return effects(self.graph, self.wanted, self.hardware.kind)
 
     @cached_property
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[CallFeatures, ...]:
         """The work of each node."""
         return tuple(work_of(node, self.wanted) for node in self.graph.nodes)
 
@@ -68,7 +68,7 @@ class Estimate:
             return found
         ahead, back = list(found.forward), list(found.backward)
         for node in self.graph.nodes:
-            known = self.cache.get(Block(self.graph, node.id, node.id + 1, self.wanted).signature())
+            known = self.cache.get(MeasuredBlock(self.graph, node.id, node.id + 1, self.wanted).signature())
             if known is not None:
                 ahead[node.id], back[node.id] = known.forward, known.backward
         return replace(found, forward=tuple(ahead), backward=tuple(back))
@@ -116,21 +116,21 @@ class Estimate:
         return self.walk(start, stop).peak(training, optimizer, early)
 
 
-class Held:
+class HeldGraph:
     """A graph that is told apart from others by being another object, not by all that is in it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and other.graph is self.graph
+        return isinstance(other, HeldGraph) and other.graph is self.graph
 
     def __hash__(self) -> int:
         return id(self.graph)
 
 
 @lru_cache(maxsize=16)
-def remembered(graph: Held, hardware: Hardware, image: bool) -> Estimate:
+def remembered(graph: HeldGraph, hardware: Hardware, image: bool) -> Estimate:
     """The estimate of a graph, that asked for before where it was asked for before."""
     return Estimate(graph.graph, hardware, image)
 
@@ -138,7 +138,7 @@ def remembered(graph: Held, hardware: Hardware, image: bool) -> Estimate:
 def estimate(graph: Graph, device: str | Hardware = "h200", *, image: bool = False) -> Estimate:
     """The estimate of a graph on known hardware ("h200", "cpu"), on that at hand ("here"), or on one described."""
     hardware = device if isinstance(device, Hardware) else Hardware.named(device)
-    return remembered(Held(graph), hardware, image)
+    return remembered(HeldGraph(graph), hardware, image)
 
 
 def seconds(graph: Graph, device: str | Hardware = "h200", *, image: bool = False) -> tuple[Seconds, ...]:

@@ -62,7 +62,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownMachine:
     """What is known of a machine beside the rates, which stand in its fitted model."""
 
     kind: str
@@ -71,9 +71,9 @@ class Known:
     host: Link
 
 
-KNOWN: dict[str, Known] = {
-    "h200": Known("cuda", 150109880320, link=Link(1e-5, 4e11), host=Link(1e-5, 5.5e10)),
-    "cpu": Known("cpu", 16 * GIB, link=Link(5e-5, 2e9), host=Link(0.0, 2.5e10)),
+KNOWN: dict[str, KnownMachine] = {
+    "h200": KnownMachine("cuda", 150109880320, link=Link(1e-5, 4e11), host=Link(1e-5, 5.5e10)),
+    "cpu": KnownMachine("cpu", 16 * GIB, link=Link(5e-5, 2e9), host=Link(0.0, 2.5e10)),
 }
 """Machines whose models come with the package. The H200's link is NVLink's by its datasheet, less a tenth; its way to
 the host was measured. The CPU is one thread of a server, and its link one between two processes over gloo."""

@@ -25,7 +25,7 @@ from mural.graph.nodes import Place
 
 
 @dataclass(frozen=True)
-class Block:
+class MeasuredBlock:
     """Nodes `start` to `stop` - 1 of a graph."""
 
     graph: Graph
@@ -79,14 +79,14 @@ class Block:
         return tuple(values[at] for at in self.outputs)
 
 
-def block(graph: Graph, start: int, stop: int, wanted: Collection[Place] | None = None) -> Block:
+def block(graph: Graph, start: int, stop: int, wanted: Collection[Place] | None = None) -> MeasuredBlock:
     """The block of nodes `start` to `stop` - 1."""
     if not 0 <= start < stop <= len(graph.nodes):
         raise PlanError(f"nodes {start} to {stop} are no block of a graph of {len(graph.nodes)} nodes")
-    return Block(graph, start, stop, frozenset(differentiable(graph) if wanted is None else wanted))
+    return MeasuredBlock(graph, start, stop, frozenset(differentiable(graph) if wanted is None else wanted))
 
 
-def blocks(graph: Graph, level: int = 1, wanted: Collection[Place] | None = None) -> tuple[Block, ...]:
+def blocks(graph: Graph, level: int = 1, wanted: Collection[Place] | None = None) -> tuple[MeasuredBlock, ...]:
     """The blocks of a graph at a depth of nesting: 0 is the whole model, 1 its children; the last are single nodes."""
     edges = {0, len(graph.nodes)}
     depth: dict[int, int] = {0: 0}
@@ -96,10 +96,12 @@ def blocks(graph: Graph, level: int = 1, wanted: Collection[Place] | None = None
             edges |= {inner.start, inner.stop}
     found = frozenset(differentiable(graph) if wanted is None else wanted)
     ordered = sorted(edges)
-    return tuple(Block(graph, a, b, found) for a, b in pairwise(ordered))
+    return tuple(MeasuredBlock(graph, a, b, found) for a, b in pairwise(ordered))
 
 
-def measure(found: Sequence[Block], device: torch.device | str, *, cache: Cache | None = None) -> tuple[Timing, ...]:
+def measure(
+    found: Sequence[MeasuredBlock], device: torch.device | str, *, cache: Cache | None = None
+) -> tuple[Timing, ...]:
     """The times and memory of blocks on a device; those whose like was measured before are looked up.
 
     On a CPU, memory is the growth of this process's resident size: measure in a process that does nothing else.
@@ -118,7 +120,7 @@ def measure(found: Sequence[Block], device: torch.device | str, *, cache: Cache 
     return tuple(answers)
 
 
-def measure_block(each: Block, clock: Clock) -> Timing:
+def measure_block(each: MeasuredBlock, clock: Clock) -> Timing:
     """The times and memory of one block, on random tensors."""
     tensors: list[Tensor] = []
     for shape, dtype, at in each.inputs:

@@ -58,7 +58,7 @@ class Walk:
         is kept. `early` says that the gradients of the outputs are there before forward, `accumulates` that those of
         the parameters are, from an earlier micro-batch: they are part of the state, and what backward makes is added.
         """
-        step = Step(self, training, accumulates)
+        step = StepWalk(self, training, accumulates)
         state = step.enter_state(optimizer)
         if early:
             step.enter_gradients()
@@ -76,7 +76,7 @@ class Walk:
         return self.graph.nodes[self.start : self.stop]
 
 
-class Step:
+class StepWalk:
     """The walk over one step."""
 
     def __init__(self, walk: Walk, training: bool = True, accumulates: bool = False) -> None:

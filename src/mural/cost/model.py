@@ -15,7 +15,7 @@ import numpy as np
 from mural.cost.rates import Rates
 from mural.cost.roofline import mix, terms, variant
 from mural.cost.trees import Trees
-from mural.cost.work import Work
+from mural.cost.work import CallFeatures
 from mural.errors import PlanError
 from mural.graph.facts import OTHER
 
@@ -33,22 +33,22 @@ class Curve:
     features: Sequence[str]
     trees: Trees
 
-    def roofline(self, work: Work, rates: Rates, phase: Phase) -> tuple[float, float]:
+    def roofline(self, work: CallFeatures, rates: Rates, phase: Phase) -> tuple[float, float]:
         """Seconds by the weights alone, and the mix of operations and bytes."""
         found = terms(work, rates, phase == "backward")
         weights = self.weights.get(variant(work)) or self._nearest(work)
         return max(SHORTEST, float(np.dot(weights, found))), mix(work, found)
 
-    def _nearest(self, work: Work) -> Sequence[float]:
+    def _nearest(self, work: CallFeatures) -> Sequence[float]:
         """The weights of a variant that was measured, for one that was not: of the same type, if there is one."""
         width = variant(work).rsplit(" ", 1)[1]
         return next((w for name, w in self.weights.items() if name.endswith(width)), next(iter(self.weights.values())))
 
-    def row(self, work: Work, seconds: float, mixed: float) -> list[float]:
+    def row(self, work: CallFeatures, seconds: float, mixed: float) -> list[float]:
         """The features that trees see."""
         return [*(work.features.get(name, 0.0) for name in self.features), float(np.log2(seconds)), mixed]
 
-    def seconds(self, works: Sequence[Work], rates: Rates, phase: Phase) -> list[float]:
+    def seconds(self, works: Sequence[CallFeatures], rates: Rates, phase: Phase) -> list[float]:
         """The time of each call."""
         lines = [self.roofline(work, rates, phase) for work in works]
         rows = np.array([self.row(w, *line) for w, line in zip(works, lines, strict=True)])
@@ -72,7 +72,7 @@ class Model:
     host: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def seconds(self, works: Sequence[Work], phase: Phase) -> list[float]:
+    def seconds(self, works: Sequence[CallFeatures], phase: Phase) -> list[float]:
         """The time of each call on the device itself; calls that only look at memory otherwise take none."""
         found = [0.0] * len(works)
         for family in sorted({work.family for work in works} - {"view"}):
@@ -82,7 +82,7 @@ class Model:
                 found[place] = value
         return found
 
-    def workspace(self, works: Sequence[Work], phase: Phase) -> list[int]:
+    def workspace(self, works: Sequence[CallFeatures], phase: Phase) -> list[int]:
         """The bytes that kernels take for themselves while each call runs."""
         found = [0] * len(works)
         for family in sorted({work.family for work in works}):

@@ -13,7 +13,7 @@ from math import log2, prod
 from mural.cost.effects import Effect, contiguous, effects
 from mural.cost.model import Model
 from mural.cost.replay import name_of
-from mural.cost.work import KINDS, Work, work_of
+from mural.cost.work import KINDS, CallFeatures, work_of
 from mural.graph import Graph, Node
 from mural.graph.gradients import differentiable
 from mural.graph.nodes import Place
@@ -81,7 +81,7 @@ def times(
     works = [work_of(node, wanted) for node in graph.nodes]
     forward = model.seconds(works, "forward")
     backward = model.seconds(works, "backward")
-    beside: tuple[list[tuple[int, Work]], list[tuple[int, Work]]] = ([], [])
+    beside: tuple[list[tuple[int, CallFeatures]], list[tuple[int, CallFeatures]]] = ([], [])
     heard: set[Place] = set()
     for node in reversed(graph.nodes):
         effect = known[node.id]
@@ -99,11 +99,11 @@ def times(
     return Times(tuple(forward), tuple(backward), ahead, back)
 
 
-def copies_ahead(node: Node, work: Work, effect: Effect) -> list[Work]:
+def copies_ahead(node: Node, work: CallFeatures, effect: Effect) -> list[CallFeatures]:
     """The copies that a forward call makes beside its own work."""
     if work.family == "view":
         return [move(made.bytes, node) for made in effect.forward.outputs if made.bytes]
-    found: list[Work] = []
+    found: list[CallFeatures] = []
     order: set[tuple[int, ...]] = set()
     for shape, dtype, strides in zip(node.input_shapes, node.input_dtypes, effect.strides, strict=True):
         order.add(arranged(shape, strides))
@@ -115,7 +115,7 @@ def copies_ahead(node: Node, work: Work, effect: Effect) -> list[Work]:
     return found
 
 
-def copies_back(node: Node, work: Work, effect: Effect) -> list[Work]:
+def copies_back(node: Node, work: CallFeatures, effect: Effect) -> list[CallFeatures]:
     """The copies that a backward call makes beside its own work."""
     if effect.backward is None:
         return []
@@ -137,9 +137,9 @@ def copies_back(node: Node, work: Work, effect: Effect) -> list[Work]:
     ]
 
 
-def sums(node: Node, effect: Effect, heard: set[Place]) -> list[Work]:
+def sums(node: Node, effect: Effect, heard: set[Place]) -> list[CallFeatures]:
     """The sums of this call's gradients and those that came before for the same tensors."""
-    found: list[Work] = []
+    found: list[CallFeatures] = []
     if effect.backward is not None:
         for at, shape, dtype, made in zip(
             node.reads, node.input_shapes, node.input_dtypes, effect.backward.gradients, strict=True
@@ -166,12 +166,12 @@ def arranged(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted((d for d, extent in enumerate(shape) if extent > 1), key=lambda d: (-strides[d], d)))
 
 
-def move(size: int, node: Node) -> Work:
+def move(size: int, node: Node) -> CallFeatures:
     """The work of copying that many bytes into order."""
     return plain_work("copy", size, size, name_of(node.dtypes[0]), node.output_shapes[0])
 
 
-def plain_work(family: str, read: int, written: int, dtype: str, shape: Sequence[int]) -> Work:
+def plain_work(family: str, read: int, written: int, dtype: str, shape: Sequence[int]) -> CallFeatures:
     """The work of a copy or a sum that stands in no graph."""
     half = dtype in ("bfloat16", "float16")
     features = {
@@ -188,14 +188,16 @@ def plain_work(family: str, read: int, written: int, dtype: str, shape: Sequence
         "each": log2(shape[1]) if len(shape) > 1 and shape[1] else 0.0,
         "operations": 0.0,
     }
-    return Work(family, dtype, 0.0, read, written, features)
+    return CallFeatures(family, dtype, 0.0, read, written, features)
 
 
 HOSTS: dict[str, str] = {"add": "binary", "multiply": "binary", "loss": "softmax", "mean": "mean"}
 """The chain that stands for a family, where it has another name."""
 
 
-def hosts(works: Sequence[Work], known: Sequence[Effect], model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def hosts(
+    works: Sequence[CallFeatures], known: Sequence[Effect], model: Model
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Seconds of the host for each call, forward and backward."""
     ahead: list[float] = []
     back: list[float] = []

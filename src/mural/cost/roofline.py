@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, log2
 
 from mural.cost.rates import Rates
-from mural.cost.work import PRODUCTS, Work
+from mural.cost.work import PRODUCTS, CallFeatures
 
 START = 1e-6
 """The unit of the constant: a microsecond."""
@@ -20,7 +20,7 @@ TILE, DEPTH = 128, 32
 """Products are computed in tiles of about that many rows and columns, and that many channels at a time."""
 
 
-def terms(work: Work, rates: Rates, back: bool) -> list[float]:
+def terms(work: CallFeatures, rates: Rates, back: bool) -> list[float]:
     """The terms of a call in seconds; the same number of them for all calls of a family."""
     f = work.features
     found = [START, work.read / rates.bandwidth, work.written / rates.bandwidth]
@@ -45,7 +45,7 @@ def terms(work: Work, rates: Rates, back: bool) -> list[float]:
     return found
 
 
-def conv_terms(work: Work, seconds: float, rate: float, units: int) -> list[float]:
+def conv_terms(work: CallFeatures, seconds: float, rate: float, units: int) -> list[float]:
     """What a convolution takes when its channels are filled up to whole tiles, and its tiles to whole waves."""
     f = work.features
     if f["groups"]:
@@ -71,7 +71,7 @@ def waves(tiles: float, units: int) -> int:
     return ceil(tiles / units)
 
 
-def variant(work: Work) -> str:
+def variant(work: CallFeatures) -> str:
     """Which kernels run a call, as far as its arguments tell: each variant has weights of its own."""
     f, word = work.features, ""
     if work.family == "conv":
@@ -91,7 +91,7 @@ def variant(work: Work) -> str:
     return f"{work.family} {word} {'half' if f['half'] else 'full'}"
 
 
-def mix(work: Work, found: list[float]) -> float:
+def mix(work: CallFeatures, found: list[float]) -> float:
     """Whether operations or bytes take longer, as a logarithm: another feature for what the weights leave."""
     moved = found[1] + found[2]
     computed = found[4 if len(found) > 4 else 3] if work.operations and len(found) > 3 else 0.0

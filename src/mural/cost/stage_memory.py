@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mural.cost.estimate import Estimate
-from mural.cost.memory import Peak, Step
+from mural.cost.memory import Peak, StepWalk
 from mural.graph.nodes import Node, Place, needed_by
 
 Matrix = NDArray[np.float64]
@@ -60,12 +60,12 @@ class StageMemory:
         peaks, kept = np.full((count, count), np.inf), np.zeros((count, count))
         ends = np.asarray(self.points) - 1
         for a, start in enumerate(self.points[:-1]):
-            rows = np.array(list(growing(Step(self.estimate.walk(start), accumulates=True), self.optimizer)))
+            rows = np.array(list(growing(StepWalk(self.estimate.walk(start), accumulates=True), self.optimizer)))
             peaks[a, a + 1 :], kept[a, a + 1 :] = rows[ends[a + 1 :] - start].T
         return peaks, kept
 
 
-def growing(step: Step, optimizer: float) -> Iterator[tuple[int, int]]:
+def growing(step: StepWalk, optimizer: float) -> Iterator[tuple[int, int]]:
     """For stages that begin where the step does and end after each of its nodes: a bound of the peak, and what is kept.
 
     What comes from outside is not in the ledger: it stays for the whole step, and counts from its first reader on.
@@ -95,7 +95,7 @@ def growing(step: Step, optimizer: float) -> Iterator[tuple[int, int]]:
         yield state + inputs + max(ledger.peak, ledger.live + gradients + first), inputs + ledger.live
 
 
-def first_backward(step: Step, node: Node) -> int:
+def first_backward(step: StepWalk, node: Node) -> int:
     """The bytes that the backward of a stage's last call takes while it runs."""
     effect = step.walk.effects[node.id].backward
     return 0 if effect is None else effect.peak + step.walk.workspace(node, "backward")

@@ -20,7 +20,7 @@ PRODUCTS = frozenset(["conv", "transposed", "linear", "matmul", "attention"])
 
 
 @dataclass(frozen=True)
-class Work:
+class CallFeatures:
     """What a call does: operations, bytes that it reads and writes, and the sizes that its time depends on.
 
     `features` are numbers by name, sizes as logarithms to base 2; what a family does not have is absent.
@@ -36,7 +36,7 @@ class Work:
     """Bytes of the gradients that backward makes."""
 
 
-def work_of(node: Node, wanted: Collection[Place] = ()) -> Work:
+def work_of(node: Node, wanted: Collection[Place] = ()) -> CallFeatures:
     """The work of a node; `wanted` are the tensors whose gradients backward makes."""
     family = fact_of(node).family
     sizes = [prod(s) * d.itemsize for s, d in zip(node.input_shapes, node.input_dtypes, strict=True)]
@@ -52,7 +52,7 @@ def work_of(node: Node, wanted: Collection[Place] = ()) -> Work:
     }
     own = DESCRIBE.get(family, describe_other)(node)
     operations = timed_operations(node, family)
-    return Work(
+    return CallFeatures(
         family=family,
         dtype=str(node.dtypes[0] if node.dtypes else "float32").removeprefix("torch."),
         operations=operations,

@@ -64,7 +64,7 @@ IMAGE, MASK, PREDICTION = "image.npy", "mask.npy", "prediction.npy"
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One training step of one process; `difference` is its largest relative gradient difference from plain."""
 
     run: Run
@@ -88,7 +88,7 @@ class Reports(Protocol):
     """The way back to the parent."""
 
     def put(self, obj: Any, /) -> None:
-        """Send a `Step` or a `Usage`."""
+        """Send a `DemoStep` or a `Usage`."""
         ...
 
 
@@ -150,7 +150,7 @@ def plain_process(rank: int, settings: Settings, folder: Path, reports: Reports)
     image, target = read(folder, slice(None), slice(None))
     for moment in train(settings, image, target):
         torch.save(moment.gradients, folder / f"gradients-{moment.number}.pt")
-        reports.put(Step("plain", moment.number, moment.loss, 0.0))
+        reports.put(DemoStep("plain", moment.number, moment.loss, 0.0))
         activations = moment.activations
     reports.put(Usage("plain", peak_resident() - before, activations))
 
@@ -165,7 +165,7 @@ def sharded_rank(rank: int, settings: Settings, folder: Path, reports: Reports) 
     with mesh.transport.record() as record:
         for moment in train(settings, image, target, lambda model: mural.reduce_gradients(model, mesh)):
             plain = torch.load(folder / f"gradients-{moment.number}.pt", weights_only=True)
-            reports.put(Step("sharded", moment.number, moment.loss, largest_difference(moment.gradients, plain)))
+            reports.put(DemoStep("sharded", moment.number, moment.loss, largest_difference(moment.gradients, plain)))
     if moment is None or not isinstance(moment.scores, mural.ShardedTensor):
         raise mural.LayoutError("the model returned a plain tensor for a sharded image")
     resident = peak_resident() - before

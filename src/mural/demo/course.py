@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from mural.data import synthetic
-from mural.demo.both_runs import IMAGE, MASK, PREDICTION, Run, Step, Usage, build, plain_process, sharded_rank
+from mural.demo.both_runs import IMAGE, MASK, PREDICTION, DemoStep, Run, Usage, build, plain_process, sharded_rank
 from mural.demo.settings import Settings
 from mural.errors import MuralError
 from mural.ranks import RankError, run_local
@@ -41,7 +41,7 @@ def run_demo(settings: Settings, out: Path, console: Console | None = None) -> P
         np.save(folder / IMAGE, image)
         np.save(folder / MASK, mask)
         with progress(console) as bars:
-            board = Board(settings, bars)
+            board = ProgressBoard(settings, bars)
             board.follow("plain", plain_process, 1, folder)
             board.follow("sharded", sharded_rank, settings.ranks, folder)
         prediction = np.load(folder / PREDICTION).astype(bool)
@@ -73,12 +73,12 @@ def progress(console: Console) -> Progress:
     )
 
 
-class Board:
+class ProgressBoard:
     """What the processes reported so far, shown as it comes in."""
 
     def __init__(self, settings: Settings, bars: Progress) -> None:
         self.settings, self.bars = settings, bars
-        self.steps: dict[Run, dict[int, list[Step]]] = {"plain": {}, "sharded": {}}
+        self.steps: dict[Run, dict[int, list[DemoStep]]] = {"plain": {}, "sharded": {}}
         self.usages: dict[Run, list[Usage]] = {"plain": [], "sharded": []}
         self.reports: Any = mp.get_context("spawn").SimpleQueue()
         self.names: dict[Run, str] = {"plain": "one process", "sharded": ranks_in_words(settings.ranks)}
@@ -109,7 +109,7 @@ class Board:
             else:
                 self._take(self.reports.get())
 
-    def _take(self, report: Step | Usage) -> None:
+    def _take(self, report: DemoStep | Usage) -> None:
         if isinstance(report, Usage):
             self.usages[report.run].append(report)
             return
@@ -191,7 +191,7 @@ def needs(usages: dict[Run, list[Usage]]) -> Table:
     return table
 
 
-def facts(board: Board, worst: float) -> str:
+def facts(board: ProgressBoard, worst: float) -> str:
     """The outcome in one line, for the picture."""
     plain, ranks = largest(board.usages["plain"]), largest(board.usages["sharded"])
     return (

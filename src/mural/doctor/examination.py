@@ -11,7 +11,7 @@ from mural.comm.backends import backend_of
 from mural.comm.failure.agree import gather
 from mural.comm.processes import host
 from mural.doctor.features import backends, features
-from mural.doctor.findings import Item, Report, Section, found
+from mural.doctor.findings import Finding, Report, Section, found
 from mural.doctor.machine import machine, versions
 from mural.doctor.speed import SECONDS, link_items, local_link, speeds, trips
 from mural.ranks import Placement, placement
@@ -49,9 +49,9 @@ def placement_or_single() -> Placement:
         return Placement()
 
 
-def placed(place: Placement) -> tuple[Item, ...]:
+def placed(place: Placement) -> tuple[Finding, ...]:
     """The placement and the sentences of why."""
-    return (Item("placement", str(place)), *(Item("", sentence) for sentence in place.why))
+    return (Finding("placement", str(place)), *(Finding("", sentence) for sentence in place.why))
 
 
 def joining() -> str:
@@ -60,19 +60,19 @@ def joining() -> str:
     return f"{world} ranks, {transport.describe()}"
 
 
-def not_joined() -> tuple[Item, ...]:
+def not_joined() -> tuple[Finding, ...]:
     """No link between ranks that did not meet."""
-    return (Item("link", "not measured, since the ranks did not join", "failed"),)
+    return (Finding("link", "not measured, since the ranks did not join", "failed"),)
 
 
-def real_link() -> tuple[Item, ...]:
+def real_link() -> tuple[Finding, ...]:
     """Latency and speed from rank 0 to the next rank, and to one on another machine. All ranks call it."""
     hosts = gather(dist.group.WORLD, host(), "machines")
     cuda = backend_of(dist.group.WORLD).on_stream
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     if len(hosts) == 1:
-        return (Item("link", "one rank alone"),)
-    items: list[Item] = []
+        return (Finding("link", "one rank alone"),)
+    items: list[Finding] = []
     pairs = {1: "another local rank" if hosts[1] == hosts[0] else "another machine"}
     far = next((rank for rank, other in hosts.items() if other != hosts[0]), 1)
     pairs.setdefault(far, "another machine")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl as nccl_of_torch
 
-from mural.doctor.findings import Item, found
+from mural.doctor.findings import Finding, found
 from mural.ranks.spawn import equipment
 
 SECONDS = 30.0
@@ -60,62 +60,64 @@ print(MPI.Get_library_version().split(chr(10))[0].split(", package")[0].strip(ch
 """
 
 
-def features() -> tuple[Item, ...]:
+def features() -> tuple[Finding, ...]:
     """Each optional feature: the version of what it needs, or how to get it."""
     return tuple(item for feature in FEATURES for item in found(feature.name, lambda f=feature: optional(f)))
 
 
-def optional(feature: Feature) -> Item:
+def optional(feature: Feature) -> Finding:
     """Whether a feature's package can be imported."""
     install = f'pip install "mural[{feature.extra}]"'
     try:
         importlib.import_module(feature.module)
     except ModuleNotFoundError:
-        return Item(feature.name, f"missing: {install}", "missing")
+        return Finding(feature.name, f"missing: {install}", "missing")
     except (ImportError, OSError) as error:
-        return Item(feature.name, f"{feature.package} does not load ({error}): {install}", "failed")
-    return Item(feature.name, f"{feature.package} {version(feature.package)}")
+        return Finding(feature.name, f"{feature.package} does not load ({error}): {install}", "failed")
+    return Finding(feature.name, f"{feature.package} {version(feature.package)}")
 
 
-def backends() -> tuple[Item, ...]:
+def backends() -> tuple[Finding, ...]:
     """How messages can travel, and who can start ranks."""
     return (
         *found("local ranks", chosen),
-        *found("gloo", lambda: Item("gloo", "yes") if dist.is_gloo_available() else Item("gloo", "no", "missing")),
+        *found(
+            "gloo", lambda: Finding("gloo", "yes") if dist.is_gloo_available() else Finding("gloo", "no", "missing")
+        ),
         *found("NCCL", nccl),
         *found("MPI", mpi),
         *(item for name in LAUNCHERS for item in found(name, lambda name=name: launcher(name))),
     )
 
 
-def chosen() -> Item:
+def chosen() -> Finding:
     """Which backend local ranks would take here by themselves."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     backend, _, words = equipment(max(gpus, 2), "auto")
     more = f" up to {gpus} ranks; more share the GPUs over gloo" if gpus > 1 else ""
-    return Item("local ranks", f"over {backend}, {words}{more}")
+    return Finding("local ranks", f"over {backend}, {words}{more}")
 
 
-def nccl() -> Item:
+def nccl() -> Finding:
     """NCCL's version, if torch has it and a GPU is there."""
     if not dist.is_nccl_available():
-        return Item("NCCL", "not built into this torch", "missing")
+        return Finding("NCCL", "not built into this torch", "missing")
     numbers = ".".join(str(n) for n in nccl_of_torch.version())
-    return Item("NCCL", numbers if torch.cuda.is_available() else f"{numbers}, but no GPU is there")
+    return Finding("NCCL", numbers if torch.cuda.is_available() else f"{numbers}, but no GPU is there")
 
 
-def mpi() -> Item:
+def mpi() -> Finding:
     """The MPI library behind mpi4py, and whether it takes device pointers; asked in a process of its own."""
     done = subprocess.run([sys.executable, "-c", MPI_PROBE], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Item("MPI", f'{lines[-1]}: pip install "mural[mpi]"', "missing")
+        return Finding("MPI", f'{lines[-1]}: pip install "mural[mpi]"', "missing")
     library, cuda = done.stdout.strip().split("|")
-    return Item("MPI", f"{library}; takes device pointers: {cuda}")
+    return Finding("MPI", f"{library}; takes device pointers: {cuda}")
 
 
-def launcher(name: str) -> Item:
+def launcher(name: str) -> Finding:
     """Where a launcher is: beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
     path = str(beside) if beside.exists() else shutil.which(name)
-    return Item(name, path) if path else Item(name, "not found", "missing")
+    return Finding(name, path) if path else Finding(name, "not found", "missing")

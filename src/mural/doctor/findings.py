@@ -16,7 +16,7 @@ STYLES: dict[State, str] = {"found": "", "missing": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
-class Item:
+class Finding:
     """One fact; `number` and `unit` where it was measured. A failed one has its reason as text."""
 
     name: str
@@ -31,7 +31,7 @@ class Section:
     """Facts that belong together."""
 
     title: str
-    items: tuple[Item, ...]
+    items: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Report:
             console.print()
 
 
-def found(name: str, ask: Callable[[], str | Item | Iterable[Item]]) -> tuple[Item, ...]:
+def found(name: str, ask: Callable[[], str | Finding | Iterable[Finding]]) -> tuple[Finding, ...]:
     """What asking gives, as items; an error becomes an item with its reason."""
     try:
         answer = ask()
         if isinstance(answer, str):
-            return (Item(name, answer),)
-        return (answer,) if isinstance(answer, Item) else tuple(answer)
+            return (Finding(name, answer),)
+        return (answer,) if isinstance(answer, Finding) else tuple(answer)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        return (Item(name, f"{type(error).__name__}: {reason}" if reason else type(error).__name__, "failed"),)
+        return (Finding(name, f"{type(error).__name__}: {reason}" if reason else type(error).__name__, "failed"),)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from mural.doctor.findings import Item, found
+from mural.doctor.findings import Finding, found
 from mural.ranks.spawn import processors
 from mural.report.words import bytes_in_words
 
 SMALL_SHARED_MEMORY, FEW_FILES = 2**30, 1024
 
 
-def versions() -> tuple[Item, ...]:
+def versions() -> tuple[Finding, ...]:
     """The versions that a bug report needs."""
     return (
         *found("mural", lambda: version("mural")),
@@ -29,7 +29,7 @@ def versions() -> tuple[Item, ...]:
     )
 
 
-def machine() -> tuple[Item, ...]:
+def machine() -> tuple[Finding, ...]:
     """Processors, memory, name, and limits that are known to hurt."""
     return (
         *found("processors", processor),
@@ -58,43 +58,43 @@ def memory() -> str:
     return f"{bytes_in_words(found_['MemTotal'])}, {bytes_in_words(found_['MemAvailable'])} free{allowed}"
 
 
-def shared_memory() -> Item:
+def shared_memory() -> Finding:
     """The room in /dev/shm, through which processes of a machine hand tensors to each other."""
     total = shutil.disk_usage("/dev/shm").total
     if total < SMALL_SHARED_MEMORY:
-        return Item(
+        return Finding(
             "shared memory", f"{bytes_in_words(total)} is little: in a container, raise it with --shm-size", "missing"
         )
-    return Item("shared memory", bytes_in_words(total))
+    return Finding("shared memory", bytes_in_words(total))
 
 
-def open_files() -> Item:
+def open_files() -> Finding:
     """How many files and connections a process may open."""
     import resource  # noqa: PLC0415  (Windows has none)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft <= FEW_FILES and (hard == resource.RLIM_INFINITY or hard > soft)
     advice = f": many ranks or files need more, ulimit -n {4 * FEW_FILES}" if few else ""
-    return Item("open files", f"{soft}{advice}", "missing" if few else "found")
+    return Finding("open files", f"{soft}{advice}", "missing" if few else "found")
 
 
-def host_name() -> Item:
+def host_name() -> Finding:
     """The machine's name, and where other machines would look for it."""
     name = socket.gethostname()
     try:
-        return Item("host name", f"{name} ({socket.gethostbyname(name)})")
+        return Finding("host name", f"{name} ({socket.gethostbyname(name)})")
     except OSError as error:
-        return Item(
+        return Finding(
             "host name", f"{name} does not resolve ({error}): set GLOO_SOCKET_IFNAME for runs on several", "failed"
         )
 
 
-def gpus() -> Iterator[Item]:
+def gpus() -> Iterator[Finding]:
     """Each GPU with its memory, and whether others use it now."""
     if not torch.cuda.is_available():
-        yield Item("GPUs", "torch finds none" if torch.version.cuda else "none: this torch was built for the CPU")
+        yield Finding("GPUs", "torch finds none" if torch.version.cuda else "none: this torch was built for the CPU")
         return
-    yield Item("GPUs", str(torch.cuda.device_count()))
+    yield Finding("GPUs", str(torch.cuda.device_count()))
     for index in range(torch.cuda.device_count()):
         yield from found(f"GPU {index}", lambda index=index: gpu(index))
 

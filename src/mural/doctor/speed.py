@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mural.doctor.findings import Item, found
+from mural.doctor.findings import Finding, found
 from mural.ranks import init, run_local
 from mural.report.words import bytes_in_words
 from mural.shard import shard
@@ -24,7 +24,7 @@ CHUNK, SPARE = 2**23, 4
 SECONDS = 120.0
 
 
-def speeds(folder: Path, link: Callable[[], tuple[Item, ...]]) -> tuple[Item, ...]:
+def speeds(folder: Path, link: Callable[[], tuple[Finding, ...]]) -> tuple[Finding, ...]:
     """All speeds; `link` measures between ranks."""
     return (
         *found("memory copy", memory_copy),
@@ -34,10 +34,12 @@ def speeds(folder: Path, link: Callable[[], tuple[Item, ...]]) -> tuple[Item, ..
     )
 
 
-def rate(name: str, seconds: float, count: int, words: str = "") -> Item:
+def rate(name: str, seconds: float, count: int, words: str = "") -> Finding:
     """An item in GB/s."""
     value = count / seconds / 1e9
-    return Item(name, f"{value:.1f} GB/s{words}" if value >= 1 else f"{value:.2f} GB/s{words}", "found", value, "GB/s")
+    return Finding(
+        name, f"{value:.1f} GB/s{words}" if value >= 1 else f"{value:.2f} GB/s{words}", "found", value, "GB/s"
+    )
 
 
 def best(action: Callable[[], object], tries: int = TRIES) -> float:
@@ -51,13 +53,13 @@ def best(action: Callable[[], object], tries: int = TRIES) -> float:
     return min(times)
 
 
-def memory_copy() -> Item:
+def memory_copy() -> Finding:
     """How fast bytes are copied inside host memory."""
     source, target = torch.ones(BUFFER, dtype=torch.uint8), torch.empty(BUFFER, dtype=torch.uint8)
     return rate("memory copy", best(lambda: target.copy_(source)), BUFFER, f" ({torch.get_num_threads()} threads)")
 
 
-def host_and_gpu() -> Iterator[Item]:
+def host_and_gpu() -> Iterator[Finding]:
     """How fast bytes go to the current GPU and back, from pinned and from ordinary memory."""
     if not torch.cuda.is_available():
         return
@@ -73,20 +75,20 @@ def host_and_gpu() -> Iterator[Item]:
             yield rate(f"{words}, {kind}", best(copy), BUFFER)
 
 
-def local_link() -> tuple[Item, ...]:
+def local_link() -> tuple[Finding, ...]:
     """Latency and speed between two ranks of this machine, started for it; and whether NCCL works, where a GPU is."""
     latency, seconds = run_local(_local_trips, 2, threads=1, timeout=SECONDS)
     return *link_items("two local ranks over gloo", latency, seconds), *found("NCCL, tried now", nccl_trial)
 
 
-def nccl_trial() -> tuple[Item, ...]:
+def nccl_trial() -> tuple[Finding, ...]:
     """Whether two ranks of this machine exchange over NCCL, started for it; nothing where there is no GPU."""
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return ()
     good = run_local(_local_exchange, 2, threads=1, device="cuda", backend="nccl", timeout=SECONDS)
     own = torch.cuda.device_count() > 1
     where = "each with a GPU of its own" if own else "sharing the GPU, through sockets: right, but slow"
-    return (Item("NCCL, tried now", f"two ranks, {where}" if good else "two ranks received wrong values"),)
+    return (Finding("NCCL, tried now", f"two ranks, {where}" if good else "two ranks received wrong values"),)
 
 
 def _local_exchange(rank: int) -> bool:
@@ -121,20 +123,20 @@ def trips(first: int, second: int, device: torch.device) -> tuple[float, float]:
     return latency, min(round_trip(large) for _ in range(TRIES)) / 2
 
 
-def link_items(words: str, latency: float, seconds: float) -> tuple[Item, ...]:
+def link_items(words: str, latency: float, seconds: float) -> tuple[Finding, ...]:
     """What two ranks measured."""
     return (
-        Item(f"latency, {words}", f"{latency * 1e6:.0f} µs", "found", latency * 1e6, "µs"),
+        Finding(f"latency, {words}", f"{latency * 1e6:.0f} µs", "found", latency * 1e6, "µs"),
         rate(f"link, {words}", seconds, MESSAGE),
     )
 
 
-def disk(folder: Path) -> tuple[Item, ...]:
+def disk(folder: Path) -> tuple[Finding, ...]:
     """How fast a file is written to a folder until it is safe there, and read again, not from memory."""
     space = os.statvfs(folder)
     count = min(BUFFER, space.f_bavail * space.f_frsize // SPARE) // CHUNK * CHUNK
     if count == 0:
-        return (Item("disk", f"{folder} has no room for a trial of {bytes_in_words(CHUNK)}", "failed"),)
+        return (Finding("disk", f"{folder} has no room for a trial of {bytes_in_words(CHUNK)}", "failed"),)
     path = folder / f".mural-doctor-{secrets.token_hex(4)}"
     try:
         written, read = _write(path, count), _read(path)

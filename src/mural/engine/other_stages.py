@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from mural.errors import MuralError, PlanError
 
 
-class Reads(TorchFunctionMode):
+class AbsentReads(TorchFunctionMode):
     """Notes the first tensor without memory that a call computes with."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def check_present(loss: Callable[..., Any], model: nn.Module, given: tuple[Any, 
     """Raise where a loss reads a parameter of another stage."""
     if not any(p.is_meta for p in model.parameters()):
         return
-    with suppress(Exception), Reads() as reads:
+    with suppress(Exception), AbsentReads() as reads:
         loss(*given)
     if reads.found is not None:
         name = next((name for name, p in model.named_parameters() if p is reads.found), "a parameter")

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mural.errors import PlanError
 from mural.graph.follow import is_followed
-from mural.graph.held import Held
+from mural.graph.held import HeldState
 
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
@@ -52,7 +52,7 @@ def forget_activations(module: nn.Module) -> None:
     modules = dict(module.named_modules())
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), again(Held.by(modules))
+        return nullcontext(), again(HeldState.by(modules))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -66,9 +66,9 @@ def forget_activations(module: nn.Module) -> None:
 
 
 @contextmanager
-def again(before: Held) -> Generator[None]:
+def again(before: HeldState) -> Generator[None]:
     """A block in which a module finds what it held before its forward; afterwards it holds what it holds now."""
-    now = Held.by(before.modules)
+    now = HeldState.by(before.modules)
     before.put_back()
     try:
         yield

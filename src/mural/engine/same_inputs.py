@@ -27,7 +27,7 @@ FIRST = 3
 """How many calls of each kind are compared without a gap."""
 
 
-class Part(NamedTuple):
+class GivenTensor(NamedTuple):
     """One tensor or source of what a rank gave: its name in the call, what it is in words, and its checksum."""
 
     name: str
@@ -61,16 +61,18 @@ def due(number: int) -> bool:
     return number < FIRST or number & (number - 1) == 0
 
 
-def parts_of(name: str, value: Any) -> Iterator[Part]:
+def parts_of(name: str, value: Any) -> Iterator[GivenTensor]:
     """The tensors and sources of an input or target; of pieces that a rank has for itself, that they are there."""
     if isinstance(value, ShardedTensor):
-        yield Part(name, "a sharded tensor", 0)
+        yield GivenTensor(name, "a sharded tensor", 0)
     elif isinstance(value, Tensor):
-        yield Part(name, f"a tensor of shape {tuple(value.shape)}, {value.dtype}", checksum(value))
+        yield GivenTensor(name, f"a tensor of shape {tuple(value.shape)}, {value.dtype}", checksum(value))
     elif isinstance(value, Unread):
-        yield Part(name, UNREAD, 0)
+        yield GivenTensor(name, UNREAD, 0)
     elif isinstance(value, Readable):
-        yield Part(name, f"the source {PurePath(str(getattr(value, 'name', ''))).name} of {tuple(value.shape)}", 0)
+        yield GivenTensor(
+            name, f"the source {PurePath(str(getattr(value, 'name', ''))).name} of {tuple(value.shape)}", 0
+        )
     elif isinstance(value, Mapping):
         for key, each in cast("Mapping[Any, Any]", value).items():
             yield from parts_of(f"{name}[{key!r}]", each)
@@ -79,7 +81,7 @@ def parts_of(name: str, value: Any) -> Iterator[Part]:
             yield from parts_of(f"{name}[{number}]", each)
 
 
-def compare(call: str, given: Mapping[int, list[Part]]) -> None:
+def compare(call: str, given: Mapping[int, list[GivenTensor]]) -> None:
     """Raise if the ranks did not give the same; those that have not read a part are not asked for it."""
     by_rank = {rank: {part.name: part for part in parts} for rank, parts in given.items()}
     for name in dict.fromkeys(part.name for parts in given.values() for part in parts):
@@ -90,7 +92,7 @@ def compare(call: str, given: Mapping[int, list[Part]]) -> None:
             raise LayoutError(f"{call}: {difference(name, first, have[first], others, have[others[0]])}. {SAMPLERS}")
 
 
-def difference(name: str, first: int, here: Part | None, others: list[int], there: Part | None) -> str:
+def difference(name: str, first: int, here: GivenTensor | None, others: list[int], there: GivenTensor | None) -> str:
     """How what some ranks gave differs from what the first one did."""
     ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
     if here is not None and there is not None and here.words == there.words:

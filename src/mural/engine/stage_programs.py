@@ -19,13 +19,13 @@ from mural.engine.inputs import Image, shape_of
 from mural.errors import PlanError
 from mural.graph import capture
 from mural.graph.follow import Changed, Follower
-from mural.graph.held import Held
+from mural.graph.held import HeldState
 from mural.graph.intercept import paths_of
 from mural.pipeline.checker import check
 from mural.pipeline.route import Route
-from mural.pipeline.runner import Known, Seats
+from mural.pipeline.runner import LearnedForms, Seats
 from mural.pipeline.schedule import Schedule, forward_only, gpipe
-from mural.pipeline.stage import Part, Piece, Stage, Whole
+from mural.pipeline.stage import CutPart, Stage, StagePart, WholeModel
 from mural.pipeline.transfers import Edge, Program, with_messages
 from mural.shard.unread import Unread
 
@@ -42,7 +42,7 @@ class Trip:
 
     program: Program
     seats: Seats
-    known: Known
+    known: LearnedForms
     learning: bool
 
 
@@ -55,7 +55,7 @@ class Itineraries:
         self.modules, self.paths = dict(model.named_modules()), paths_of(model)
         self.parameters = tuple(model.parameters())
         self.programs: dict[Any, Program] = {}
-        self.trips: dict[Any, tuple[Seats, Known]] = {}
+        self.trips: dict[Any, tuple[Seats, LearnedForms]] = {}
 
     def signature(self, image: Image) -> Signature:
         """What a capture depends on, besides the model's own Python."""
@@ -94,7 +94,7 @@ class Itineraries:
 
     def rehearse(self, route: Route, device: torch.device) -> None:
         """Run the open modules of a route without computing anything; raises `Changed` where they make other calls."""
-        held = Held.by({path: self.modules[path] for path in route.script.opened}, values=False)
+        held = HeldState.by({path: self.modules[path] for path in route.script.opened}, values=False)
         try:
             Follower(route.script, None, {}, device, self.paths).run(self.model)
         finally:
@@ -117,9 +117,9 @@ class Itineraries:
         found: dict[Number, Stage] = {}
         for replica, stage in self.seating.schedule(1).holds(self.seating.own):
             if route is None:
-                part: Part = Whole(self.model, len(shapes_of(image)))
+                part: StagePart = WholeModel(self.model, len(shapes_of(image)))
             else:
-                part = Piece(self.model, route.script, stage, self.paths)
+                part = CutPart(self.model, route.script, stage, self.paths)
             found[replica, stage] = Stage(part, self.seating.mesh, scope, device, again)
         return found
 
@@ -130,7 +130,7 @@ class Itineraries:
             meshes = self.seating.meshes
             aligns = {mesh.spatial: alignment(self.model, shape_of(image), mesh.spatial) for mesh in meshes}
             seats = Seats(meshes, self.seating.own, tuple(aligns[mesh.spatial] for mesh in meshes))
-            self.trips[key] = (seats, Known())
+            self.trips[key] = (seats, LearnedForms())
         seats, known = self.trips[key]
         learning = not known.complete
         edges = () if route is None else route.edges

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mural.engine.loss_variables import held_by
 from mural.graph.commons import Commons, Name
-from mural.graph.held import Held
+from mural.graph.held import HeldState
 from mural.pipeline.step_runs import check_left
 
 
@@ -30,7 +30,7 @@ class StepLoss:
             for inner, module in value.named_modules()
             if id(module) not in own
         }
-        self.held = Held.by(modules) if modules else None
+        self.held = HeldState.by(modules) if modules else None
         self.left: dict[Name, Any] | None = None
         self.commons: Commons | None = None
         """What modules have in common when the first call begins, after the forward of its micro-batch."""

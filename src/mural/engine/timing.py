@@ -11,11 +11,11 @@ from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Parallel
 from mural.engine.stage_programs import Itineraries
 from mural.errors import ConfigError
-from mural.pipeline.timeline import Costs, Span, Timeline, simulate
+from mural.pipeline.timeline import ActionSpan, StageCosts, Timeline, simulate
 from mural.report import gantt
 
 
-def measured_spans(pm: Parallel) -> tuple[Span, ...]:
+def measured_spans(pm: Parallel) -> tuple[ActionSpan, ...]:
     """When each seat's first rank worked in the last step, in seconds from the first beginning. Collective.
 
     Ranks of one machine have one clock; between machines the clocks differ.
@@ -26,7 +26,7 @@ def measured_spans(pm: Parallel) -> tuple[Span, ...]:
     told = gather(pm.world_mesh, mine if first else [], "spans")
     found = [span for spans in told.values() for span in spans]
     start = min((begin for _, _, begin, _ in found), default=0.0)
-    return tuple(Span(seat, action, begin - start, end - start) for seat, action, begin, end in found)
+    return tuple(ActionSpan(seat, action, begin - start, end - start) for seat, action, begin, end in found)
 
 
 def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware = "cpu") -> Timeline:
@@ -42,7 +42,7 @@ def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware
     known = cost.estimate(route.graph, machine)
     held = [known.walk(s.start, s.stop).peak(accumulates=True) for s in route.stretches]
     spans = [seconds[s.start : s.stop] for s in route.stretches]
-    costs = Costs(
+    costs = StageCosts(
         forward=tuple(sum(n.forward for n in span) / part for span, part in zip(spans, share, strict=True)),
         backward=tuple(sum(n.backward for n in span) / part for span, part in zip(spans, share, strict=True)),
         kept=tuple(found.kept // part for found, part in zip(held, share, strict=True)),

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mural.channel.misuse import Watch
+from mural.channel.misuse import ShareWatch
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Inputs, check_filled
@@ -94,7 +94,7 @@ class Unsplit:
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
             stack.enter_context(batchnorm_scope(self.plan.norm_scope))
             if self.held.shares:
-                stack.enter_context(Watch())
+                stack.enter_context(ShareWatch())
             yield
         make_plain(self.held.buffered)
 

@@ -25,7 +25,7 @@ from mural.collectives import all_reduce, broadcast
 from mural.collectives.team import team_of
 from mural.errors import PeerError, PlanError
 from mural.federated.masks import Key, from_fixed, masked, to_fixed
-from mural.federated.roster import HostGone, Member, MemberGone, Patience, Roster, Turn, store_at
+from mural.federated.roster import ClinicTurn, HostGone, MemberGone, Patience, Roster, RoundAttempt, store_at
 
 ATTEMPTS = 20
 """How often a round is tried again before its error is raised."""
@@ -101,7 +101,7 @@ class Federation:
         public = self.key.public if self.key else ""
         roster = Roster(store_at(self.address, self.host, self.timeout), self.patience)
         self.base, self.trained = read(model), None
-        me = Member(self.name, self.version, public, form_of(model), self.masked)
+        me = ClinicTurn(self.name, self.version, public, form_of(model), self.masked)
         try:
             self._rounds(roster, me, model, rounds, local)
         except BaseException as error:
@@ -115,7 +115,7 @@ class Federation:
             raise
         return model
 
-    def _rounds(self, roster: Roster, me: Member, model: nn.Module, rounds: int, local: Local) -> None:
+    def _rounds(self, roster: Roster, me: ClinicTurn, model: nn.Module, rounds: int, local: Local) -> None:
         """Take turns until all rounds are done, then leave."""
         turn = roster.latest()
         while turn.round < rounds:
@@ -127,19 +127,21 @@ class Federation:
                     continue
                 self._take(turn, members, roster, model, local)
                 self.say(self.history[-1].words())
-                turn = Turn(turn.round + 1)
+                turn = RoundAttempt(turn.round + 1)
             except MemberGone:
                 if turn.attempt == ATTEMPTS:
                     raise
                 self.say(f"{turn}: a member has left; once more with those who are there")
-                turn = Turn(turn.round, turn.attempt + 1)
+                turn = RoundAttempt(turn.round, turn.attempt + 1)
             if turn.round < rounds:  # after the last one the host may be gone, and nothing is lost
                 roster.advance(turn)
                 turn = max(turn, roster.latest())
         if self.history:
             roster.leave(turn, len(self.history[-1].members), self.host)
 
-    def _take(self, turn: Turn, members: Sequence[Member], roster: Roster, model: nn.Module, local: Local) -> None:
+    def _take(
+        self, turn: RoundAttempt, members: Sequence[ClinicTurn], roster: Roster, model: nn.Module, local: Local
+    ) -> None:
         """Take a turn with its members."""
         try:
             mine = check_alike(members, self.name)
@@ -159,7 +161,7 @@ class Federation:
         self.history.append(Round(turn.round, turn.attempt, tuple(m.name for m in members), int(total[-1])))
 
     def _catch_up(
-        self, turn: Turn, members: Sequence[Member], model: nn.Module, group: dist.ProcessGroup | None
+        self, turn: RoundAttempt, members: Sequence[ClinicTurn], model: nn.Module, group: dist.ProcessGroup | None
     ) -> None:
         """Give the model of all to those that have been away; at the very beginning, that of the first member."""
         newest = max(member.version for member in members)
@@ -172,7 +174,9 @@ class Federation:
             write(model, found)
             self.base, self.version, self.trained = found, newest, None
 
-    def _sum(self, turn: Turn, members: Sequence[Member], mine: int, group: dist.ProcessGroup | None) -> Tensor:
+    def _sum(
+        self, turn: RoundAttempt, members: Sequence[ClinicTurn], mine: int, group: dist.ProcessGroup | None
+    ) -> Tensor:
         """The sum over members of their weights times their samples, and of their samples, in the last place."""
         if self.trained is None:
             raise PlanError("a clinic has to train before its weights are added to others'")
@@ -189,7 +193,9 @@ class Federation:
 
 
 @contextmanager
-def together(store: Store, turn: Turn, rank: int, size: int, timeout: float) -> Generator[dist.ProcessGroup | None]:
+def together(
+    store: Store, turn: RoundAttempt, rank: int, size: int, timeout: float
+) -> Generator[dist.ProcessGroup | None]:
     """A process group of the members of a turn; None for one alone."""
     if size == 1:
         yield None
@@ -212,7 +218,7 @@ def together(store: Store, turn: Turn, rank: int, size: int, timeout: float) -> 
 
 
 @contextmanager
-def noticing(turn: Turn) -> Generator[None]:
+def noticing(turn: RoundAttempt) -> Generator[None]:
     """Around messages to members and nothing else: what torch raises there means that one is gone."""
     try:
         yield
@@ -244,7 +250,7 @@ def form_of(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def check_alike(members: Sequence[Member], name: str) -> int:
+def check_alike(members: Sequence[ClinicTurn], name: str) -> int:
     """The place of a clinic among the members; raise unless names are unique, and models and masks alike."""
     names = [member.name for member in members]
     if names.count(name) > 1:

@@ -36,7 +36,7 @@ class HostGone(PeerError):
 
 
 @dataclass(frozen=True, order=True)
-class Turn:
+class RoundAttempt:
     """An attempt at a round, both counted from 0."""
 
     round: int = 0
@@ -47,7 +47,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Member:
+class ClinicTurn:
     """A clinic in a turn: its name, the rounds that are in its model, its public key (empty if it does not mask), what
     tells other models apart, and whether it masks its updates.
     """
@@ -88,20 +88,20 @@ class Roster:
         self.store, self.patience = store, patience
 
     @asking()
-    def latest(self) -> Turn:
+    def latest(self) -> RoundAttempt:
         """The latest turn that any clinic has begun."""
         if not self.store.check(["turn"]):
-            return Turn()
-        return Turn(*json.loads(self.store.get("turn")))
+            return RoundAttempt()
+        return RoundAttempt(*json.loads(self.store.get("turn")))
 
     @asking()
-    def advance(self, turn: Turn) -> None:
+    def advance(self, turn: RoundAttempt) -> None:
         """Let everybody know of a later turn."""
         if turn > self.latest():  # two clinics may write at once: both then write the same or meet in the later one
             self.store.set("turn", json.dumps([turn.round, turn.attempt]))
 
     @asking()
-    def meet(self, turn: Turn, me: Member) -> tuple[Member, ...] | None:
+    def meet(self, turn: RoundAttempt, me: ClinicTurn) -> tuple[ClinicTurn, ...] | None:
         """The members of a turn, in the order in which they came; None if it goes on without this clinic."""
         key = f"{turn.round}/{turn.attempt}"
         if self.store.check([f"{key}/roster"]):
@@ -112,7 +112,7 @@ class Roster:
         members = self._lead(key, turn) if number == 1 else self._follow(key, turn)
         return members if members is not None and me in members else None
 
-    def _lead(self, key: str, turn: Turn) -> tuple[Member, ...] | None:
+    def _lead(self, key: str, turn: RoundAttempt) -> tuple[ClinicTurn, ...] | None:
         """Wait for the others, then publish who is there; None where they have gone on to a later turn."""
         end = time.monotonic() + self.patience.seconds
         while True:
@@ -127,7 +127,7 @@ class Roster:
         self.store.set(f"{key}/roster", json.dumps(found))
         return members_of(found)
 
-    def _follow(self, key: str, turn: Turn) -> tuple[Member, ...] | None:
+    def _follow(self, key: str, turn: RoundAttempt) -> tuple[ClinicTurn, ...] | None:
         """Wait for the first clinic to publish who is there; None where the others have gone on to a later turn."""
         end = time.monotonic() + 2 * self.patience.seconds + 5
         while not self.store.check([f"{key}/roster"]):
@@ -139,7 +139,7 @@ class Roster:
             time.sleep(LOOK)
         return members_of(json.loads(self.store.get(f"{key}/roster")))
 
-    def leave(self, turn: Turn, members: int, host: bool) -> None:
+    def leave(self, turn: RoundAttempt, members: int, host: bool) -> None:
         """Leave for good in this turn, or with all before it done; who holds the store stays until the other members
         have left, or for as long as patience.
         """
@@ -152,16 +152,16 @@ class Roster:
                 left = self.store.add("left", 0)
 
     @asking()
-    def await_later(self, turn: Turn) -> Turn:
+    def await_later(self, turn: RoundAttempt) -> RoundAttempt:
         """The next turn that others begin, for a clinic that came too late for this one."""
         while (latest := self.latest()) <= turn:
             time.sleep(LOOK)
         return latest
 
 
-def members_of(found: list[dict[str, Any]]) -> tuple[Member, ...]:
+def members_of(found: list[dict[str, Any]]) -> tuple[ClinicTurn, ...]:
     """The members that were published."""
-    return tuple(Member(**each) for each in found)
+    return tuple(ClinicTurn(**each) for each in found)
 
 
 def store_at(address: str, holds: bool, timeout: float) -> Any:

@@ -76,7 +76,7 @@ class Filing:
         bucket.file(slot, self.reached[index])
 
 
-class Block:
+class WatchedBlock:
     """What happens to gradients between the begin and the end of a `watching()` block."""
 
     def __init__(self, every: Sequence[Replicated], transport: Transport, final: Final | None):

@@ -40,7 +40,7 @@ def is_reduced(grad: Tensor | None, axes: Sequence[str] = REPLICAS) -> bool:
 
 
 @dataclass(frozen=True)
-class Member:
+class BucketMember:
     """A parameter with what decides where its gradient goes."""
 
     name: str
@@ -51,7 +51,7 @@ class Member:
     """Those of the parameter, where it has no gaps."""
 
     @classmethod
-    def of(cls, name: str, parameter: Tensor) -> Member:
+    def of(cls, name: str, parameter: Tensor) -> BucketMember:
         """The member of that name."""
         strides = torch.empty_like(parameter, device="meta").stride()
         return cls(name, parameter, kind_of(parameter), strides)
@@ -115,7 +115,7 @@ def in_buckets(tensors: Iterable[Tensor], limit: int = 32 * 2**20) -> list[list[
 class Bucket:
     """Parameters whose gradients travel together, and the buffer that they then share."""
 
-    def __init__(self, members: Sequence[Member], axes: tuple[str, ...], total: Sum):
+    def __init__(self, members: Sequence[BucketMember], axes: tuple[str, ...], total: Sum):
         self.members, self.parameters = tuple(members), [m.parameter for m in members]
         self.axes, self.total = axes, total
         self.tail = sum(m.room for m in members)

@@ -5,7 +5,7 @@
     bucket 1                        └──── all-reduce ────┼──┘
     bucket 2 (the last leaves at the end of the block)   └── all-reduce ──┘
 
-All ranks send the same buckets in the same order, on process groups that nothing else uses meanwhile (`Block`).
+All ranks send the same buckets in the same order, on process groups that nothing else uses meanwhile (`WatchedBlock`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mural.channel.share import share_of
 from mural.collectives.choose import BACKEND
 from mural.errors import LayoutError, PlanError
-from mural.gradients.block import Block, Final
+from mural.gradients.block import Final, WatchedBlock
 from mural.gradients.buckets import is_reduced, mark_reduced
 from mural.gradients.carriers import Rounds
 from mural.gradients.replicas import REPLICAS, group_along, named_axes
@@ -73,7 +73,7 @@ class GradientSums:
         if busy := [_busy[group] for group in groups if group in _busy]:
             raise LayoutError(f"watching() on {self.mesh} along {', '.join(self.axes)}: {busy[0]}")
         self._collect()
-        block = Block(self.sets, self.mesh.transport, final)
+        block = WatchedBlock(self.sets, self.mesh.transport, final)
         _busy.update(dict.fromkeys(groups, "another block is open; end it first, or give one reducer all parameters"))
         try:
             try:

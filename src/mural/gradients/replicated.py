@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mural.comm import Transport
 from mural.errors import LayoutError
-from mural.gradients.buckets import Bucket, Member, arrange, kind_of, mark_reduced
+from mural.gradients.buckets import Bucket, BucketMember, arrange, kind_of, mark_reduced
 from mural.gradients.carriers import Rounds, Sum
 
 
@@ -25,7 +25,7 @@ class Replicated:
     def __init__(self, named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup | None, share: float):
         self.named, self.group, self.share = list(named), group, share
         self.state: list[Any] | None = None
-        self.members: list[Member] = []
+        self.members: list[BucketMember] = []
         self.buckets: list[Bucket] = []
         self.expected: list[int] = []
         """How often the last backward adds to each member: a reentrant checkpoint does once for each region."""
@@ -38,7 +38,7 @@ class Replicated:
         state = [(p.requires_grad, *kind_of(p)) for _, p in self.named]
         if state == self.state:
             return
-        members = [Member.of(label, p) for label, p in self.named if p.requires_grad]
+        members = [BucketMember.of(label, p) for label, p in self.named if p.requires_grad]
         check_same([m.parameter for m in members], self.group, name, transport)
         self.state, self.members, self.expected, self.learned = state, members, [1] * len(members), False
         self.axes, self.size, self.total = axes, size, Sum(self.group, self.share, rounds)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mural.graph.bytes import Bytes, bytes_of
-from mural.graph.nesting import Span, layers, modules, units
+from mural.graph.nesting import NestedSpan, layers, modules, units
 from mural.graph.nodes import Graph
 from mural.graph.work import node_costs
 
@@ -70,7 +70,7 @@ def blocks(graph: Graph, level: Level = "block") -> tuple[Block, ...]:
     found = bytes_of(graph, [(span.start, span.stop) for span in spans])
     counts = {value.name: math.prod(value.shape) for value in graph.parameters if value.role == "parameter"}
 
-    def block(span: Span, sizes: Bytes) -> Block:
+    def block(span: NestedSpan, sizes: Bytes) -> Block:
         own = costs[span.start : span.stop]
         read = {source for node in graph.nodes[span.start : span.stop] for source in node.inputs if source in counts}
         return Block(
@@ -104,7 +104,7 @@ def tree(graph: Graph) -> tuple[Branch, ...]:
     return grown(0, 0, len(graph))
 
 
-def spans_of(graph: Graph, level: Level) -> list[Span]:
+def spans_of(graph: Graph, level: Level) -> list[NestedSpan]:
     """Where the blocks of a level begin and end, without their costs."""
     check_level(level)
     return {"module": modules, "block": units, "layer": layers}[level](graph)

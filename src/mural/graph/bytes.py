@@ -28,7 +28,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldMemory:
     """A piece of memory that a call holds on to: who it is, and its size."""
 
     memory: object
@@ -74,9 +74,9 @@ def bytes_of(graph: Graph, spans: Iterable[tuple[int, int]]) -> tuple[Bytes, ...
     return tuple(of(graph.nodes[start:stop]) for start, stop in spans)
 
 
-def kept(node: Node, known: Mapping[str, Value]) -> list[Held]:
+def kept(node: Node, known: Mapping[str, Value]) -> list[HeldMemory]:
     """What backward keeps for a call, without the parameters and buffers."""
-    return [Held(saved.memory, saved.bytes) for saved in node.saved if saved.owner not in known]
+    return [HeldMemory(saved.memory, saved.bytes) for saved in node.saved if saved.owner not in known]
 
 
 def owning(graph: Graph) -> frozenset[Source]:

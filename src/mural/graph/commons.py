@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mural.graph.kept import MUTABLE, Kept, content, kept, moved, renew
+from mural.graph.kept import MUTABLE, KeptValue, content, kept, moved, renew
 
 Name = tuple[str, str]
 """A class, a module of code or a generator, and an attribute or variable of it."""
@@ -65,8 +65,8 @@ class Variable:
 class Commons:
     """What some classes have in common at one time."""
 
-    classes: dict[type, dict[str, Kept]]
-    variables: dict[Variable, Kept]
+    classes: dict[type, dict[str, KeptValue]]
+    variables: dict[Variable, KeptValue]
     states: tuple[Any, Any]
 
     @classmethod

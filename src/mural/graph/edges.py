@@ -20,7 +20,7 @@ from mural.graph.nodes import Graph, Shape
 
 
 @dataclass(frozen=True)
-class Edge:
+class CrossingValue:
     """A value that a stage makes and later stages read; `gradient` if its gradient comes back.
 
     The value is that at the end of the producer's forward pass: calls of the producer may still write to its memory.
@@ -35,20 +35,22 @@ class Edge:
     dtype: torch.dtype
 
 
-def edges(graph: Graph, starts: Sequence[int]) -> tuple[Edge, ...]:
+def edges(graph: Graph, starts: Sequence[int]) -> tuple[CrossingValue, ...]:
     """The edges between the stages that begin at these nodes, in the order in which their values are made.
 
     The first stage begins at node 0, which may be left out. What the model returns goes to the last stage.
     """
     begins = stage_starts(graph, starts)
     last = len(begins) - 1
-    found: list[Edge] = []
+    found: list[CrossingValue] = []
     for flow in flows(graph):
         producer = bisect_right(begins, flow.value[0]) - 1
         stages = {bisect_right(begins, reader) - 1 for reader in flow.readers}
         consumers = sorted((stages | {last} if flow.returned else stages) - {producer})
         if consumers:
-            edge = Edge(flow.value, producer, tuple(consumers), flow.gradient, flow.bytes, flow.shape, flow.dtype)
+            edge = CrossingValue(
+                flow.value, producer, tuple(consumers), flow.gradient, flow.bytes, flow.shape, flow.dtype
+            )
             found.append(edge)
     return tuple(found)
 

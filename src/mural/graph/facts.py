@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from mural.graph import counts as n
 from mural.graph.formulas import (
-    Costs,
+    CallCosts,
     Formula,
     Wants,
     along,
@@ -187,7 +187,7 @@ def follows(node: Node) -> bool:
     return node.kind != "creation" and fact_of(node).gradient
 
 
-def costs(node: Node, wants: Wants = ()) -> Costs:
+def costs(node: Node, wants: Wants = ()) -> CallCosts:
     """What one call costs; `wants` says for each of its inputs which gradient it has."""
     formula = fact_of(node).formula or KIND_OF[node.kind]
     return formula(node, wants)

@@ -27,8 +27,8 @@ from mural.graph.absent import Absent, AbsentValue
 from mural.graph.alike import PLAIN, alike, at_of, loose, ref_of, tensors_in
 from mural.graph.intercept import intercepted
 from mural.graph.nodes import Node, Ref
-from mural.graph.script import Item, Key, Script
-from mural.graph.sites import At, Call
+from mural.graph.script import Key, Script, ScriptCall
+from mural.graph.sites import At, ModuleCall
 from mural.shard.functions import seeing_functions
 from mural.shard.table import KINDS, name_of
 
@@ -175,7 +175,7 @@ class Follower(TorchFunctionMode):
     def module(self, _: nn.Module, path: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module of the model."""
         item = self._next()
-        if item is None or not isinstance(item.run, Call) or item.run.module != path:
+        if item is None or not isinstance(item.run, ModuleCall) or item.run.module != path:
             if path in self.script.opened:
                 return plain(*args, **kwargs)
             raise self._changed("calls", path)
@@ -193,7 +193,7 @@ class Follower(TorchFunctionMode):
             self._rebind(call, given, (args, kwargs))
         return result
 
-    def _rebind(self, call: Call, given: Any, present: Any) -> None:
+    def _rebind(self, call: ModuleCall, given: Any, present: Any) -> None:
         """Absent tensors that a module wrote to in place are their next version from now on."""
         pairs = zip(tensors_in(given), tensors_in(present), call.left, strict=True)
         for absent, tensor, at in pairs:
@@ -202,7 +202,7 @@ class Follower(TorchFunctionMode):
                 if tensor is not absent:
                     self.here[absent.key] = tensor
 
-    def _take(self, call: Call, result: Any) -> None:
+    def _take(self, call: ModuleCall, result: Any) -> None:
         """Keep what a module of this stage gives to others, and see that it is what they expect."""
         wanted, found = pytree.tree_leaves(call.outputs), pytree.tree_leaves(result)
         if len(wanted) != len(found):
@@ -219,7 +219,7 @@ class Follower(TorchFunctionMode):
             if (at.source, at.pick) in self.wanted:
                 self.made[at.source, at.pick] = value
 
-    def _passed_module(self, call: Call, args: Any, kwargs: Any, writes: bool) -> Any:
+    def _passed_module(self, call: ModuleCall, args: Any, kwargs: Any, writes: bool) -> Any:
         """The result of a closed module of another stage: what it was given and hands on, and absent tensors."""
         given = tensors_in((args, kwargs))
         if writes:
@@ -240,7 +240,7 @@ class Follower(TorchFunctionMode):
 
     # -- both ---------------------------------------------------------------------------------------------------------
 
-    def _next(self) -> Item | None:
+    def _next(self) -> ScriptCall | None:
         return self.script.items[self.at] if self.at < len(self.script.items) else None
 
     def _present(self, tree: Any) -> Any:

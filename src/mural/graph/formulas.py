@@ -23,7 +23,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Costs:
+class CallCosts:
     """What a call costs: its result, the gradients of its parameters, and those of its other inputs.
 
     `products` are those of the result's operations that products of matrices take.
@@ -40,7 +40,7 @@ class Costs:
         return beside([self.weights, self.inputs])
 
 
-Formula = Callable[[Node, Wants], Costs]
+Formula = Callable[[Node, Wants], CallCosts]
 
 
 def beside(works: Iterable[Work]) -> Work:
@@ -58,32 +58,32 @@ def levels(count: float) -> int:
     return math.ceil(math.log2(count)) if count > 1 else 0
 
 
-def gradients(node: Node, wants: Wants, of: Callable[[int], Work], operands: Iterable[int] | None = None) -> Costs:
+def gradients(node: Node, wants: Wants, of: Callable[[int], Work], operands: Iterable[int] | None = None) -> CallCosts:
     """The costs of the gradients alone, `of(i)` for the i-th input."""
     asked = [i for i in (range(len(wants)) if operands is None else operands) if i < len(wants)]
-    return Costs(
+    return CallCosts(
         weights=beside(of(i) for i in asked if wants[i] == "weight"),
         inputs=beside(of(i) for i in asked if wants[i] == "input"),
     )
 
 
-def with_result(result: Work, gradient: Costs, products: int = 0) -> Costs:
+def with_result(result: Work, gradient: CallCosts, products: int = 0) -> CallCosts:
     """The costs of a result and of its gradients."""
-    return Costs(result, gradient.weights, gradient.inputs, products)
+    return CallCosts(result, gradient.weights, gradient.inputs, products)
 
 
 # --- forms ------------------------------------------------------------------------------------------------
 
 
-def free(node: Node, wants: Wants) -> Costs:
+def free(node: Node, wants: Wants) -> CallCosts:
     """Data that is only moved."""
-    return Costs()
+    return CallCosts()
 
 
 def product(multiply_adds: Count, operands: tuple[int, ...] = (0, 1)) -> Formula:
     """A sum of products. Each of the tensors involved is a sum over all that does not index itself."""
 
-    def costs(node: Node, wants: Wants) -> Costs:
+    def costs(node: Node, wants: Wants) -> CallCosts:
         count = multiply_adds(node)
 
         def summed_into(size: int) -> Work:
@@ -98,7 +98,7 @@ def product(multiply_adds: Count, operands: tuple[int, ...] = (0, 1)) -> Formula
 def each(operations: int = 1, gradient: int = 1) -> Formula:
     """A function of each element of the result by itself; a parameter's gradient is summed where it was repeated."""
 
-    def costs(node: Node, wants: Wants) -> Costs:
+    def costs(node: Node, wants: Wants) -> CallCosts:
         size = made(node)
 
         def of(i: int) -> Work:
@@ -112,7 +112,7 @@ def each(operations: int = 1, gradient: int = 1) -> Formula:
 def over(operations: int = 1, gradient: int = 1, trees: int = 1) -> Formula:
     """A reduction of the first input: `operations` per element read, `trees` of them waiting for each other."""
 
-    def costs(node: Node, wants: Wants) -> Costs:
+    def costs(node: Node, wants: Wants) -> CallCosts:
         size = read(node)
         deep = trees * levels(size / max(1, made(node)))
         gradient_of = gradients(node, wants, lambda i: Work(gradient * size, gradient), operands=(0,))
@@ -124,7 +124,7 @@ def over(operations: int = 1, gradient: int = 1, trees: int = 1) -> Formula:
 def along(operations: int, gradient: int, trees: int, index: int = 1, name: str = "dim") -> Formula:
     """A reduction along a dim whose result has the extents of what was read, as softmax."""
 
-    def costs(node: Node, wants: Wants) -> Costs:
+    def costs(node: Node, wants: Wants) -> CallCosts:
         shape = node.input_shapes[0]
         dim = argument(node, index, name, -1)
         extent = shape[dim] if isinstance(dim, int) and shape else max(shape, default=1)
@@ -139,14 +139,14 @@ def along(operations: int, gradient: int, trees: int, index: int = 1, name: str 
 def norm(reduced: Count, frozen: Callable[[Node], bool] = lambda node: False) -> Formula:
     """Mean and variance (4 per element), normalization (2), scale and shift (2); `frozen` statistics are given."""
 
-    def costs(node: Node, wants: Wants) -> Costs:
+    def costs(node: Node, wants: Wants) -> CallCosts:
         size, deep = read(node), levels(reduced(node))
         weights = Work(3 * size, 1 + deep) if "weight" in wants else Work()
         if frozen(node):
             inputs, result = Work(size, 1), Work(4 * size, 4)
         else:
             inputs, result = Work(7 * size, 6 + deep), Work(8 * size, 6 + 2 * deep)
-        return Costs(result, weights, inputs if wants[:1] == ("input",) else Work())
+        return CallCosts(result, weights, inputs if wants[:1] == ("input",) else Work())
 
     return costs
 
@@ -154,7 +154,7 @@ def norm(reduced: Count, frozen: Callable[[Node], bool] = lambda node: False) ->
 def window(taps: Count, operations: int = 1, gradient: Count | None = None) -> Formula:
     """A reduction over a window for each element of the result; its gradient goes back to each tap."""
 
-    def costs(node: Node, wants: Wants) -> Costs:
+    def costs(node: Node, wants: Wants) -> CallCosts:
         count, size = taps(node), made(node)
         back = Work(size * (gradient or taps)(node) * operations, operations)
         result = Work(operations * size * count, operations - 1 + levels(count))
@@ -163,14 +163,14 @@ def window(taps: Count, operations: int = 1, gradient: Count | None = None) -> F
     return costs
 
 
-def sorting(node: Node, wants: Wants) -> Costs:
+def sorting(node: Node, wants: Wants) -> CallCosts:
     """Numbers put in order: n log n comparisons; a sorting network is log² n deep."""
     shape = node.input_shapes[0] if node.input_shapes else ()
     deep = levels(max(shape, default=1))
-    return Costs(Work(read(node) * max(1, deep), deep * (deep + 1) // 2))
+    return CallCosts(Work(read(node) * max(1, deep), deep * (deep + 1) // 2))
 
 
-def attention(node: Node, wants: Wants) -> Costs:
+def attention(node: Node, wants: Wants) -> CallCosts:
     """Scores of queries and keys, softmax over the keys, a sum of values; four products go back."""
     query, key, value = (shape_of(node, i, name) for i, name in enumerate(("query", "key", "value")))
     scores = math.prod(query[:-1]) * key[-2]
@@ -179,10 +179,10 @@ def attention(node: Node, wants: Wants) -> Costs:
     back = Work(2 * products + 4 * scores, deep + 4)
     asked = [w for w in wants[:3] if w is not None]
     result = Work(products + 5 * scores, deep + 3 + 2 * levels(key[-2]))
-    return Costs(result, inputs=back if asked else Work(), products=products)
+    return CallCosts(result, inputs=back if asked else Work(), products=products)
 
 
-def multi_head(node: Node, wants: Wants) -> Costs:
+def multi_head(node: Node, wants: Wants) -> CallCosts:
     """Projections of queries, keys and values, attention, and the projection of what comes out."""
     query, key, value = (shape_of(node, i, name) for i, name in enumerate(("query", "key", "value")))
     width = query[-1]
@@ -195,13 +195,13 @@ def multi_head(node: Node, wants: Wants) -> Costs:
     inside = Work(2 * products + 4 * scores, deep + 4) if any(wants) else Work()
     weights = Work(projected, 1 + levels(query[0] * batch)) if "weight" in wants else Work()
     moving = Work(projected, 1 + levels(width)) if "input" in wants[:3] else Work()
-    return Costs(result, weights, beside([inside, moving]), projected + products)
+    return CallCosts(result, weights, beside([inside, moving]), projected + products)
 
 
-def cross_entropy(node: Node, wants: Wants) -> Costs:
+def cross_entropy(node: Node, wants: Wants) -> CallCosts:
     """Log-softmax over the classes and the mean of what the target picks."""
     shape = node.input_shapes[0]
     classes = shape[1] if len(shape) > 1 else math.prod(shape)
     size = math.prod(shape)
     result = Work(5 * size + size // max(1, classes), 3 + 2 * levels(classes) + levels(size / max(1, classes)))
-    return Costs(result, inputs=Work(2 * size, 2) if wants[:1] == ("input",) else Work())
+    return CallCosts(result, inputs=Work(2 * size, 2) if wants[:1] == ("input",) else Work())

@@ -16,21 +16,21 @@ from typing import Any
 from torch import nn
 
 from mural.graph.commons import Commons, Name
-from mural.graph.kept import Kept, content, kept, moved, renew
+from mural.graph.kept import KeptValue, content, kept, moved, renew
 
 STANDARD = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
 
 @dataclass
-class Held:
+class HeldState:
     """What some modules hold at one time. `passed` are buffers that are to move with every run, by `id`."""
 
     modules: Mapping[str, nn.Module]
     commons: Commons
     passed: frozenset[int] = frozenset()
-    attributes: dict[str, dict[str, Kept]] = field(default_factory=dict[str, dict[str, Kept]])
-    buffers: dict[str, dict[str, Kept]] = field(default_factory=dict[str, dict[str, Kept]])
+    attributes: dict[str, dict[str, KeptValue]] = field(default_factory=dict[str, dict[str, KeptValue]])
+    buffers: dict[str, dict[str, KeptValue]] = field(default_factory=dict[str, dict[str, KeptValue]])
     shallow: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """The attributes of torch's own layers, whose forward changes nothing in place."""
 
@@ -41,7 +41,7 @@ class Held:
         passed: Iterable[int] = (),
         values: bool = True,
         commons: Commons | None = None,
-    ) -> Held:
+    ) -> HeldState:
         """What modules hold now, by path; without `values` tensors are not copied, for a run that writes to none.
 
         `commons` are what they have in common, where the caller has it already.
@@ -80,7 +80,7 @@ class Held:
             if path in self.attributes:
                 pairs += [(n, v, self.attributes[path].get(n)) for n, v in vars(module).items() if n not in STANDARD]
             elif not identical(vars(module), self.shallow[path]):
-                pairs += [(n, v, Kept(self.shallow[path].get(n, found))) for n, v in vars(module).items()]
+                pairs += [(n, v, KeptValue(self.shallow[path].get(n, found))) for n, v in vars(module).items()]
             found |= {(path, n): content(v, True) for n, v, was in pairs if moved(v, was)}
         return found
 
@@ -97,7 +97,7 @@ def identical(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 
 def put_back(
-    now: dict[str, Any], before: Mapping[str, Kept], passed: frozenset[int], skip: frozenset[str] = frozenset()
+    now: dict[str, Any], before: Mapping[str, KeptValue], passed: frozenset[int], skip: frozenset[str] = frozenset()
 ) -> None:
     """Make a module's dict what it was."""
     for name in [n for n, v in now.items() if n not in before and n not in skip and id(v) not in passed]:
@@ -111,7 +111,7 @@ def put_back(
 @contextmanager
 def as_it_was(model: nn.Module) -> Generator[None]:
     """Whatever runs in the block, the modules of a model hold afterwards what they hold now."""
-    held = Held.by(dict(model.named_modules()), values=False)
+    held = HeldState.by(dict(model.named_modules()), values=False)
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ MUTABLE = (list, dict, set, deque, np.ndarray, random.Random, torch.Generator, n
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """A value as it was: the object, and what was in it."""
 
     value: Any
@@ -35,13 +35,13 @@ class Kept:
     """Whether it is put back without a look: torch's batch norm does not count its writes."""
 
 
-def renew(was: Kept) -> None:
+def renew(was: KeptValue) -> None:
     """Put the content of a value back into it."""
     if was.restore is not None and (was.always or moved(was.value, was)):
         was.restore()
 
 
-def moved(value: Any, was: Kept | None) -> bool:
+def moved(value: Any, was: KeptValue | None) -> bool:
     """Whether a value is another one than it was, or has other content."""
     if was is None or (value is not was.value and not (isinstance(value, NUMBERS) and equal(value, was.value))):
         return True
@@ -50,26 +50,26 @@ def moved(value: Any, was: Kept | None) -> bool:
     return was.restore is not None and not same(content(value), was.content)
 
 
-def kept(value: Any, values: bool = True) -> Kept:
+def kept(value: Any, values: bool = True) -> KeptValue:
     """A value with what is needed to put it back."""
     if isinstance(value, FIXED):
-        return Kept(value)
+        return KeptValue(value)
     if isinstance(value, Tensor):
-        return kept_tensor(value) if values else Kept(value)
+        return kept_tensor(value) if values else KeptValue(value)
     now = content(value)
-    return Kept(value) if now is value else Kept(value, now, restorer(value, now))
+    return KeptValue(value) if now is value else KeptValue(value, now, restorer(value, now))
 
 
-def kept_tensor(value: Tensor) -> Kept:
+def kept_tensor(value: Tensor) -> KeptValue:
     """A tensor with a copy of its values, if it has any of its own."""
     if value.is_meta or type(value) not in (Tensor, nn.Parameter, nn.Buffer) or isinstance(value, nn.Parameter):
-        return Kept(value)
+        return KeptValue(value)
     copy, version = value.detach().clone(), value._version
 
     def restore() -> None:
         value.data.copy_(copy)  # not seen by autograd, as torch's own norms move them
 
-    return Kept(value, (version, copy), restore)
+    return KeptValue(value, (version, copy), restore)
 
 
 def content(value: Any, copied: bool = False) -> Any:

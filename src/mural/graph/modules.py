@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mural.graph.intercept import intercepted, paths_of
-from mural.graph.sites import At, Call
+from mural.graph.sites import At, ModuleCall
 
 Find = Callable[[Tensor], At | None]
 """Where a tensor comes from, None for one that no call was seen to make."""
@@ -23,7 +23,7 @@ class ModuleCalls:
     """The calls so far, that of the model first, and which of them are running."""
 
     def __init__(self, find: Find, count: Callable[[], int]) -> None:
-        self.calls = [Call("", 1, None)]
+        self.calls = [ModuleCall("", 1, None)]
         self.running = [0]
         self._find, self._count = find, count
 
@@ -39,7 +39,9 @@ class ModuleCalls:
 
         def call(module: nn.Module, path: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             counts[path] += 1
-            index = self._begin(Call(path, counts[path], self.innermost, kind=type(module).__name__), args, kwargs)
+            index = self._begin(
+                ModuleCall(path, counts[path], self.innermost, kind=type(module).__name__), args, kwargs
+            )
             given = pytree.tree_leaves((args, kwargs))
             try:
                 result = plain(*args, **kwargs)
@@ -59,12 +61,12 @@ class ModuleCalls:
         """Note what the model itself is given."""
         self.calls[0] = self._given(replace(self.calls[0], kind=type(model).__name__), args, {})
 
-    def _begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _begin(self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         self.calls.append(self._given(call, args, kwargs))
         self.running.append(len(self.calls) - 1)
         return self.running[-1]
 
-    def _given(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _given(self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
         given, sealed = self._noted((args, kwargs))
         return replace(call, start=self._count(), args=given[0], kwargs=given[1], sealed=sealed)
 
@@ -83,7 +85,7 @@ class ModuleCalls:
         seen = all(at is not None for at, leaf in zip(noted, leaves, strict=True) if isinstance(leaf, Tensor))
         return pytree.tree_unflatten(noted, shape), seen
 
-    def renumbered(self, kept: Sequence[int], new: Mapping[int, int]) -> tuple[Call, ...]:
+    def renumbered(self, kept: Sequence[int], new: Mapping[int, int]) -> tuple[ModuleCall, ...]:
         """The calls, with the nodes' final ids; `kept` are the old ids of the nodes that stay, in order."""
 
         def moved(at: Any) -> Any:

@@ -19,11 +19,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from mural.graph.nodes import Graph
-from mural.graph.sites import Call
+from mural.graph.sites import ModuleCall
 
 
 @dataclass(frozen=True)
-class Span:
+class NestedSpan:
     """The nodes from `start` to `stop` - 1 under a name; `calls` are the calls of modules that they are, if any."""
 
     name: str
@@ -33,19 +33,19 @@ class Span:
     calls: tuple[int, ...] = ()
 
 
-def modules(graph: Graph) -> list[Span]:
+def modules(graph: Graph) -> list[NestedSpan]:
     """The children of the model, or of what it wraps."""
     nesting = Nesting(graph)
     return _stretched(nesting.joined(nesting.listed(nesting.top)), 0, len(graph))
 
 
-def units(graph: Graph) -> list[Span]:
+def units(graph: Graph) -> list[NestedSpan]:
     """The units within the model's children."""
     nesting = Nesting(graph)
     return [unit for module in modules(graph) for unit in nesting.opened(module)]
 
 
-def layers(graph: Graph) -> list[Span]:
+def layers(graph: Graph) -> list[NestedSpan]:
     """The modules that call no other, and the calls of functions outside of these."""
     return Nesting(graph).leaves(0)
 
@@ -69,29 +69,29 @@ class Nesting:
             at = self.children[at][0]
         return at
 
-    def pieces(self, index: int) -> list[Span]:
+    def pieces(self, index: int) -> list[NestedSpan]:
         """What happens in a call, in order: calls of modules, and of functions by themselves."""
-        call, found = self.graph.calls[index], list[Span]()
+        call, found = self.graph.calls[index], list[NestedSpan]()
         at = call.start
         for child in self.children[index]:
             inner = self.graph.calls[child]
             found += self._bare(at, inner.start)
-            found.append(Span(inner.label, inner.kind, inner.start, inner.stop, (child,)))
+            found.append(NestedSpan(inner.label, inner.kind, inner.start, inner.stop, (child,)))
             at = inner.stop
         return found + self._bare(at, call.stop)
 
-    def _bare(self, start: int, stop: int) -> list[Span]:
-        return [Span(node.site, node.op, node.id, node.id + 1) for node in self.graph.nodes[start:stop]]
+    def _bare(self, start: int, stop: int) -> list[NestedSpan]:
+        return [NestedSpan(node.site, node.op, node.id, node.id + 1) for node in self.graph.nodes[start:stop]]
 
-    def leaves(self, index: int) -> list[Span]:
+    def leaves(self, index: int) -> list[NestedSpan]:
         """The layers in a call."""
-        found: list[Span] = []
+        found: list[NestedSpan] = []
         for piece in self.pieces(index):
             inner = [i for i in piece.calls if self.children[i]]
             found += self.leaves(inner[0]) if inner else [piece]
         return found
 
-    def listed(self, index: int) -> list[Span]:
+    def listed(self, index: int) -> list[NestedSpan]:
         """The pieces of a call, with the items of each list that run one after another as one piece."""
         pieces = self.pieces(index)
         owners = [self._list_of(index, piece) for piece in pieces]
@@ -110,10 +110,10 @@ class Nesting:
         for at in reversed(whole):
             inside = pieces[at[0] : at[-1] + 1]
             calls = tuple(call for piece in inside for call in piece.calls)
-            pieces[at[0] : at[-1] + 1] = [Span(owners[at[0]], "", inside[0].start, inside[-1].stop, calls)]
+            pieces[at[0] : at[-1] + 1] = [NestedSpan(owners[at[0]], "", inside[0].start, inside[-1].stop, calls)]
         return pieces
 
-    def _list_of(self, index: int, piece: Span) -> str:
+    def _list_of(self, index: int, piece: NestedSpan) -> str:
         """The path of the list that a module hangs in, "" if in none: a list is never called itself."""
         if not piece.calls:
             return ""
@@ -123,11 +123,11 @@ class Nesting:
         owner = prefix + path.removeprefix(prefix).partition(".")[0]
         return "" if owner == path or any(call.module == owner for call in self.graph.calls) else owner
 
-    def joined(self, pieces: list[Span]) -> list[Span]:
+    def joined(self, pieces: list[NestedSpan]) -> list[NestedSpan]:
         """The pieces with each call of a function in the module before or behind; as they are if there is no module."""
         if not any(piece.calls for piece in pieces):
             return pieces
-        found: list[Span] = []
+        found: list[NestedSpan] = []
         head: int | None = None  # where functions began that belong to the next module
         for piece in pieces:
             if piece.calls:
@@ -144,7 +144,7 @@ class Nesting:
         sources = [source for source in self.graph.nodes[node].needs if isinstance(source, int)]
         return bool(sources) and min(sources) >= start
 
-    def opened(self, span: Span) -> list[Span]:
+    def opened(self, span: NestedSpan) -> list[NestedSpan]:
         """The units of a span."""
         if len(span.calls) > 1:  # a list: its items, and the functions between them
             inside = [p for p in self.pieces(self._parent(span.calls[0])) if span.start <= p.start < span.stop]
@@ -182,7 +182,7 @@ class Nesting:
             for before, after in pairwise(calls)
         )
 
-    def _sources(self, call: Call, bare: Iterable[int]) -> set[int]:
+    def _sources(self, call: ModuleCall, bare: Iterable[int]) -> set[int]:
         """What a call reads from outside, followed through the functions beside it."""
         bare = set(bare)
         waiting = [node.id for node in self.graph.nodes[call.start : call.stop]]
@@ -196,7 +196,7 @@ class Nesting:
         return found
 
 
-def _stretched(spans: list[Span], start: int, stop: int) -> list[Span]:
+def _stretched(spans: list[NestedSpan], start: int, stop: int) -> list[NestedSpan]:
     """The spans with the first from `start` and the last up to `stop`."""
     if not spans:
         return spans

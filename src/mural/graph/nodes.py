@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.graph.sites import At, Call
+from mural.graph.sites import At, ModuleCall
 
 Shape = tuple[int, ...]
 Source = int | str
@@ -125,7 +125,7 @@ class Graph:
     inputs: tuple[Value, ...]
     parameters: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ModuleCall, ...] = ()
     effects: tuple[tuple[int, Node], ...] = field(default=(), repr=False)
     held: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
     touched: Mapping[tuple[str, str], frozenset[int]] = field(

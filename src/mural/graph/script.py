@@ -20,20 +20,20 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from mural.graph.nodes import Graph, Node, Source
-from mural.graph.sites import At, Call
+from mural.graph.sites import At, ModuleCall
 
 Key = tuple[Source, int]
 """A tensor of the graph: who made it, and which of its outputs it is."""
 
 
 @dataclass(frozen=True)
-class Item:
+class ScriptCall:
     """One call outside of closed modules: of a torch function, or of a closed module; its stage, and what it reads.
 
     `writes` says that a closed module writes to what it is given, in place.
     """
 
-    run: Node | Call
+    run: Node | ModuleCall
     stage: int
     reads: tuple[Key, ...]
     writes: bool = False
@@ -58,7 +58,7 @@ class Script:
     """What the forward of a model does, call by call, and what each stage takes and gives."""
 
     graph: Graph
-    items: tuple[Item, ...]
+    items: tuple[ScriptCall, ...]
     opened: frozenset[str]
     stretches: tuple[Stretch, ...]
 
@@ -67,7 +67,7 @@ class Script:
         """The closed modules that several stages call."""
         stages: dict[str, set[int]] = {}
         for item in self.items:
-            if isinstance(item.run, Call):
+            if isinstance(item.run, ModuleCall):
                 stages.setdefault(item.run.module, set()).add(item.stage)
         return frozenset(path for path, found in stages.items() if len(found) > 1)
 
@@ -105,7 +105,7 @@ class _Writer:
         self.inputs = {value.name for value in graph.inputs}
         self.opened: set[str] = set()
         self.readers = readers_of(graph)
-        self.inside: dict[int, list[tuple[int, int, Node | Call]]] = {}
+        self.inside: dict[int, list[tuple[int, int, Node | ModuleCall]]] = {}
         for index, call in enumerate(graph.calls):
             if call.parent is not None:
                 self.inside.setdefault(call.parent, []).append((call.start, index, call))
@@ -124,12 +124,12 @@ class _Writer:
     def _stage(self, position: int) -> int:
         return bisect_right(self.bounds, min(position, len(self.graph) - 1)) - 1
 
-    def _items(self, index: int) -> Iterable[Item]:
+    def _items(self, index: int) -> Iterable[ScriptCall]:
         """What a call of an open module does."""
         self.opened.add(self.graph.calls[index].module)
         for position, child, item in self.inside.get(index, ()):
             if isinstance(item, Node):
-                yield Item(item, self._stage(position), tuple(k for k in reads_of(item) if not self._held(k)))
+                yield ScriptCall(item, self._stage(position), tuple(k for k in reads_of(item) if not self._held(k)))
                 continue
             stage = self._stage(item.start)
             alone = stage == self._stage(max(item.start, item.stop - 1))
@@ -137,7 +137,7 @@ class _Writer:
                 given = keys_in((item.args, dict(item.kwargs)))
                 read = self._read_in(child)
                 reads = tuple(k for k in dict.fromkeys(given) if k in read and not self._held(k))
-                yield Item(item, stage, reads, keys_in(item.left) != given)
+                yield ScriptCall(item, stage, reads, keys_in(item.left) != given)
             else:
                 yield from self._items(child)
 
@@ -148,7 +148,7 @@ class _Writer:
             found |= set(reads_of(item)) if isinstance(item, Node) else self._read_in(child)
         return found
 
-    def _closed(self, call: Call) -> bool:
+    def _closed(self, call: ModuleCall) -> bool:
         """Whether all that a module takes and leaves are its arguments and results."""
         if not call.sealed:
             return False
@@ -167,7 +167,7 @@ class _Writer:
     def _held(self, key: Key) -> bool:
         return isinstance(key[0], str) and key[0] not in self.inputs
 
-    def _takes(self, stage: int, items: Sequence[Item]) -> tuple[Key, ...]:
+    def _takes(self, stage: int, items: Sequence[ScriptCall]) -> tuple[Key, ...]:
         """What the calls of a stage read that was there before its first one."""
         wanted = [key for item in items if item.stage == stage for key in item.reads]
         if stage == len(self.bounds) - 2:  # what earlier stretches leave for the model's result

@@ -29,7 +29,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call of a module: its path, the number of this call, and the call that it happened in (None: the model's).
 
     The nodes from `start` to `stop` - 1 happened in it. `kind` is the module's class. `args`, `kwargs` and `outputs`
@@ -56,10 +56,10 @@ class Call:
         return self.module if self.number == 1 else f"{self.module}@{self.number}"
 
 
-def sites(ops: Sequence[tuple[int, str]], calls: Sequence[Call]) -> list[str]:
+def sites(ops: Sequence[tuple[int, str]], calls: Sequence[ModuleCall]) -> list[str]:
     """The site of each operation, given as (index of the module's call, name).
 
-    >>> calls = [Call("", 1, None), Call("conv", 1, 0), Call("conv", 2, 0)]
+    >>> calls = [ModuleCall("", 1, None), Call("conv", 1, 0), Call("conv", 2, 0)]
     >>> sites([(1, "conv2d"), (2, "conv2d"), (0, "add"), (0, "add")], calls)
     ['conv', 'conv@2', 'add:1', 'add:2']
     """

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from mural.graph.commons import Name
-from mural.graph.held import STANDARD, Held
+from mural.graph.held import STANDARD, HeldState
 
 Touched = dict[Name, frozenset[int]]
 """By module and attribute, the indices of the calls that read or set it."""
@@ -32,7 +32,7 @@ class Touches:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Notice what happens in the block; afterwards `changed` has the attributes that are not what they were."""
-        held = Held.by(self.modules, values=False)
+        held = HeldState.by(self.modules, values=False)
         plain = nn.Module.__setattr__
 
         def read(module: nn.Module, name: str) -> Any:

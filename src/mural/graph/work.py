@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mural.graph.facts import costs
-from mural.graph.formulas import Costs, Wants, Work
+from mural.graph.formulas import CallCosts, Wants, Work
 from mural.graph.gradients import differentiable
 from mural.graph.nodes import Graph, Node
 
@@ -42,7 +42,7 @@ class Parallelism:
 class GraphWork:
     """What each node costs, and the whole forward and backward pass."""
 
-    nodes: tuple[Costs, ...]
+    nodes: tuple[CallCosts, ...]
     forward: Parallelism
     backward: Parallelism
 
@@ -79,12 +79,12 @@ def work(graph: Graph) -> GraphWork:
     )
 
 
-def node_costs(graph: Graph) -> tuple[Costs, ...]:
+def node_costs(graph: Graph) -> tuple[CallCosts, ...]:
     """What each node costs, in the order of the nodes."""
     passing = differentiable(graph)
     parameters = {value.name for value in graph.parameters}
 
-    def of(node: Node) -> Costs:
+    def of(node: Node) -> CallCosts:
         if not any(made in passing for made in node.makes):
             return costs(node)
         wants: Wants = tuple(

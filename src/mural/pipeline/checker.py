@@ -28,7 +28,7 @@ Channel = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SeatEnd:
     """How a seat ends: at which step of its list (its length: behind the last), and for want of what."""
 
     end: End
@@ -46,7 +46,7 @@ class Verdict:
     """Whether a program runs to its end; if not, why."""
 
     program: Program = field(repr=False)
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[SeatEnd, ...]
     unreceived: tuple[tuple[Channel, Parcel], ...]
     """Messages that were sent and that nobody receives, and their channels (from seat, to seat)."""
     miscounted: tuple[Action, ...]
@@ -109,7 +109,7 @@ def check(program: Program, strict: bool = True) -> Verdict:
     >>> print(check(with_messages(one_f_one_b(3, 4), edges)))
     ok: 3 seats come to their end
     """
-    run = Run(program, strict)
+    run = CheckedRun(program, strict)
     outcomes = run.outcomes()
     unreceived = tuple(
         (channel, parcel)
@@ -142,7 +142,7 @@ def described(step: Step) -> str:
     return f"receive of {step.parcel} from seat {step.peer}"
 
 
-class Run:
+class CheckedRun:
     """The one run over all lists: what each channel was given, and how far each seat has come."""
 
     def __init__(self, program: Program, strict: bool) -> None:
@@ -150,7 +150,7 @@ class Run:
         self.posted: dict[Channel, list[Parcel]] = defaultdict(list)
         self.seats = [Seat(self, program, number, strict) for number in range(len(program.seats))]
 
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[SeatEnd, ...]:
         """Let every seat go as far as it gets, until none gets any further."""
         while True:
             before = [seat.outcome for seat in self.seats]
@@ -164,17 +164,17 @@ class Run:
 class Seat:
     """One seat on its way through its list."""
 
-    def __init__(self, run: Run, program: Program, number: int, strict: bool) -> None:
+    def __init__(self, run: CheckedRun, program: Program, number: int, strict: bool) -> None:
         self.run, self.program, self.number, self.strict = run, program, number, strict
         self.row = program.seats[number]
-        self.outcome = Outcome("stuck", 0)
+        self.outcome = SeatEnd("stuck", 0)
         self.at = 0
         self.done: set[Action] = set()
         self.receives: list[tuple[Parcel, Channel, int]] = []
         self.awaited: dict[Parcel, tuple[Parcel, Channel, int]] = {}
         self.sends: list[tuple[Parcel, Channel, int]] = []
 
-    def advance(self) -> Outcome:
+    def advance(self) -> SeatEnd:
         """Take steps until one has to wait, or fails, or the list ends."""
         while self.at < len(self.row):
             step = self.row[self.at]
@@ -182,9 +182,9 @@ class Seat:
             if obstacle is not None:
                 return obstacle
             self.at += 1
-        return self.finish() or Outcome("done", self.at)
+        return self.finish() or SeatEnd("done", self.at)
 
-    def post(self, step: Send | Receive) -> Outcome | None:
+    def post(self, step: Send | Receive) -> SeatEnd | None:
         """Give a message to its channel, or ask the channel for one."""
         if isinstance(step, Receive):
             channel = (step.peer, self.number)
@@ -193,41 +193,41 @@ class Seat:
             self.run.posted[channel].append(step.parcel)
             return None
         if step.parcel.made_by not in self.done:
-            return Outcome("unready", self.at, step.parcel)
+            return SeatEnd("unready", self.at, step.parcel)
         channel = (self.number, step.peer)
         self.sends.append((step.parcel, channel, len(self.run.sent[channel])))
         self.run.sent[channel].append(step.parcel)
         return None
 
-    def compute(self, action: Action) -> Outcome | None:
+    def compute(self, action: Action) -> SeatEnd | None:
         """Wait for everything that an action needs, and run it."""
         if action.kind == "backward" and replace(action, kind="forward") not in self.done:
-            return Outcome("unready", self.at)
+            return SeatEnd("unready", self.at)
         for parcel in needed_by(action, self.program.edges):
             if self.program.schedule.seat_of[parcel.replica, parcel.source] == self.number:
                 if parcel.made_by not in self.done:
-                    return Outcome("unready", self.at, parcel)
+                    return SeatEnd("unready", self.at, parcel)
                 continue
             entry = self.awaited.get(parcel)
-            obstacle = Outcome("unready", self.at, parcel) if entry is None else self.wait(*entry)
+            obstacle = SeatEnd("unready", self.at, parcel) if entry is None else self.wait(*entry)
             if obstacle is not None:
                 return obstacle
         self.done.add(action)
         return None
 
-    def wait(self, parcel: Parcel, channel: Channel, number: int) -> Outcome | None:
+    def wait(self, parcel: Parcel, channel: Channel, number: int) -> SeatEnd | None:
         """Wait for a receive, and look at what came."""
         sent = self.run.sent[channel]
         if number >= len(sent):
-            return Outcome("stuck", self.at, parcel, channel[0])
-        return None if sent[number] == parcel else Outcome("wrong", self.at, parcel, channel[0], sent[number])
+            return SeatEnd("stuck", self.at, parcel, channel[0])
+        return None if sent[number] == parcel else SeatEnd("wrong", self.at, parcel, channel[0], sent[number])
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> SeatEnd | None:
         """Wait for what is still open behind the last step."""
         obstacles = (self.wait(*entry) for entry in self.receives)
         obstacle = next((o for o in obstacles if o is not None), None)
         if obstacle is None and self.strict:
             for parcel, channel, number in self.sends:
                 if number >= len(self.run.posted[channel]):
-                    return Outcome("stuck", self.at, parcel, channel[1])
+                    return SeatEnd("stuck", self.at, parcel, channel[1])
         return obstacle

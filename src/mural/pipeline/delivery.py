@@ -1,7 +1,7 @@
 """Delivery: a tensor on the ranks of one stage, brought to the ranks of another, whatever their grids are.
 
-A `Form` says what the receivers have to know of a tensor; it is learned once. From it both sides derive the layouts
-here and there, and from these the boxes that travel between each pair of ranks:
+A `TensorForm` says what the receivers have to know of a tensor; it is learned once. From it both sides derive the
+layouts here and there, and from these the boxes that travel between each pair of ranks:
 
     stage 0 on ranks 0, 1        stage 1 on rank 2
     ┌────────┐ rows 0 to 4
@@ -34,7 +34,7 @@ Bounds = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorForm:
     """What a receiver has to know of a tensor: its global shape and type, and along which axes it was cut, where.
 
     `plain` tensors are whole on every rank and not of the image: numbers made of parameters, or of nothing.
@@ -49,7 +49,7 @@ class Form:
     folds: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Form:
+    def of(cls, tensor: Tensor) -> TensorForm:
         """The form of a tensor as this stage holds it."""
         name = str(tensor.dtype).removeprefix("torch.")
         if not isinstance(tensor, ShardedTensor):
@@ -75,7 +75,7 @@ class Form:
         return torch.tensor(list(text.ljust(HEADER_BYTES)), dtype=torch.uint8)
 
     @classmethod
-    def unpacked(cls, message: Tensor) -> Form:
+    def unpacked(cls, message: Tensor) -> TensorForm:
         """The form in a message."""
         found = json.loads(bytes(message.cpu().tolist()).decode())
         return cls(

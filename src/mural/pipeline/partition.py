@@ -60,7 +60,7 @@ class Partition:
 
     cuts: tuple[int, ...]
     names: tuple[str, ...]
-    _trial: Trial = field(repr=False, compare=False)
+    _trial: CutQuestion = field(repr=False, compare=False)
 
     @cached_property
     def stages(self) -> tuple[StageCost, ...]:
@@ -115,7 +115,7 @@ def partition(
     bytes holds for every stage under any objective.
     """
     _check(graph, stages, by, limit, seconds)
-    trial = Trial(graph, stages, level, _under_way(microbatches, stages), seconds, optimizer, hardware)
+    trial = CutQuestion(graph, stages, level, _under_way(microbatches, stages), seconds, optimizer, hardware)
     found = trial.partition(trial.even() if by == "layers" else trial.best(by, limit))
     if limit is not None and found.memory > limit:
         raise PlanError(_over(stages, limit, found.memory, f'cuts by "{by}"'))
@@ -132,14 +132,14 @@ def bound(
 ) -> Bound:
     """How much the best cuts gain over naive ones in side length, and how much any could."""
     _check(graph, stages, "memory", None, None)
-    trial = Trial(graph, stages, level, _under_way(microbatches, stages), None, optimizer, hardware)
+    trial = CutQuestion(graph, stages, level, _under_way(microbatches, stages), None, optimizer, hardware)
     naive = [stage.memory for stage in trial.partition(trial.even()).stages]
     optimum = trial.partition(trial.best("memory", None)).memory
     share = max(naive) / sum(naive)
     return Bound(share, math.sqrt(stages * share), math.sqrt(max(naive) / optimum))
 
 
-class Trial:
+class CutQuestion:
     """One question: a graph, its cut points, and what is to be counted. Answers are the nodes of cuts."""
 
     def __init__(

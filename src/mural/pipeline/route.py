@@ -13,7 +13,7 @@ from torch import nn
 from mural.errors import PlanError
 from mural.graph import Graph, Node
 from mural.graph.script import Key, Script, Stretch, script_of
-from mural.graph.sites import Call
+from mural.graph.sites import ModuleCall
 from mural.pipeline.transfers import Edge
 
 RANDOM = "random state"
@@ -145,7 +145,7 @@ def check_buffers(graph: Graph, bounds: Sequence[int]) -> None:
 def check_attributes(script: Script) -> None:
     """Raise where a call of one stage changes an attribute that other stages or open modules read: it is not sent."""
     graph = script.graph
-    closed = {id(item.run): item.stage for item in script.items if isinstance(item.run, Call)}
+    closed = {id(item.run): item.stage for item in script.items if isinstance(item.run, ModuleCall)}
 
     def stage(index: int | None) -> int | None:
         while index is not None:

@@ -24,7 +24,7 @@ from mural.comm.messages import Transfer
 from mural.errors import PlanError
 from mural.geometry import Box, slices, volume
 from mural.graph.script import Key
-from mural.pipeline.delivery import HEADER_BYTES, Form, delivery
+from mural.pipeline.delivery import HEADER_BYTES, TensorForm, delivery
 from mural.pipeline.route import RANDOM
 from mural.pipeline.schedule import Action, Work
 from mural.pipeline.stage import Stage
@@ -43,7 +43,7 @@ Telling = tuple[Name, Work, int]
 """What is told once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
 
 
-class Job(Protocol):
+class StepJob(Protocol):
     """What one step is about: its inputs, and what happens behind the last stage."""
 
     @property
@@ -85,13 +85,13 @@ class Seats:
 
 
 @dataclass
-class Known:
+class LearnedForms:
     """What was learned of the tensors that cross between stages: their forms.
 
     By value and the seat that makes it, as replicas may make it on other grids. A form is that of the whole batch.
     """
 
-    forms: dict[Name, Form] = field(default_factory=dict[Name, Form])
+    forms: dict[Name, TensorForm] = field(default_factory=dict[Name, TensorForm])
     told: set[Telling] = field(default_factory=set[Telling])
     heard: set[Telling] = field(default_factory=set[Telling])
     reached: dict[tuple[Name, int], bool] = field(default_factory=dict[tuple[Name, int], bool])
@@ -103,7 +103,7 @@ class Known:
 class Arrival:
     """A tensor on its way to this rank: messages, and their places in the piece."""
 
-    form: Form
+    form: TensorForm
     layout: Layout
     posts: list[tuple[Transfer, Box]]
 
@@ -125,7 +125,7 @@ class Runner:
         self.left: Counter[int] = Counter()
         """How many backwards of each stage have not begun on this rank."""
 
-    def run(self, program: Program, seats: Seats, job: Job, known: Known, learning: bool, seed: int) -> None:
+    def run(self, program: Program, seats: Seats, job: StepJob, known: LearnedForms, learning: bool, seed: int) -> None:
         """Carry out this seat's list."""
         self.program, self.seats, self.job, self.known = program, seats, job, known
         self.learning, self.seed, self.rank = learning, seed, seats.meshes[seats.own].rank
@@ -208,7 +208,7 @@ class Runner:
         for parcel in made_by(action, self.program.edges):
             self.handed[parcel] = made[parcel.edge.value]
             if parcel.work == "forward":
-                form = Form.of(made[parcel.edge.value])
+                form = TensorForm.of(made[parcel.edge.value])
                 if self.known.forms.setdefault(self._name(parcel), form) != form:
                     raise PlanError(
                         f"{parcel} has another type or other cuts than in an earlier step of the same shapes, and the "
@@ -223,7 +223,7 @@ class Runner:
     def _name(self, parcel: Parcel) -> Name:
         return parcel.edge.value, self._seat(parcel, parcel.edge.producer)
 
-    def _layouts(self, parcel: Parcel, form: Form) -> tuple[Layout, Layout]:
+    def _layouts(self, parcel: Parcel, form: TensorForm) -> tuple[Layout, Layout]:
         """How the tensor lies on the seat that makes it, and on the one that needs it."""
         producer = self._seat(parcel, parcel.edge.producer)
         consumer = self._seat(parcel, parcel.target if parcel.work == "forward" else parcel.source)
@@ -242,7 +242,7 @@ class Runner:
             size = HEADER_BYTES if parcel.work == "forward" else 1
             header = channels.wait(channels.post(f"news of {parcel}", teller, size, torch.empty(0, dtype=torch.uint8)))
             if parcel.work == "forward":
-                self.known.forms[name] = Form.unpacked(header)
+                self.known.forms[name] = TensorForm.unpacked(header)
             else:
                 self.known.reached[name, source] = bool(header[0])
         form = self.known.forms[name]

@@ -25,7 +25,7 @@ from mural.shard.layout import Layout
 Values = dict[Key, Tensor]
 
 
-class Part(Protocol):
+class StagePart(Protocol):
     """A stage's part of a model."""
 
     @property
@@ -39,7 +39,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """The model itself, which takes that many inputs."""
 
     model: nn.Module
@@ -56,7 +56,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CutPart:
     """One stage of a model that is cut."""
 
     model: nn.Module
@@ -85,7 +85,7 @@ Run = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass
-class Kept:
+class KeptForBackward:
     """What a stage keeps of a micro-batch between forward and backward."""
 
     leaves: dict[Key, Tensor]
@@ -102,9 +102,9 @@ class Stage:
     keeps what the stage takes, and backward runs forward again.
     """
 
-    def __init__(self, part: Part, mesh: Mesh, scope: Scope, device: torch.device, recompute: bool = False):
+    def __init__(self, part: StagePart, mesh: Mesh, scope: Scope, device: torch.device, recompute: bool = False):
         self.part, self.mesh, self.scope, self.device, self.recompute = part, mesh, scope, device, recompute
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptForBackward] = {}
         self.aside: list[tuple[Tensor, Tensor]] = []
         """Buffers, and those that this replica uses in their place."""
         self.first: Run = nullcontext
@@ -117,7 +117,7 @@ class Stage:
         The random state of the caller is the one that the stage's numbers are drawn from.
         """
         leaves = {key: leaf(value) if key in wanted else value for key, value in given.items()}
-        kept = Kept(leaves)
+        kept = KeptForBackward(leaves)
         keeps = torch.is_grad_enabled()
         with ExitStack() as stack:
             if keeps and self.recompute:
@@ -137,7 +137,7 @@ class Stage:
         with self.scope(), swapped(self.aside):
             return self.part(leaves, self.device)
 
-    def _root(self, kept: Kept, values: Mapping[Key, Tensor], result: Any) -> None:
+    def _root(self, kept: KeptForBackward, values: Mapping[Key, Tensor], result: Any) -> None:
         kept.result = result
         for key, value in values.items():
             carrier = value.local if isinstance(value, ShardedTensor) else value

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from mural.errors import PlanError
 from mural.graph.absent import Absent
 from mural.graph.commons import Commons, Name
-from mural.graph.held import Held
+from mural.graph.held import HeldState
 from mural.graph.kept import same
 from mural.graph.script import Script
-from mural.graph.sites import Call
+from mural.graph.sites import ModuleCall
 
 
 class Runs:
@@ -33,10 +33,10 @@ class Runs:
         self.modules = modules
         self.opened = {path: m for path, m in modules.items() if script is not None and path in script.opened}
         self.commons = Commons.of(modules.values())
-        self.light = Held.by(self.opened, values=False, commons=self.commons)
-        self.held = Held.by(modules, passed, commons=self.commons) if several else None
+        self.light = HeldState.by(self.opened, values=False, commons=self.commons)
+        self.held = HeldState.by(modules, passed, commons=self.commons) if several else None
         apart = () if script is None else within(modules, script.called_apart)
-        self.apart = Held.by({path: modules[path] for path in apart}, commons=self.commons) if apart else None
+        self.apart = HeldState.by({path: modules[path] for path in apart}, commons=self.commons) if apart else None
         self.paths = {} if script is None or self.held is None else paths_of(script, modules)
         self.ends: dict[int, dict[Name, Any]] = {}
         self.shared: dict[int, dict[Name, Any]] = {}
@@ -59,7 +59,7 @@ class Runs:
     def again(self, stage: int) -> Generator[None]:
         """A run that is computed again in backward: it finds what its first one found, and leaves nothing."""
         only = self.paths.get(stage)
-        now = Held.by({path: m for path, m in self.modules.items() if only is None or path in only})
+        now = HeldState.by({path: m for path, m in self.modules.items() if only is None or path in only})
         if self.held is not None:
             self.held.put_back(only)
         try:
@@ -144,7 +144,7 @@ def paths_of(script: Script, modules: Mapping[str, nn.Module]) -> dict[int, froz
     """For each stage the modules whose forward its runs may come to: open ones, and its own closed ones."""
     roots: dict[int, set[str]] = {}
     for item in script.items:
-        if isinstance(item.run, Call):
+        if isinstance(item.run, ModuleCall):
             roots.setdefault(item.stage, set()).add(item.run.module)
     stages = range(len(script.stretches))
     return {s: script.opened | frozenset(within(modules, frozenset(roots.get(s, ())))) for s in stages}

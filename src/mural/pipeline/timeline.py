@@ -29,7 +29,7 @@ from mural.pipeline.transfers import Edge, Parcel, Program, Receive, Send, made_
 
 
 @dataclass(frozen=True)
-class Costs:
+class StageCosts:
     """What the stages of a program cost, one number for each; what is left out costs nothing.
 
     A stage that recomputes keeps its inputs alone, and runs its forward again before its backward.
@@ -68,7 +68,7 @@ class Costs:
         return self.latency + self.size(parcel.microbatch) * parcel.edge.bytes / self.bandwidth
 
 
-def check_costs(costs: Costs, schedule: Schedule) -> None:
+def check_costs(costs: StageCosts, schedule: Schedule) -> None:
     """Raise unless there is a number for each stage, and for each micro-batch."""
     for name in ("forward", "backward", "kept", "fixed", "working", "recompute", "inputs", "sizes"):
         given = getattr(costs, name)
@@ -86,7 +86,7 @@ def at(numbers: Sequence[float], stage: int) -> float:
 
 
 @dataclass(frozen=True)
-class Span:
+class ActionSpan:
     """An action on a seat, and when it ran."""
 
     seat: int
@@ -96,7 +96,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class MessageSpan:
     """A message on its way from one seat to another."""
 
     source: int
@@ -110,8 +110,8 @@ class Transfer:
 class Timeline:
     """When everything happens, and what it takes."""
 
-    spans: tuple[Span, ...]
-    transfers: tuple[Transfer, ...]
+    spans: tuple[ActionSpan, ...]
+    transfers: tuple[MessageSpan, ...]
     makespan: float
     idle: tuple[float, ...]
     """For each seat, the share of the makespan in which it does not compute: its bubble."""
@@ -121,18 +121,18 @@ class Timeline:
     """For each seat, the bytes from each moment on at which they change."""
 
 
-def simulate(program: Program, costs: Costs) -> Timeline:
+def simulate(program: Program, costs: StageCosts) -> Timeline:
     """The timeline of a program at these costs.
 
     >>> from mural.pipeline.transfers import with_messages
     >>> from mural.pipeline.schedule import one_f_one_b
     >>> edges = [Edge(("x", 0), 0, (1,), bytes=10)]
-    >>> found = simulate(with_messages(one_f_one_b(2, 3), edges), Costs((1, 1), (2, 2), kept=(100, 100)))
+    >>> found = simulate(with_messages(one_f_one_b(2, 3), edges), StageCosts((1, 1), (2, 2), kept=(100, 100)))
     >>> found.makespan, found.idle, found.peak
     (12.0, (0.25, 0.25), (220, 110))
     """
     check_costs(costs, program.schedule)
-    run = Run(program, costs)
+    run = PlayedRun(program, costs)
     run.play()
     spans, transfers = tuple(run.spans.values()), tuple(run.transfers.values())
     makespan = max((piece.end for piece in (*spans, *transfers)), default=0.0)
@@ -149,13 +149,13 @@ def simulate(program: Program, costs: Costs) -> Timeline:
     )
 
 
-class Run:
+class PlayedRun:
     """A program as it is played: each seat as far as it gets, in turn, with the times of everything."""
 
-    def __init__(self, program: Program, costs: Costs) -> None:
+    def __init__(self, program: Program, costs: StageCosts) -> None:
         self.program, self.costs = program, costs
-        self.spans: dict[Action, Span] = {}
-        self.transfers: dict[Parcel, Transfer] = {}
+        self.spans: dict[Action, ActionSpan] = {}
+        self.transfers: dict[Parcel, MessageSpan] = {}
         self.posted: dict[Parcel, float] = {}
         self.sent: dict[Parcel, float] = {}
         self.queues: dict[Channel, list[Parcel]] = defaultdict(list)
@@ -189,7 +189,7 @@ class Run:
                     arrivals.append(self.transfers[parcel].end)
             start = max(arrivals)
             self.clock[seat] = start + self.costs.seconds(step)
-            self.spans[step] = Span(seat, step, start, self.clock[seat])
+            self.spans[step] = ActionSpan(seat, step, start, self.clock[seat])
         return True
 
     def travel(self, channel: Channel) -> None:
@@ -199,7 +199,7 @@ class Run:
             parcel = queue.pop(0)
             start = max(self.sent[parcel], self.posted[parcel], self.free[channel])
             self.free[channel] = start + self.costs.transfer(parcel)
-            self.transfers[parcel] = Transfer(*channel, parcel, start, self.free[channel])
+            self.transfers[parcel] = MessageSpan(*channel, parcel, start, self.free[channel])
 
 
 # ----------------------------------------------------------------------------------------------------------- memory
@@ -208,7 +208,7 @@ Hold = Callable[[int, float, float, float], None]
 """Notes that a seat holds so many bytes from one moment to another."""
 
 
-def changes(run: Run) -> list[list[tuple[float, int]]]:
+def changes(run: PlayedRun) -> list[list[tuple[float, int]]]:
     """For each seat, when its memory grows and shrinks, and by how much."""
     found: list[list[tuple[float, int]]] = [[] for _ in run.program.seats]
 
@@ -228,7 +228,7 @@ def changes(run: Run) -> list[list[tuple[float, int]]]:
     return found
 
 
-def keep(run: Run, span: Span, hold: Hold) -> None:
+def keep(run: PlayedRun, span: ActionSpan, hold: Hold) -> None:
     """What an action keeps, while it runs and until its backward is over."""
     costs, stage = run.costs, span.action.stage
     size = costs.size(span.action.microbatch)
@@ -244,7 +244,7 @@ def keep(run: Run, span: Span, hold: Hold) -> None:
         hold(span.seat, size * (lean if again else kept), span.end, back.end)
 
 
-def deliver(run: Run, span: Span, hold: Hold) -> None:
+def deliver(run: PlayedRun, span: ActionSpan, hold: Hold) -> None:
     """What an action makes for others, until the last of them has it: a value once, however many wait for it."""
     until: dict[Edge, float] = {}
     for parcel in made_by(span.action, run.program.edges):

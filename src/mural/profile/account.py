@@ -17,7 +17,7 @@ from mural.comm.trace import Post, Trace, Wait
 
 
 @dataclass(frozen=True)
-class Step:
+class StepAccount:
     """One update: its number, its time, and the seconds of it in which images were waited for."""
 
     number: int
@@ -36,7 +36,7 @@ class Notes:
     """What one rank noted, in seconds of the first rank's clock once `shift` is added."""
 
     rank: int
-    steps: tuple[Step, ...]
+    steps: tuple[StepAccount, ...]
     trace: Trace
     actions: tuple[tuple[str, float, float], ...] = ()
     """Forwards and backwards of stages: name, begin, end."""
@@ -97,7 +97,7 @@ def account(notes: Sequence[Notes]) -> tuple[Shares, ...]:
 
     >>> sent = Trace(posts={("halo", 1): 3.0})
     >>> met = Trace(posts={("halo", 1): 1.0}, waits=[Wait("halo", 1.0, 4.0, ((0, ("halo", 1)),))])
-    >>> found = account([Notes(0, (Step(1, 0.0, 5.0, 0.5),), sent), Notes(1, (Step(1, 0.0, 5.0, 0.0),), met)])
+    >>> found = account([Notes(0, (StepAccount(1, 0.0, 5.0, 0.5),), sent), Notes(1, (Step(1, 0.0, 5.0, 0.0),), met)])
     >>> found[1].idle, found[1].communication, found[1].compute, found[0].compute
     (2.0, {'halo': 1.0}, 2.0, 4.5)
     """
@@ -105,7 +105,7 @@ def account(notes: Sequence[Notes]) -> tuple[Shares, ...]:
     return tuple(shares_of(note, step, posts) for note in notes for step in note.steps)
 
 
-def shares_of(note: Notes, step: Step, posts: Mapping[tuple[int, Post], float]) -> Shares:
+def shares_of(note: Notes, step: StepAccount, posts: Mapping[tuple[int, Post], float]) -> Shares:
     """The shares of one step on one rank."""
     idle, communication = 0.0, dict[str, float]()
     for wait in note.trace.waits:

@@ -17,7 +17,7 @@ from mural.comm.failure.agree import gather
 from mural.comm.processes import host
 from mural.data import Batch
 from mural.errors import TrainingError
-from mural.profile.account import Notes, Profile, Step
+from mural.profile.account import Notes, Profile, StepAccount
 from mural.ranks import Mesh
 from mural.shard.halo.fuse import fusing
 from mural.train.config import Config
@@ -70,7 +70,7 @@ def profile_rank(_: int, config: Config, *, steps: int, warmup: int) -> Profile 
 Actions = tuple[tuple[str, float, float], ...]
 
 
-def updates(run: Run, stop: StopRequest) -> Iterator[tuple[Step, Actions]]:
+def updates(run: Run, stop: StopRequest) -> Iterator[tuple[StepAccount, Actions]]:
     """The run's updates as they are taken, with what stages did in them."""
     run.pm.train()
     position, batches, number = Position(), batches_of(run), 0
@@ -89,7 +89,7 @@ def updates(run: Run, stop: StopRequest) -> Iterator[tuple[Step, Actions]]:
         number += 1
         run.watchdog.progress(f"step {number}")
         run.journal.advance(number)
-        yield Step(number, begin, perf_counter(), waited), tuple(actions)
+        yield StepAccount(number, begin, perf_counter(), waited), tuple(actions)
 
 
 def batches_of(run: Run) -> Iterator[tuple[int, Batch]]:

@@ -78,7 +78,7 @@ def run_local(
         store = host("", 0, 0, timeout, loopback=True)
         meeting = f"{store.host}:{store.port}"
         orders = Orders(ranks, meeting, backend, gpus, threads, number, timeout, os.getpid())
-        run = Run(orders, grace)
+        run = LocalRun(orders, grace)
         with run.told_of_signals():
             run.start(function, args)
             run.wait()
@@ -166,7 +166,7 @@ class Rank:
 
 
 @dataclass
-class Run:
+class LocalRun:
     """The ranks of one attempt: those that failed in order, those that were ended, the signals that came for them."""
 
     orders: Orders

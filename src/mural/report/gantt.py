@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from mural.pipeline.schedule import Action
-from mural.pipeline.timeline import Span
+from mural.pipeline.timeline import ActionSpan
 from mural.report import plots
 from mural.report.shell import document
 
-Panels = Mapping[str, Sequence[Span]]
+Panels = Mapping[str, Sequence[ActionSpan]]
 """Lists of spans by their names, all drawn on one axis of time."""
 
 KINDS = [(replica, kind) for replica in (0, 1) for kind in ("forward", "backward")]
@@ -29,12 +29,12 @@ def letter(action: Action) -> str:
     return chr(ord("a") + action.microbatch % 26)
 
 
-def text(spans: Iterable[Span], unit: float | None = None) -> str:
+def text(spans: Iterable[ActionSpan], unit: float | None = None) -> str:
     """A row for each seat, a character for each unit of time: what the seat did in the middle of it, a dot if nothing.
 
     Without `unit`, a hundredth of the whole time. Digits are forwards and letters backwards, by micro-batch.
 
-    >>> print(text([Span(0, Action("forward", 0, 0), 0, 1), Span(1, Action("backward", 1, 0), 1, 3)], unit=1))
+    >>> print(text([ActionSpan(0, Action("forward", 0, 0), 0, 1), Span(1, Action("backward", 1, 0), 1, 3)], unit=1))
     0..
     .aa
     """
@@ -69,22 +69,22 @@ def html(panels: Panels, title: str, unit: str = "s") -> str:
     return document(title, plots.html(figure), script=plots.script())
 
 
-def end_of(spans: Sequence[Span]) -> float:
+def end_of(spans: Sequence[ActionSpan]) -> float:
     """When the last span ends."""
     return max((span.end for span in spans), default=0.0)
 
 
-def seats(spans: Sequence[Span]) -> int:
+def seats(spans: Sequence[ActionSpan]) -> int:
     """How many rows a panel has."""
     return 1 + max((span.seat for span in spans), default=-1)
 
 
-def kind_of(span: Span) -> tuple[int, str]:
+def kind_of(span: ActionSpan) -> tuple[int, str]:
     """What a span's colour depends on."""
     return span.action.replica % 2, span.action.kind
 
 
-def words_of(span: Span) -> str:
+def words_of(span: ActionSpan) -> str:
     """What a bar says."""
     return f"{span.action}: {span.start:.4g} to {span.end:.4g}"
 

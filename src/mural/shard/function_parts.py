@@ -23,7 +23,7 @@ from mural.shard.tensor import ShardedTensor, unfolded
 
 
 @dataclass(frozen=True)
-class Part:
+class FunctionPart:
     """The place of a tensor's piece; `sharded` says whether the Function sees a sharded tensor or the plain piece."""
 
     layout: Layout
@@ -52,15 +52,15 @@ class Part:
         return raw_gradient(piece_of(grad, self.layout, name), self.layout)
 
 
-def part_of(value: Any, mesh: Mesh) -> Part | None:
+def part_of(value: Any, mesh: Mesh) -> FunctionPart | None:
     """The part that a rank's piece of a tensor is; None for what is no tensor."""
     if isinstance(value, ShardedTensor):
-        return Part(value.placement, tuple(value.shape), True, value.aliased, value.folds, value.partial)
+        return FunctionPart(value.placement, tuple(value.shape), True, value.aliased, value.folds, value.partial)
     if not isinstance(value, Tensor):
         return None
     shape = tuple(value.shape)
     whole = (None,) * len(shape)
-    return Part(Layout(mesh, shape, whole, whole, ()), shape, False)
+    return FunctionPart(Layout(mesh, shape, whole, whole, ()), shape, False)
 
 
 def summed(grad: Tensor, shape: tuple[int, ...]) -> Tensor:

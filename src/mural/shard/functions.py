@@ -29,7 +29,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from mural.comm import mark
 from mural.errors import UnsupportedOp
 from mural.ranks import Mesh
-from mural.shard.function_parts import Part, part_of
+from mural.shard.function_parts import FunctionPart, part_of
 from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in
 
@@ -75,7 +75,7 @@ class Context(FunctionCtx):
 
 
 @dataclass
-class Call:
+class FunctionCall:
     """One call of a Function: what the plain tensors are that it takes, gives and saves.
 
     `still` says which results are not differentiable, and `alone` that there is one, in no tuple.
@@ -83,11 +83,11 @@ class Call:
 
     function: Any
     mesh: Mesh
-    inputs: tuple[Part | None, ...]
+    inputs: tuple[FunctionPart | None, ...]
     context: Context = field(default_factory=lambda: Context(()))
-    outputs: tuple[Part | None, ...] = ()
+    outputs: tuple[FunctionPart | None, ...] = ()
     still: tuple[bool, ...] = ()
-    saved: tuple[Part | None, ...] = ()
+    saved: tuple[FunctionPart | None, ...] = ()
     alone: bool = False
 
     def run(self, context: Context, pieces: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -140,7 +140,7 @@ class Bridge(Function):
     """A custom Function as a Function of pieces."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *pieces: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, call: FunctionCall, *pieces: Any) -> tuple[Any, ...]:
         """The pieces of the results."""
         context = Context(ctx.needs_input_grad[1:])
         results = call.run(context, pieces)
@@ -156,7 +156,7 @@ class Bridge(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """The gradients of the pieces of the arguments."""
-        call: Call = ctx.call
+        call: FunctionCall = ctx.call
 
         def unpack() -> tuple[Any, ...]:
             saved = zip(call.saved, ctx.saved_tensors, strict=True)
@@ -190,14 +190,14 @@ def bridged(function: Any, sharded: list[ShardedTensor], args: tuple[Any, ...]) 
     mesh = sharded[0].mesh
     with named(function, "forward", mesh):
         check_operands(function, sharded)
-        call = Call(function, mesh, tuple(part_of(a, mesh) for a in args))
+        call = FunctionCall(function, mesh, tuple(part_of(a, mesh) for a in args))
         pieces: tuple[Any, ...] = bridge_of(function).apply(call, *map(local_of, args))
     mark()
     results = tuple(result_of(piece, part, args) for piece, part in zip(pieces, call.outputs, strict=True))
     return results[0] if call.alone else results
 
 
-def result_of(piece: Any, part: Part | None, args: tuple[Any, ...]) -> Any:
+def result_of(piece: Any, part: FunctionPart | None, args: tuple[Any, ...]) -> Any:
     """The tensor that a piece is part of; the argument itself where the Function wrote to it and returned it."""
     if part is None:
         return piece

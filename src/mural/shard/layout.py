@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from mural.comm.exchange import Route
+from mural.comm.exchange import ExchangeRoute
 from mural.geometry import Box, Cuts, Interval, Needs
 from mural.ranks.mesh import Mesh
 
@@ -153,7 +153,7 @@ def spatial_boxes(have: Layout, target: Layout, lead: int) -> tuple[dict[int, Bo
 
 
 @lru_cache(maxsize=16384)
-def route(have: Layout, wants: tuple[Want, ...]) -> Route:
+def route(have: Layout, wants: tuple[Want, ...]) -> ExchangeRoute:
     """This rank's part of the exchange that brings everyone from a layout to what they want."""
     mesh = have.mesh
     # Ranks that differ along the cutting axes alone hold disjoint boxes, and only they exchange.
@@ -164,4 +164,4 @@ def route(have: Layout, wants: tuple[Want, ...]) -> Route:
         rank: tuple(intervals[at[axis] if axis is not None else 0] for axis, intervals in wants)
         for rank, at in places.items()
     }
-    return Route.of(mesh.rank, owned, needed)
+    return ExchangeRoute.of(mesh.rank, owned, needed)

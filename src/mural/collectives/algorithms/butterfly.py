@@ -10,7 +10,7 @@ is b + a to the bit, so all ranks get the same bits.
 from __future__ import annotations
 
 from mural.collectives.algorithms.power_of_two import fold, leaders, unfold
-from mural.collectives.rounds import Collective, Send, joined
+from mural.collectives.rounds import ChunkSend, Collective, joined
 
 
 def butterfly(ranks: int) -> Collective:
@@ -21,7 +21,7 @@ def butterfly(ranks: int) -> Collective:
             send
             for group in range(len(led))
             if group < group ^ d
-            for send in (Send(led[group], led[group ^ d], 0, True), Send(led[group ^ d], led[group], 0, True))
+            for send in (ChunkSend(led[group], led[group ^ d], 0, True), ChunkSend(led[group ^ d], led[group], 0, True))
         )
         for d in (1 << n for n in range(len(led).bit_length() - 1))
     )

@@ -9,16 +9,16 @@ Order of summation: that of the line from its far end, so rank order backwards: 
 
 from __future__ import annotations
 
-from mural.collectives.rounds import Collective, Send
+from mural.collectives.rounds import ChunkSend, Collective
 
 
 def down(ranks: int) -> Collective:
     """Rank 0's values on every rank, in P - 1 rounds."""
-    rounds = tuple((Send(rank, rank + 1, 0, reduce=False),) for rank in range(ranks - 1))
+    rounds = tuple((ChunkSend(rank, rank + 1, 0, reduce=False),) for rank in range(ranks - 1))
     return Collective("broadcast by chain", ranks, 1, rounds)
 
 
 def up(ranks: int) -> Collective:
     """The sum on rank 0, in P - 1 rounds."""
-    rounds = tuple((Send(rank, rank - 1, 0, reduce=True),) for rank in range(ranks - 1, 0, -1))
+    rounds = tuple((ChunkSend(rank, rank - 1, 0, reduce=True),) for rank in range(ranks - 1, 0, -1))
     return Collective("reduce by chain", ranks, 1, rounds)

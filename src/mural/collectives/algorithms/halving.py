@@ -11,7 +11,7 @@ Order of summation: as butterfly's, for partners meet in the same order, so the 
 from __future__ import annotations
 
 from mural.collectives.algorithms.power_of_two import fold, leaders, unfold
-from mural.collectives.rounds import Collective, Send, joined, whole
+from mural.collectives.rounds import ChunkSend, Collective, joined, whole
 
 
 def kept(group: int, done: int, groups: int) -> range:
@@ -33,7 +33,7 @@ def halving(ranks: int) -> Collective:
     groups = len(led)
     rounds = tuple(
         tuple(
-            Send(led[g], led[g ^ 1 << bit], chunk, reduce=True)
+            ChunkSend(led[g], led[g ^ 1 << bit], chunk, reduce=True)
             for g in range(groups)
             for chunk in kept(g ^ 1 << bit, bit + 1, groups)
         )
@@ -48,7 +48,7 @@ def doubling(ranks: int) -> Collective:
     groups = len(led)
     rounds = tuple(
         tuple(
-            Send(led[g], led[g ^ 1 << bit], chunk, reduce=False)
+            ChunkSend(led[g], led[g ^ 1 << bit], chunk, reduce=False)
             for g in range(groups)
             for chunk in kept(g, bit + 1, groups)
         )

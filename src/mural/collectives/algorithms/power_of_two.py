@@ -9,7 +9,7 @@ pair up at distance 1, 2, 4, …; sums nest accordingly:
 
 from __future__ import annotations
 
-from mural.collectives.rounds import Collective, Send
+from mural.collectives.rounds import ChunkSend, Collective
 
 
 def leaders(ranks: int) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ def fold(ranks: int) -> Collective:
     fold: 6 ranks, 1 chunk
     round 1   1→0 +0   3→2 +0
     """
-    sends = tuple(Send(2 * n + 1, 2 * n, 0, reduce=True) for n in range(ranks - len(leaders(ranks))))
+    sends = tuple(ChunkSend(2 * n + 1, 2 * n, 0, reduce=True) for n in range(ranks - len(leaders(ranks))))
     return Collective("fold", ranks, 1, (sends,) if sends else ())
 
 
@@ -41,5 +41,5 @@ def unfold(ranks: int) -> Collective:
     unfold: 5 ranks, 1 chunk
     round 1   0→1 =0
     """
-    sends = tuple(Send(2 * n, 2 * n + 1, 0, reduce=False) for n in range(ranks - len(leaders(ranks))))
+    sends = tuple(ChunkSend(2 * n, 2 * n + 1, 0, reduce=False) for n in range(ranks - len(leaders(ranks))))
     return Collective("unfold", ranks, 1, (sends,) if sends else ())

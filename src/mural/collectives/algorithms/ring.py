@@ -11,13 +11,13 @@ each chunk, though one and the same on all ranks.
 
 from __future__ import annotations
 
-from mural.collectives.rounds import Collective, Round, Send, joined
+from mural.collectives.rounds import ChunkSend, Collective, Round, joined
 
 
 def scatter_ring(ranks: int) -> Collective:
     """Reduce-scatter: rank r with the sum of chunk r, in P - 1 rounds."""
     rounds = tuple(
-        tuple(Send(rank, (rank + 1) % ranks, (rank - 1 - n) % ranks, reduce=True) for rank in range(ranks))
+        tuple(ChunkSend(rank, (rank + 1) % ranks, (rank - 1 - n) % ranks, reduce=True) for rank in range(ranks))
         for n in range(ranks - 1)
     )
     return Collective("reduce-scatter by ring", ranks, ranks, rounds)
@@ -26,7 +26,7 @@ def scatter_ring(ranks: int) -> Collective:
 def gather_ring(ranks: int) -> Collective:
     """All-gather: chunk r of rank r on every rank, in P - 1 rounds."""
     rounds = tuple(
-        tuple(Send(rank, (rank + 1) % ranks, (rank - n) % ranks, reduce=False) for rank in range(ranks))
+        tuple(ChunkSend(rank, (rank + 1) % ranks, (rank - n) % ranks, reduce=False) for rank in range(ranks))
         for n in range(ranks - 1)
     )
     return Collective("all-gather by ring", ranks, ranks, rounds)

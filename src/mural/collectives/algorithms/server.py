@@ -9,11 +9,11 @@ Order of summation: rank order, ((x0 + x1) + x2) + x3.
 
 from __future__ import annotations
 
-from mural.collectives.rounds import Collective, Send
+from mural.collectives.rounds import ChunkSend, Collective
 
 
 def parameter_server(ranks: int) -> Collective:
     """All-reduce through one rank."""
-    up = tuple(Send(rank, 0, 0, reduce=True) for rank in range(1, ranks))
-    down = tuple(Send(0, rank, 0, reduce=False) for rank in range(1, ranks))
+    up = tuple(ChunkSend(rank, 0, 0, reduce=True) for rank in range(1, ranks))
+    down = tuple(ChunkSend(0, rank, 0, reduce=False) for rank in range(1, ranks))
     return Collective("parameter-server", ranks, 1, (up, down) if ranks > 1 else ())

@@ -13,7 +13,7 @@ Order of summation: the bracketing of `folds`, (x0 + x1) + (x2 + x3), the same a
 from __future__ import annotations
 
 from mural.collectives.algorithms.power_of_two import fold, leaders, unfold
-from mural.collectives.rounds import Collective, Send, joined, pipelined
+from mural.collectives.rounds import ChunkSend, Collective, joined, pipelined
 
 
 def climb(ranks: int) -> Collective:
@@ -21,7 +21,7 @@ def climb(ranks: int) -> Collective:
     led = leaders(ranks)
     distances = [1 << n for n in range(len(led).bit_length() - 1)]
     rounds = tuple(
-        tuple(Send(led[g + d], led[g], 0, reduce=True) for g in range(0, len(led), 2 * d)) for d in distances
+        tuple(ChunkSend(led[g + d], led[g], 0, reduce=True) for g in range(0, len(led), 2 * d)) for d in distances
     )
     return joined("reduce by tree", fold(ranks), Collective("reduce", ranks, 1, rounds))
 
@@ -31,7 +31,7 @@ def descend(ranks: int) -> Collective:
     led = leaders(ranks)
     distances = [1 << n for n in reversed(range(len(led).bit_length() - 1))]
     rounds = tuple(
-        tuple(Send(led[g], led[g + d], 0, reduce=False) for g in range(0, len(led), 2 * d)) for d in distances
+        tuple(ChunkSend(led[g], led[g + d], 0, reduce=False) for g in range(0, len(led), 2 * d)) for d in distances
     )
     return joined("broadcast by tree", Collective("broadcast", ranks, 1, rounds), unfold(ranks))
 

@@ -24,7 +24,7 @@ DESCRIBE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Facts:
+class LibraryFacts:
     """What an MPI library says of itself."""
 
     version: str
@@ -109,9 +109,9 @@ def describe() -> str:
     return answer.stdout.strip().splitlines()[-1]
 
 
-def facts(module: Any) -> Facts:
+def facts(module: Any) -> LibraryFacts:
     """What the library that runs in this process says."""
-    return Facts(named(module), levels(module)[module.Query_thread()], takes_cuda_pointers())
+    return LibraryFacts(named(module), levels(module)[module.Query_thread()], takes_cuda_pointers())
 
 
 def named(module: Any) -> str:

@@ -176,7 +176,6 @@ class MPIGroup(ProcessGroup):
         return self.queue.name
 
     def setGroupName(self, name: str) -> None:
-        """See `getGroupName`."""
         self.queue.name = name
 
     def getGroupDesc(self) -> str:
@@ -184,7 +183,6 @@ class MPIGroup(ProcessGroup):
         return self.purpose
 
     def setGroupDesc(self, purpose: str) -> None:
-        """See `getGroupDesc`."""
         self.purpose = purpose
 
     name = _get_backend_name = getBackendName

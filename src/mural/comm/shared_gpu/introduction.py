@@ -12,7 +12,7 @@ import torch.distributed as dist
 from mural.comm.copy_streams import Lanes
 from mural.comm.failure import agree
 from mural.comm.shared_gpu.mail import Card, Mail
-from mural.comm.shared_gpu.mailbox import Memory
+from mural.comm.shared_gpu.mailbox import SharedMemory
 from mural.errors import MuralError
 
 PATIENCE_SECONDS = 5.0
@@ -24,7 +24,7 @@ class Refused(MuralError):
 
 
 def introduced(
-    group: dist.ProcessGroup, circle: Sequence[int], lanes: Lanes | None, memory: Memory | None
+    group: dist.ProcessGroup, circle: Sequence[int], lanes: Lanes | None, memory: SharedMemory | None
 ) -> Mail | None:
     """This rank's mailboxes, each tried with a pattern in both directions; None for a rank alone. Collective.
 

@@ -30,13 +30,11 @@ class CudaMemory:
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def share(self, slot: Tensor) -> bytes:
-        """See `Memory`."""
         storage: Any = slot.untyped_storage()
         with torch.cuda.stream(self.lanes.outward):
             return pickle.dumps(storage._share_cuda_())
 
     def open(self, handle: bytes, brief: bool) -> Tensor:
-        """See `Memory`."""
         _, block, size, offset, counter, counter_offset, event, _ = pickle.loads(handle)
         opener: Any = torch.UntypedStorage
         with torch.cuda.stream(self.lanes.inward), torch.inference_mode(False):
@@ -55,19 +53,15 @@ class CudaMemory:
                 opened.pop(number, None)
 
     def marks(self, count: int) -> list[Any]:
-        """See `Memory`."""
         return [torch.cuda.Event(interprocess=True) for _ in range(count)]
 
     def share_marks(self, marks: Sequence[Any]) -> list[bytes]:
-        """See `Memory`."""
         with torch.cuda.device(self.device):
             return [mark.ipc_handle() for mark in marks]
 
     def open_marks(self, handles: Sequence[bytes]) -> list[Any]:
-        """See `Memory`."""
         return [torch.cuda.Event.from_ipc_handle(self.device, handle) for handle in handles]
 
     def drain(self) -> None:
-        """See `Memory`."""
         self.lanes.outward.synchronize()
         self.lanes.inward.synchronize()

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mural.comm.copy_streams import Lanes
-from mural.comm.shared_gpu.mailbox import MARKS, PLACES, Inbox, Memory, Outbox
+from mural.comm.shared_gpu.mailbox import MARKS, PLACES, Inbox, Outbox, SharedMemory
 
 SHARED_FOLDER = "/dev/shm"
 PARTING_SECONDS = 2.0
 """How long a process that ends waits for its peers to read its last messages."""
 
 
-class Board:
+class ReadMarks:
     """Numbers of this rank that others on this machine see: for each sender and place, the last message read there.
 
     They lie in a file that processes map into their memory; its name goes once all have it.
@@ -57,9 +57,9 @@ class Card:
 class Mail:
     """The mailboxes of a rank: one out and one in for every other rank of its circle, those that share its memory."""
 
-    def __init__(self, rank: int, circle: Sequence[int], lanes: Lanes, memory: Memory, store: Any):
+    def __init__(self, rank: int, circle: Sequence[int], lanes: Lanes, memory: SharedMemory, store: Any):
         self.rank, self.circle, self.lanes, self.memory, self.store = rank, tuple(circle), lanes, memory, store
-        self.board = Board(None, len(self.circle))
+        self.board = ReadMarks(None, len(self.circle))
         self.others = [other for other in self.circle if other != rank]
         self.written = {other: memory.marks(MARKS) for other in self.others}
         self.read = {other: memory.marks(MARKS) for other in self.others}
@@ -80,7 +80,7 @@ class Mail:
         """Make the mailboxes, from the cards of all."""
         for other in self.others:
             card = cards[other]
-            reads = Board(card.board, len(self.circle)).row(self.circle.index(self.rank))
+            reads = ReadMarks(card.board, len(self.circle)).row(self.circle.index(self.rank))
             read = self.memory.open_marks(card.read[self.rank])
             written = self.memory.open_marks(card.written[self.rank])
             announce = announcer(self.store, f"{self.board.path}/{other}")
@@ -118,7 +118,7 @@ def learner(store: Any, key: str) -> Callable[[int], bytes]:
     return learn
 
 
-def part(outboxes: dict[int, Outbox], inboxes: dict[int, Inbox], memory: Memory) -> None:
+def part(outboxes: dict[int, Outbox], inboxes: dict[int, Inbox], memory: SharedMemory) -> None:
     """Leave the mailboxes: let the peers read what was sent, as a message in a socket would wait for them too."""
     memory.drain()
     until = time.monotonic() + PARTING_SECONDS

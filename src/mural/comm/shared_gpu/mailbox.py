@@ -33,7 +33,7 @@ SMALLEST, LARGEST = 2**16, 2**26
 """Bytes of the smallest slot, and of the largest that is kept for later messages."""
 
 
-class Memory(Protocol):
+class SharedMemory(Protocol):
     """Memory and marks that other processes can open."""
 
     def allocate(self, size: int) -> Tensor:
@@ -69,7 +69,7 @@ class Memory(Protocol):
         ...
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """What a message says of itself: transfer, number, place on the board, slot, size, and a slot given up (or 0)."""
 
     transfer: int
@@ -82,7 +82,7 @@ class Header(NamedTuple):
     @staticmethod
     def wire() -> Tensor:
         """Where a header arrives; zeros are no header, since transfers and messages count from 1."""
-        return torch.zeros(len(Header._fields), dtype=torch.int64, device="cpu")
+        return torch.zeros(len(MessageHeader._fields), dtype=torch.int64, device="cpu")
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class Outbox:
     """Messages to one peer."""
 
     lanes: Lanes
-    memory: Memory
+    memory: SharedMemory
     reads: memoryview
     written: Sequence[Any]
     read: Sequence[Any]
@@ -123,7 +123,9 @@ class Outbox:
             self.given_up.append((loser, slot.place, slot.message))
         mark = self.written[slot.message % MARKS]
         done = self.lanes.copy(slot.memory[: data.nbytes], data, True, (after, *freed), mark)
-        header = Header(transfer, slot.message, slot.place, slot.number, data.nbytes, loser.number if loser else 0)
+        header = MessageHeader(
+            transfer, slot.message, slot.place, slot.number, data.nbytes, loser.number if loser else 0
+        )
         return torch.tensor(header, dtype=torch.int64, device="cpu"), done
 
     def all_read(self) -> bool:
@@ -177,7 +179,7 @@ class Inbox:
 
     rank: int
     lanes: Lanes
-    memory: Memory
+    memory: SharedMemory
     reads: memoryview
     written: Sequence[Any]
     read: Sequence[Any]
@@ -205,8 +207,8 @@ class Inbox:
         """Let go of all slots."""
         self.memory.close(self.opened, list(self.opened))
 
-    def _checked(self, wire: Tensor, transfer: int, size: int) -> Header:
-        header = Header(*wire.tolist())
+    def _checked(self, wire: Tensor, transfer: int, size: int) -> MessageHeader:
+        header = MessageHeader(*wire.tolist())
         if (header.transfer, header.size) != (transfer, size) or header.message < 1:
             raise PeerError(
                 f"the message from rank {self.rank} in transfer {transfer} ({size} bytes) came with {header}: "
@@ -214,7 +216,7 @@ class Inbox:
             )
         return header
 
-    def _answer(self, header: Header, done: Moment) -> None:
+    def _answer(self, header: MessageHeader, done: Moment) -> None:
         """Close the slot that was given up, then say that the message was read."""
         if header.given_up in self.opened:
             if done is not None:

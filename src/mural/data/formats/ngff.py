@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Node:
+class ZarrNode:
     """An array or group of a Zarr folder."""
 
     path: Path
@@ -41,22 +41,22 @@ def read_json(path: Path) -> Json | None:
     return found
 
 
-def node(path: Path) -> Node | None:
+def node(path: Path) -> ZarrNode | None:
     """What a folder says that it is; None where it says nothing."""
     third = read_json(path / "zarr.json")
     if third is not None:
         names = third.get("dimension_names")
         whole = tuple(names) if names and all(isinstance(n, str) for n in names) else None
-        return Node(path, 3, third.get("node_type") == "array", third.get("attributes") or {}, whole)
+        return ZarrNode(path, 3, third.get("node_type") == "array", third.get("attributes") or {}, whole)
     for name, is_array in ((".zarray", True), (".zgroup", False)):
         if read_json(path / name) is not None:
             attributes = read_json(path / ".zattrs") or {}
             names = attributes.get("_ARRAY_DIMENSIONS")
-            return Node(path, 2, is_array, attributes, tuple(names) if names else None)
+            return ZarrNode(path, 2, is_array, attributes, tuple(names) if names else None)
     return None
 
 
-def multiscales(found: Node) -> list[Json]:
+def multiscales(found: ZarrNode) -> list[Json]:
     """The multiscales of a group, under `ome` since version 0.5."""
     ome = found.attributes.get("ome")
     listed = (ome if isinstance(ome, dict) else found.attributes).get("multiscales")

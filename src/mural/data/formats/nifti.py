@@ -12,9 +12,9 @@ import numpy as np
 
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.stored import Held, Options, Stored
+from mural.data.formats.stored import OpenedFile, Options, Stored
 from mural.data.formats.uncompressed import Handle, Raw, Reversed, check_size
-from mural.data.formats.whole import Whole
+from mural.data.formats.whole import WholeArray
 from mural.data.source import Counter
 from mural.errors import DataError, package
 from mural.geometry import Box
@@ -56,7 +56,7 @@ class Scaled:
         out[...] = self._scaled(raw)
 
 
-def open_nifti(path: Path, options: Options) -> Held:
+def open_nifti(path: Path, options: Options) -> OpenedFile:
     """A NIfTI file; dims in nibabel's order are (D, H, W), a fourth is channels."""
     name = str(path)
     compressed = is_gzip(path)
@@ -79,9 +79,9 @@ def open_nifti(path: Path, options: Options) -> Held:
     stored = compressed_array(path, shape, dtype, offset) if compressed else plain_array(path, shape, dtype, offset)
     slope, intercept = (float(value) for value in (image.dataobj.slope, image.dataobj.inter))
     axes = resolved(name, LETTERS.get(len(shape), "?" * len(shape)), shape, options.axes)
-    close = stored.close if isinstance(stored, Whole) else stored.handle.close
+    close = stored.close if isinstance(stored, WholeArray) else stored.handle.close
     level = stored if (slope, intercept) == (1, 0) else Scaled(stored, slope, intercept)
-    return Held((Reversed(level),), axes, close)
+    return OpenedFile((Reversed(level),), axes, close)
 
 
 def is_gzip(path: Path) -> bool:
@@ -96,7 +96,7 @@ def plain_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], offset
     return Raw(Handle(path), offset, shape[::-1], dtype)
 
 
-def compressed_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> Whole:
+def compressed_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> WholeArray:
     """The pixels of a compressed file, all at once."""
 
     def load() -> Array:
@@ -105,4 +105,4 @@ def compressed_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], o
             data = file.read()  # to the end, where the checksum is
         return np.frombuffer(data, dtype, prod(shape)).reshape(shape[::-1])
 
-    return Whole(str(path), shape[::-1], dtype, load, True)
+    return WholeArray(str(path), shape[::-1], dtype, load, True)

@@ -11,8 +11,8 @@ from PIL import Image, ImageFile
 
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.stored import Held, Options
-from mural.data.formats.whole import Whole
+from mural.data.formats.stored import OpenedFile, Options
+from mural.data.formats.whole import WholeArray
 from mural.errors import DataError
 
 MAGIC = {
@@ -56,7 +56,7 @@ def decoder(path: Path) -> ImageFile.ImageFile:
     return factory(str(path), str(path))
 
 
-def open_picture(path: Path, options: Options) -> Held:
+def open_picture(path: Path, options: Options) -> OpenedFile:
     """A picture, as its pixels are stored: no palette, orientation or colour profile is applied."""
     with decoder(path) as picture:
         (width, height), mode = picture.size, picture.mode
@@ -79,8 +79,8 @@ def open_picture(path: Path, options: Options) -> Held:
         with decoder(path) as image:
             return np.asarray(image, np.dtype(name)).reshape(height, width, channels)
 
-    whole = Whole(str(path), (height, width, channels), np.dtype(name), load, options.whole)
-    return Held((whole,), resolved(str(path), "YXS", whole.shape, options.axes), whole.close)
+    whole = WholeArray(str(path), (height, width, channels), np.dtype(name), load, options.whole)
+    return OpenedFile((whole,), resolved(str(path), "YXS", whole.shape, options.axes), whole.close)
 
 
 def deep_channels(path: Path) -> int | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.stored import Held, Options
+from mural.data.formats.stored import OpenedFile, Options
 from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import DataError, package
@@ -91,11 +91,11 @@ def level_of(datasets: Datasets, overview: int | None) -> Bands:
     return Bands(datasets, overview, shape, (together, int(height), int(width)), np.dtype(kinds[0]))
 
 
-def open_raster(path: Path, options: Options) -> Held:
+def open_raster(path: Path, options: Options) -> OpenedFile:
     """A raster that GDAL reads."""
     datasets = Datasets(path)
     full = level_of(datasets, None)
     with datasets.borrowed(None) as dataset:
         overviews = len(dataset.overviews(1))
     levels = [full, *(level_of(datasets, number) for number in range(overviews))]
-    return Held(levels, resolved(str(path), "CYX", full.shape, options.axes), datasets.close)
+    return OpenedFile(levels, resolved(str(path), "CYX", full.shape, options.axes), datasets.close)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mural.data.formats.axes import Axes, resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.stored import Held, Options
+from mural.data.formats.stored import OpenedFile, Options
 from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import package
@@ -73,7 +73,7 @@ def over(region: Array, background: tuple[int, int, int]) -> Array:
     return np.rint(region[..., :3] * alpha + np.asarray(background, np.float32) * (1 - alpha)).astype(np.uint8)
 
 
-def open_slide(path: Path, options: Options) -> Held:
+def open_slide(path: Path, options: Options) -> OpenedFile:
     """A slide; its tiles are as openslide's properties say, a single row of pixels where they do not."""
     slide = Slide(path)
     opened = slide.get()
@@ -86,4 +86,4 @@ def open_slide(path: Path, options: Options) -> Held:
         shape, scale = (int(height), int(width), 3), float(opened.level_downsamples[level])
         levels.append(SlideLevel(slide, level, shape, (*tile, 3), scale, background))
     axes: Axes = resolved(str(path), "YXS", levels[0].shape, options.axes)
-    return Held(levels, axes, slide.close)
+    return OpenedFile(levels, axes, slide.close)

@@ -58,7 +58,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class OpenedFile:
     """An opened file: its levels, the full one first, what their dims are, and how to let go of it."""
 
     levels: Sequence[Stored]
@@ -66,7 +66,7 @@ class Held:
     close: Callable[[], None] = field(default=nothing)
 
 
-Reader = Callable[[Path, Options], Held]
+Reader = Callable[[Path, Options], OpenedFile]
 
 
 class FileSource(Source):

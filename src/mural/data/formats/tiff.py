@@ -12,7 +12,7 @@ import tifffile
 
 from mural.data.formats.axes import Axes, resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.stored import Held, Options, Stored
+from mural.data.formats.stored import OpenedFile, Options, Stored
 from mural.data.formats.tiff_opening import check_directories, check_segments, quiet
 from mural.data.formats.tile_grid import Index, grid, tile_at, touched
 from mural.data.formats.uncompressed import Handle, Raw
@@ -82,7 +82,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Plain:
+class ContiguousPages:
     """Pages that lie in the file as they are, each in one stretch: read without tiles, pixel by pixel."""
 
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class Handles:
             handle.close()
 
 
-def open_tiff(path: Path, options: Options) -> Held:
+def open_tiff(path: Path, options: Options) -> OpenedFile:
     """A TIFF file: the levels of one of its series."""
     handles = Handles()
     with quiet(), tifffile.TiffFile(path) as file:
@@ -138,7 +138,7 @@ def open_tiff(path: Path, options: Options) -> Held:
     seen = "".join(letters[dim] for dim in kept)
     axes = resolved(str(path), seen, [shape[dim] for dim in kept], options.axes)
     named = dict(zip(kept, axes.letters, strict=True))
-    return Held(levels, Axes("".join(named.get(dim, "_") for dim in range(len(shape)))), handles.close)
+    return OpenedFile(levels, Axes("".join(named.get(dim, "_") for dim in range(len(shape)))), handles.close)
 
 
 def chosen(name: str, file: tifffile.TiffFile, number: int) -> tifffile.TiffPageSeries:
@@ -194,7 +194,7 @@ def stored(name: str, series: tifffile.TiffPageSeries, handles: Handles, options
     return Tiles(shape, chunks, dtype, found, key.decode, key.nodata, options.threads)
 
 
-def plain(name: str, series: tifffile.TiffPageSeries, shape: tuple[int, ...], handles: Handles) -> Plain:
+def plain(name: str, series: tifffile.TiffPageSeries, shape: tuple[int, ...], handles: Handles) -> ContiguousPages:
     """Pages without tiles or compression; a series may have more of them than directories, one behind the other."""
     key: Any = series.keyframe
     pages: list[Any] = list(series._pages)
@@ -207,7 +207,7 @@ def plain(name: str, series: tifffile.TiffPageSeries, shape: tuple[int, ...], ha
         offsets = [(handles.of(page), int(page.dataoffsets[0])) for page in pages]
     for at, offset in offsets:
         check_segments(name, at.path, [offset], [size])
-    return Plain(shape, tuple(Raw(at, offset, inner, dtype) for at, offset in offsets))
+    return ContiguousPages(shape, tuple(Raw(at, offset, inner, dtype) for at, offset in offsets))
 
 
 def segment_shape(page: Any) -> tuple[int, int, int, int]:

@@ -17,8 +17,8 @@ from numpy.lib import format as npy
 
 from mural.data.formats.axes import guessed, resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.stored import Held, Options, Stored
-from mural.data.formats.whole import Whole
+from mural.data.formats.stored import OpenedFile, Options, Stored
+from mural.data.formats.whole import WholeArray
 from mural.data.source import Counter
 from mural.errors import DataError
 from mural.geometry import Box, Interval
@@ -187,15 +187,15 @@ class Reversed:
 
 def held(
     path: Path, offset: int, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any], options: Options
-) -> Held:
+) -> OpenedFile:
     """An opened array whose pixels lie in the file from an offset on."""
     check_size(str(path), offset + prod(shape) * dtype.itemsize, path.stat().st_size)
     raw = Raw(Handle(path), offset, shape[::-1] if fortran else shape, dtype)
     axes = resolved(str(path), guessed(shape), shape, options.axes)
-    return Held((Reversed(raw) if fortran else raw,), axes, raw.handle.close)
+    return OpenedFile((Reversed(raw) if fortran else raw,), axes, raw.handle.close)
 
 
-def open_npy(path: Path, options: Options) -> Held:
+def open_npy(path: Path, options: Options) -> OpenedFile:
     """A .npy file, read in windows."""
     with path.open("rb") as file:
         shape, fortran, dtype = header(str(path), file)
@@ -212,7 +212,7 @@ def check_size(name: str, wanted: int, size: int) -> None:
         )
 
 
-def open_npz(path: Path, options: Options) -> Held:
+def open_npz(path: Path, options: Options) -> OpenedFile:
     """One array of a .npz: in windows where it is stored as it is, whole where it is compressed."""
     with zipfile.ZipFile(path) as archive:
         member = chosen(str(path), archive, options.key)
@@ -226,8 +226,8 @@ def open_npz(path: Path, options: Options) -> Held:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[member.filename.removesuffix(".npy")])
 
-    whole = Whole(str(path), shape, dtype, load, options.whole)
-    return Held((whole,), resolved(str(path), guessed(shape), shape, options.axes), whole.close)
+    whole = WholeArray(str(path), shape, dtype, load, options.whole)
+    return OpenedFile((whole,), resolved(str(path), guessed(shape), shape, options.axes), whole.close)
 
 
 def chosen(name: str, archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:

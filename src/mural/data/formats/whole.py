@@ -50,7 +50,7 @@ class Recent:
 _recent = Recent(LIMIT)
 
 
-class Whole:
+class WholeArray:
     """An array that `load` decodes as a whole."""
 
     def __init__(

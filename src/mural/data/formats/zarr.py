@@ -13,8 +13,8 @@ import tensorstore
 
 from mural.data.formats.axes import Axes, guessed, resolved
 from mural.data.formats.dtypes import Array
-from mural.data.formats.ngff import Node, arrays_below, axis_names, multiscales, node
-from mural.data.formats.stored import Held, Options
+from mural.data.formats.ngff import ZarrNode, arrays_below, axis_names, multiscales, node
+from mural.data.formats.stored import OpenedFile, Options
 from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import DataError
@@ -76,12 +76,12 @@ def short(error: Exception) -> str:
     return str(error).split(" [")[0]
 
 
-def open_zarr(path: Path, options: Options) -> Held:
+def open_zarr(path: Path, options: Options) -> OpenedFile:
     """A Zarr array, or the levels of an OME-Zarr image."""
     found = find(path, options.key)
     if found.is_array:
         array = open_array(found.path, found.version, options.threads)
-        return Held((array,), axes_of(path, found.names, array.shape, options))
+        return OpenedFile((array,), axes_of(path, found.names, array.shape, options))
     scales = multiscales(found)
     if not 0 <= options.series < len(scales):
         raise DataError(
@@ -91,7 +91,7 @@ def open_zarr(path: Path, options: Options) -> Held:
     levels = [level_array(path, found, str(each["path"]), options.threads) for each in scale.get("datasets", [])]
     if not levels:
         raise DataError(f"{path}: its OME metadata name no arrays: write it again", str(path))
-    return Held(levels, axes_of(path, axis_names(scale), levels[0].shape, options))
+    return OpenedFile(levels, axes_of(path, axis_names(scale), levels[0].shape, options))
 
 
 def axes_of(path: Path, names: Sequence[str] | None, shape: Sequence[int], options: Options) -> Axes:
@@ -109,7 +109,7 @@ def named(names: Sequence[str] | None, shape: Sequence[int]) -> str:
     return "".join(name[0].upper() for name in names)
 
 
-def level_array(path: Path, group: Node, key: str, threads: int) -> ZarrArray:
+def level_array(path: Path, group: ZarrNode, key: str, threads: int) -> ZarrArray:
     """One level of a multiscale."""
     inner = node(group.path / key)
     if inner is None or not inner.is_array:
@@ -121,7 +121,7 @@ def level_array(path: Path, group: Node, key: str, threads: int) -> ZarrArray:
     return open_array(inner.path, inner.version, threads)
 
 
-def find(path: Path, key: str | None) -> Node:
+def find(path: Path, key: str | None) -> ZarrNode:
     """The array or OME-Zarr image in a folder, at that key inside it."""
     at = path / key if key else path
     found = node(at)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mural.data.loading.seeded_draws import generator, seed_of, uniform, whole_number
-from mural.data.loading.turned_view import Turn
+from mural.data.loading.turned_view import QuarterTurns
 from mural.errors import DataError
 from mural.geometry import Box, overlap, slices
 from mural.shard.ops.random.lattice import BLOCK, blocks, lattice
@@ -76,15 +76,15 @@ class Augment:
             seed_of(seed, epoch, index, "noise values"),
         )
 
-    def draw_turn(self, seed: int, epoch: int, index: int, extents: Sequence[int]) -> Turn:
+    def draw_turn(self, seed: int, epoch: int, index: int, extents: Sequence[int]) -> QuarterTurns:
         """The flips, then the rotation, of one sample in one epoch."""
         ndim = len(extents)
         dims = tuple(range(max(0, ndim - 2), ndim)) if self.dims is None else self.dims
         if dims and max(dims) >= ndim:
             raise DataError(f"augment: dims={dims} name a dim that an image of spatial extents {tuple(extents)} lacks")
-        turn = Turn.none(ndim)
+        turn = QuarterTurns.none(ndim)
         if self.flips:
-            turn = Turn.flip(ndim, [d for d in dims if whole_number(2, seed, epoch, index, "flip", d)])
+            turn = QuarterTurns.flip(ndim, [d for d in dims if whole_number(2, seed, epoch, index, "flip", d)])
         if self.rotations and len(dims) > 1:
             plane = (dims[-2], dims[-1])
             if len(dims) > 2:  # any plane of the chosen dims
@@ -93,7 +93,7 @@ class Augment:
             quarters = whole_number(4, seed, epoch, index, "rotation")
             if extents[plane[0]] != extents[plane[1]] and not self.swap:
                 quarters = quarters // 2 * 2
-            turn = turn.then(Turn.rotation(ndim, quarters, plane))
+            turn = turn.then(QuarterTurns.rotation(ndim, quarters, plane))
         return turn
 
 
@@ -101,7 +101,7 @@ class Augment:
 class Drawn:
     """What happens to one sample: its turn; then value → sign · |value|^gamma · gain + offset + noise."""
 
-    turn: Turn
+    turn: QuarterTurns
     gamma: float
     gain: tuple[float, ...]
     offset: tuple[float, ...]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mural.data.loading.piece_reader import MASK, NOTHING, Form, Reader, placed
+from mural.data.loading.piece_reader import MASK, NOTHING, Reader, SampleForm, placed
 from mural.data.loading.pinned import Buffers, Sent
-from mural.data.loading.read_ahead import Batched, Step, target_dtype, target_shape
-from mural.data.loading.step_agreement import Outcome
+from mural.data.loading.read_ahead import Batched, StepRead, target_dtype, target_shape
+from mural.data.loading.step_agreement import BatchOutcome
 from mural.errors import DataError
 from mural.geometry import Cuts
 from mural.shard.layout import Layout
@@ -38,7 +38,7 @@ class Batch:
     indices: tuple[int, ...] = ()
 
 
-def assembled(step: Step, outcome: Outcome, form: Form, waited: float) -> Batch:
+def assembled(step: StepRead, outcome: BatchOutcome, form: SampleForm, waited: float) -> Batch:
     """The batch of the samples that are good on all ranks."""
     reader, batched, kept = step.reader, step.batched, outcome.kept
     mesh, pixels = reader.needs.mesh, reader.pixels
@@ -77,7 +77,7 @@ class Late:
         """The batch's image or target, read now."""
         needs = replace(self.reader.needs, image=part == "image", target=part == "target")
         with ThreadPoolExecutor(1, "mural-reader") as thread:
-            step = Step(replace(self.reader, needs=needs), self.batched, thread, self.buffers, 1)
+            step = StepRead(replace(self.reader, needs=needs), self.batched, thread, self.buffers, 1)
             step.wait()
         sent = step.send()[0 if needs.image else 1]
         for failure in step.failures.values():
@@ -95,7 +95,7 @@ def on_device(
     return ShardedTensor(tensor if len(slots) == len(tensor) else tensor[list(slots)], layout)
 
 
-def target_layout(image: Layout, form: Form, with_channels: bool) -> Layout:
+def target_layout(image: Layout, form: SampleForm, with_channels: bool) -> Layout:
     """Where the targets of images lie: masks cut as the images are, labels along the data axis alone."""
     shape = (image.shape[0], *target_shape(form, with_channels, form.extents))
     dims = (

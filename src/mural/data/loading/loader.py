@@ -16,10 +16,10 @@ from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.piece_reader import Reader
 from mural.data.loading.pinned import Buffers
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
-from mural.data.loading.preflight import Facts, inspect, raise_problems
-from mural.data.loading.read_ahead import Batched, ReadAhead, Step
+from mural.data.loading.preflight import DatasetFacts, inspect, raise_problems
+from mural.data.loading.read_ahead import Batched, ReadAhead, StepRead
 from mural.data.loading.seeded_draws import permutation
-from mural.data.loading.step_agreement import Outcome, check_same, consent
+from mural.data.loading.step_agreement import BatchOutcome, check_same, consent
 from mural.data.threads import readers
 from mural.engine.needs import Needs
 from mural.errors import DataError
@@ -97,7 +97,7 @@ class Loader:
         """The number of batches in an epoch; a batch all of whose samples are bad is left out of it."""
         return -(-len(self.dataset) // self.batch)
 
-    def check(self) -> Facts:
+    def check(self) -> DatasetFacts:
         """Open every file before the run, divided over the ranks: what is wrong is raised on every rank. Collective.
 
         With `skip_bad`, files that cannot be opened are listed in `bad` and never read.
@@ -135,8 +135,8 @@ class Loader:
         check_same(self.dataset, self.mesh, (self.batch, self.seed, self.shuffle, epoch, start))
         workers = readers(self.workers)
 
-        def begin(number: int) -> Step:
-            return Step(self.reader, self.batched(order, epoch, number), workers, self.buffers, self.workers)
+        def begin(number: int) -> StepRead:
+            return StepRead(self.reader, self.batched(order, epoch, number), workers, self.buffers, self.workers)
 
         with closing(ReadAhead(begin, workers, start, stop, self.prefetch)) as ahead:
             for _ in range(start, stop):
@@ -159,7 +159,7 @@ class Loader:
             self.mesh.transport.raised(error)  # the peers would wait for this rank
             raise
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: BatchOutcome) -> None:
         """Raise what failed, or list it."""
         if not outcome.bad:
             return

@@ -14,7 +14,7 @@ from mural.data.loading.augment import Augment, Drawn
 from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.pixels import Pixels
 from mural.data.loading.seeded_draws import whole_number
-from mural.data.loading.turned_view import Turn, View, split
+from mural.data.loading.turned_view import QuarterTurns, View, split
 from mural.data.source import Source, level_of
 from mural.engine.needs import Needs
 from mural.errors import DataError
@@ -34,7 +34,7 @@ NOTHING, MASK, CLASS, VALUE = range(4)
 
 
 @dataclass(frozen=True)
-class Form:
+class SampleForm:
     """What must be equal for samples to be in one batch: channels, extents, and what the target is."""
 
     channels: int
@@ -50,7 +50,7 @@ class Form:
         return [self.channels, len(self.extents), *extents, self.target, self.width]
 
     @classmethod
-    def decoded(cls, code: Sequence[int]) -> Form:
+    def decoded(cls, code: Sequence[int]) -> SampleForm:
         """The form that seven numbers stand for."""
         return cls(code[0], tuple(code[2 : 2 + code[1]]), code[5], code[6])
 
@@ -59,7 +59,7 @@ class Form:
         return f"{(self.channels, *self.extents)} with {targets[self.target]}"
 
 
-def placed(mesh: Mesh, form: Form, counts: Sequence[int], align: int) -> Layout:
+def placed(mesh: Mesh, form: SampleForm, counts: Sequence[int], align: int) -> Layout:
     """The layout of images of a form, of which each coordinate of the data axis holds so many."""
     shape = (sum(counts), form.channels, *form.extents)
     axes = dict(zip(spatial_dims(len(shape), mesh, None), SPATIAL, strict=False)) | {0: "data"}
@@ -67,11 +67,11 @@ def placed(mesh: Mesh, form: Form, counts: Sequence[int], align: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SamplePiece:
     """One sample as this rank reads it: its open sources, how it is seen, and which box of that view is this rank's."""
 
     name: str
-    form: Form
+    form: SampleForm
     image: Source
     level: int
     mask: Source | None
@@ -99,7 +99,7 @@ class Reader:
     pad_to: int
     pad_target: int
 
-    def open(self, index: int, epoch: int) -> Piece:
+    def open(self, index: int, epoch: int) -> SamplePiece:
         """A sample's sources, opened, and this rank's part in them."""
         sample = sample_at(self.samples, index)
         image, mask, mask_level, label = sources_of(sample, self.files.take, self.level, self.pixels)
@@ -108,13 +108,13 @@ class Reader:
         window = self.window(extents, index, epoch, image.name)
         sides = [i.size for i in window]
         drawn = self.augment.draw(self.seed, epoch, index, channels, sides) if self.augment is not None else None
-        view = View(extents, window, drawn.turn if drawn is not None else Turn.none(len(extents)))
+        view = View(extents, window, drawn.turn if drawn is not None else QuarterTurns.none(len(extents)))
         kind = MASK if mask else NOTHING if label is None else VALUE if label.is_floating_point() else CLASS
         width = mask.shape[0] if mask is not None else label.numel() if label is not None and label.ndim else 0
-        form = Form(channels, view.shape, kind, width)
+        form = SampleForm(channels, view.shape, kind, width)
         mesh = self.needs.mesh
         box = placed(mesh, form, (0,) * mesh.size("data"), self.align).box[2:]
-        return Piece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box)
+        return SamplePiece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box)
 
     def window(self, extents: tuple[int, ...], index: int, epoch: int, name: str) -> Box:
         """The part of an image that the model sees, which sticks out where the image is padded."""
@@ -130,7 +130,9 @@ class Reader:
             found.append(Interval(start, start + -(-side // self.pad_to) * self.pad_to))
         return tuple(found)
 
-    def tasks(self, piece: Piece, image: Tensor | None, target: Tensor | None, parts: int) -> list[Callable[[], None]]:
+    def tasks(
+        self, piece: SamplePiece, image: Tensor | None, target: Tensor | None, parts: int
+    ) -> list[Callable[[], None]]:
         """What to call to fill a sample's places in a batch: parts of its box, which several threads may read."""
         behind = piece.view.behind(piece.box)
         parts = min(parts, -(-volume(behind) // LEAST_AT_ONCE))
@@ -143,7 +145,7 @@ class Reader:
                 tasks.append(partial(self.fill_mask, piece, part, target))
         return tasks
 
-    def fill_image(self, piece: Piece, part: Box, out: Tensor) -> None:
+    def fill_image(self, piece: SamplePiece, part: Box, out: Tensor) -> None:
         """Read a box of an image's file into its place in a batch; all work is done there, without further copies."""
         at, work = piece.view.before(part), self.pixels.work
         place = out[(slice(None), *slices(at, piece.box))]
@@ -162,7 +164,7 @@ class Reader:
         if values is not place:
             place.copy_(values)
 
-    def fill_mask(self, piece: Piece, part: Box, out: Tensor) -> None:
+    def fill_mask(self, piece: SamplePiece, part: Box, out: Tensor) -> None:
         """Read a box of a mask's file into its place in a batch."""
         mask = piece.mask
         if mask is None:

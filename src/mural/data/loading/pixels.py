@@ -153,7 +153,6 @@ class ScaledSource(Source):
         self.levels, self.chunks, self.counter = source.levels, source.chunks, source.counter
 
     def read(self, box: Box | None = None, level: int = 0) -> Tensor:
-        """See `Source`."""
         raw = self.source.read(box, level)
         values = raw.to(self.pixels.work, copy=True)
         self.pixels.rescale(values, raw.dtype)

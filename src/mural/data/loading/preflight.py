@@ -25,7 +25,7 @@ DTYPES = tuple(TORCH.values())
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetFacts:
     """What the images of a dataset have in common, and the smallest and largest extent of each spatial dim."""
 
     samples: int
@@ -36,7 +36,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Header:
+class SampleHeader:
     """What a sample's files say of themselves."""
 
     name: str
@@ -50,7 +50,7 @@ class Header:
         return [self.channels, DTYPES.index(self.dtype), len(self.extents)]
 
 
-def check(samples: Samples, mesh: Mesh | None = None, level: int = 0, pixels: Pixels | None = None) -> Facts:
+def check(samples: Samples, mesh: Mesh | None = None, level: int = 0, pixels: Pixels | None = None) -> DatasetFacts:
     """The facts of a dataset, or an error on every rank that lists which samples cannot be used. Collective."""
     facts, problems = inspect(samples, mesh, level, pixels or Pixels())
     raise_problems(problems)
@@ -67,12 +67,12 @@ def raise_problems(problems: Sequence[BadSample]) -> None:
     raise DataError("\n".join([title, *lines, *more]), problems[0].name)
 
 
-def inspect(samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels) -> tuple[Facts, list[BadSample]]:
+def inspect(samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels) -> tuple[DatasetFacts, list[BadSample]]:
     """The facts of the good samples, and the bad ones; every rank opens its share of the files. Collective."""
     count, mine = len(samples), range(*((mesh.rank, len(samples), mesh.world) if mesh else (0, len(samples), 1)))
     with ThreadPoolExecutor(THREADS, thread_name_prefix="mural-preflight") as threads:
         found = dict(zip(mine, threads.map(lambda i: header(samples, i, level, pixels), mine), strict=True))
-    headers = {i: h for i, h in found.items() if isinstance(h, Header)}
+    headers = {i: h for i, h in found.items() if isinstance(h, SampleHeader)}
     texts = {i: h for i, h in found.items() if isinstance(h, str)}
     texts |= unlike(headers, mesh)
     flags = torch.zeros(count, dtype=torch.uint8)
@@ -85,7 +85,7 @@ def inspect(samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels) -> 
     return facts_of(count, good, mesh), problems
 
 
-def header(samples: Samples, index: int, level: int, pixels: Pixels) -> Header | str:
+def header(samples: Samples, index: int, level: int, pixels: Pixels) -> SampleHeader | str:
     """What a sample's files say, or why it cannot be used."""
     taken: list[Source] = []
 
@@ -98,7 +98,7 @@ def header(samples: Samples, index: int, level: int, pixels: Pixels) -> Header |
         sample = sample_at(samples, index)
         name = sample.name
         image, *_ = sources_of(sample, take, level, pixels)
-        return Header(name, image.shape[0], image.dtype, level_of(image, level).shape[1:])
+        return SampleHeader(name, image.shape[0], image.dtype, level_of(image, level).shape[1:])
     except DataError as error:
         return str(error) if name in str(error) else f"{name}: {error}"
     except Exception as error:
@@ -108,7 +108,7 @@ def header(samples: Samples, index: int, level: int, pixels: Pixels) -> Header |
             source.close()
 
 
-def unlike(headers: dict[int, Header], mesh: Mesh | None) -> dict[int, str]:
+def unlike(headers: dict[int, SampleHeader], mesh: Mesh | None) -> dict[int, str]:
     """Of this rank's samples, those whose channels, type or dims differ from the dataset's first good one."""
     first = -int(greatest(mesh, torch.tensor([-min(headers, default=2**40)]), "preflight").item())
     code = headers[first].code if first in headers else [-1, -1, -1]
@@ -125,7 +125,7 @@ def unlike(headers: dict[int, Header], mesh: Mesh | None) -> dict[int, str]:
     return found
 
 
-def facts_of(count: int, good: Sequence[Header], mesh: Mesh | None) -> Facts:
+def facts_of(count: int, good: Sequence[SampleHeader], mesh: Mesh | None) -> DatasetFacts:
     """What all ranks' good samples have in common."""
     codes = torch.full((9,), -(2**40))
     for h in good:
@@ -133,5 +133,5 @@ def facts_of(count: int, good: Sequence[Header], mesh: Mesh | None) -> Facts:
         codes = torch.maximum(codes, torch.cat([torch.tensor(h.code), extents, -extents]))
     channels, dtype, ndim, *extents = greatest(mesh, codes, "preflight").tolist()
     if channels < 0:
-        return Facts(count, 0, torch.uint8, (), ())
-    return Facts(count, channels, DTYPES[dtype], tuple(-n for n in extents[3 : 3 + ndim]), tuple(extents[:ndim]))
+        return DatasetFacts(count, 0, torch.uint8, (), ())
+    return DatasetFacts(count, channels, DTYPES[dtype], tuple(-n for n in extents[3 : 3 + ndim]), tuple(extents[:ndim]))

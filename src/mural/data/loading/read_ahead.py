@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mural.data.image_sample import name_at
-from mural.data.loading.piece_reader import CLASS, MASK, NOTHING, Form, Piece, Reader
+from mural.data.loading.piece_reader import CLASS, MASK, NOTHING, Reader, SampleForm, SamplePiece
 from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.pixels import Pixels
 from mural.data.source import pairs
@@ -25,7 +25,7 @@ NOT_THE_SAMPLE = (MemoryError, ImportError)
 
 
 @dataclass(frozen=True)
-class Failure:
+class UnreadSample:
     """Why a sample could not be read on this rank."""
 
     reason: str
@@ -43,7 +43,7 @@ class Batched:
     """The places in the batch that this rank reads."""
 
 
-class Step:
+class StepRead:
     """This rank's part of one batch under way; `wait` until it is complete.
 
     One task opens the samples, then one for each part of each sample reads it; whatever they raise becomes that
@@ -53,8 +53,8 @@ class Step:
 
     def __init__(self, reader: Reader, batched: Batched, workers: Executor, buffers: Buffers, parts: int):
         self.reader, self.batched, self.workers, self.buffers, self.parts = reader, batched, workers, buffers, parts
-        self.pieces: dict[int, Piece] = {}
-        self.failures: dict[int, Failure] = {}
+        self.pieces: dict[int, SamplePiece] = {}
+        self.failures: dict[int, UnreadSample] = {}
         self.image: Tensor | None = None
         self.target: Tensor | None = None
         self.sent: tuple[Sent | None, Sent | None] | None = None
@@ -111,7 +111,7 @@ class Step:
                 tasks.append(partial(self._run, place, fill))
         return tasks
 
-    def _target_memory(self, form: Form, extents: tuple[int, ...], count: int) -> Tensor | None:
+    def _target_memory(self, form: SampleForm, extents: tuple[int, ...], count: int) -> Tensor | None:
         if form.target == NOTHING or not self.reader.needs.target:
             return None
         shape = target_shape(form, self.reader.pixels.mask == "channels", extents)
@@ -129,7 +129,7 @@ class Step:
         what = f"{name}, box {pairs(box)}" if box is not None else name
         hint = "" if isinstance(error, DataError) else ": the file may be damaged, or the disk: check it or replace it"
         words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{hint}"
-        self.failures.setdefault(place, Failure(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
+        self.failures.setdefault(place, UnreadSample(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
 
     def send(self) -> tuple[Sent | None, Sent | None]:
         """Image and target on their way to the device, once."""
@@ -154,12 +154,12 @@ class ReadAhead:
     [ 4 ]  [ 5 ][ 6 ]                  7, 8, … are not begun
     """
 
-    def __init__(self, begin: Callable[[int], Step], workers: Executor, start: int, stop: int, prefetch: int):
+    def __init__(self, begin: Callable[[int], StepRead], workers: Executor, start: int, stop: int, prefetch: int):
         self.begin, self.workers, self.prefetch = begin, workers, prefetch
         self.begun, self.stop = start, stop
-        self.steps: deque[Step] = deque()
+        self.steps: deque[StepRead] = deque()
 
-    def next(self) -> tuple[Step, float]:
+    def next(self) -> tuple[StepRead, float]:
         """The next step, complete, and the seconds that it was waited for."""
         while self.begun < self.stop and len(self.steps) <= self.prefetch:
             self.steps.append(self.begin(self.begun))
@@ -178,12 +178,12 @@ class ReadAhead:
         self.steps.clear()
 
 
-def target_dtype(form: Form, pixels: Pixels) -> torch.dtype:
+def target_dtype(form: SampleForm, pixels: Pixels) -> torch.dtype:
     """The type of targets of a form."""
     return pixels.target_dtype if form.target == MASK else torch.int64 if form.target == CLASS else pixels.dtype
 
 
-def target_shape(form: Form, with_channels: bool, extents: tuple[int, ...]) -> tuple[int, ...]:
+def target_shape(form: SampleForm, with_channels: bool, extents: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of one sample's target whose spatial extents are these."""
     if form.target == MASK:
         return (form.width, *extents) if with_channels else extents

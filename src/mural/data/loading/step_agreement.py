@@ -13,8 +13,8 @@ import torch
 
 from mural.comm.failure.agree import greatest, said
 from mural.data.image_sample import BadSample, Samples, name_at
-from mural.data.loading.piece_reader import Form
-from mural.data.loading.read_ahead import Step
+from mural.data.loading.piece_reader import SampleForm
+from mural.data.loading.read_ahead import StepRead
 from mural.errors import DataError
 from mural.ranks import Mesh
 
@@ -25,18 +25,18 @@ FORM = 7
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """What became of a batch, the same on every rank: the names of its samples, which of them are good, their form."""
 
     names: tuple[str, ...]
     kept: tuple[int, ...]
     """The places in the batch whose samples are good on all ranks."""
-    form: Form | None
+    form: SampleForm | None
     bad: tuple[BadSample, ...]
     fatal: bool
 
 
-def consent(step: Step, samples: Samples, mesh: Mesh) -> Outcome:
+def consent(step: StepRead, samples: Samples, mesh: Mesh) -> BatchOutcome:
     """What all ranks make of a step; raises on every rank if samples cannot be in one batch. Collective."""
     states, speakers, forms = exchanged(step, mesh)
     names = names_of(step, samples, mesh)
@@ -49,10 +49,10 @@ def consent(step: Step, samples: Samples, mesh: Mesh) -> Outcome:
             bad.append(BadSample(index, names[place], f"rank {speakers[place]} could not read {text}"))
     good = {place: form for place, form in enumerate(forms) if form is not None}
     fatal = FATAL in states
-    return Outcome(names, tuple(good), None if bad and fatal else agreed_form(good, names), tuple(bad), fatal)
+    return BatchOutcome(names, tuple(good), None if bad and fatal else agreed_form(good, names), tuple(bad), fatal)
 
 
-def exchanged(step: Step, mesh: Mesh) -> tuple[list[int], list[int], list[Form | None]]:
+def exchanged(step: StepRead, mesh: Mesh) -> tuple[list[int], list[int], list[SampleForm | None]]:
     """For each place of a batch: its worst state on any rank, the first rank that failed there, and its form.
 
     Every number travels with its negative, so that the greatest of both shows whether ranks disagree.
@@ -68,14 +68,15 @@ def exchanged(step: Step, mesh: Mesh) -> tuple[list[int], list[int], list[Form |
             table[place, 2:] = torch.cat([code, -code])
     table = greatest(mesh, table, "samples")
     codes, negated = table[:, 2 : 2 + FORM], -table[:, 2 + FORM :]
-    forms: list[Form | None] = []
+    forms: list[SampleForm | None] = []
     for state, code, other in zip(table[:, 0].tolist(), codes, negated, strict=True):
         if state == GOOD and not torch.equal(code, other):
+            seen = [SampleForm.decoded(form.tolist()) for form in (code, other)]
             raise DataError(
-                f"ranks see different shapes of one image of step {batched.number} ({Form.decoded(code.tolist())} and "
-                f"{Form.decoded(other.tolist())}): let every machine read the same files"
+                f"ranks see different shapes of one image of step {batched.number} ({seen[0]} and {seen[1]}): let "
+                f"every machine read the same files"
             )
-        forms.append(Form.decoded(code.tolist()) if state == GOOD else None)
+        forms.append(SampleForm.decoded(code.tolist()) if state == GOOD else None)
     return table[:, 0].tolist(), [mesh.world - s for s in table[:, 1].tolist()], forms
 
 
@@ -94,7 +95,7 @@ def check_same(samples: Samples, mesh: Mesh, settings: Sequence[int]) -> None:
         )
 
 
-def names_of(step: Step, samples: Samples, mesh: Mesh) -> tuple[str, ...]:
+def names_of(step: StepRead, samples: Samples, mesh: Mesh) -> tuple[str, ...]:
     """The names of all samples of a batch; exchanged where the dataset tells none without making the sample."""
     named = [name_at(samples, index) for index in step.batched.indices]
     if all(named):
@@ -104,7 +105,7 @@ def names_of(step: Step, samples: Samples, mesh: Mesh) -> tuple[str, ...]:
     return tuple(name or f"sample {index}" for name, index in zip(found, step.batched.indices, strict=True))
 
 
-def agreed_form(forms: dict[int, Form], names: Sequence[str]) -> Form | None:
+def agreed_form(forms: dict[int, SampleForm], names: Sequence[str]) -> SampleForm | None:
     """The one form of all samples of a batch, or an error that names two that differ."""
     if not forms:
         return None

@@ -23,11 +23,11 @@ from mural.geometry import Box, Interval, volume
 
 
 @dataclass(frozen=True)
-class Turn:
+class QuarterTurns:
     """Flips and quarter turns: dim d of the result is dim `dims[d]` of the original, reversed where `flips[d]`.
 
-    >>> quarter = Turn.rotation(2, 1, (0, 1))
-    >>> quarter, quarter.then(quarter) == Turn.rotation(2, 2, (0, 1))
+    >>> quarter = QuarterTurns.rotation(2, 1, (0, 1))
+    >>> quarter, quarter.then(quarter) == QuarterTurns.rotation(2, 2, (0, 1))
     (Turn(dims=(1, 0), flips=(True, False)), True)
     """
 
@@ -35,17 +35,17 @@ class Turn:
     flips: tuple[bool, ...]
 
     @classmethod
-    def none(cls, ndim: int) -> Turn:
+    def none(cls, ndim: int) -> QuarterTurns:
         """The turn that changes nothing."""
         return cls(tuple(range(ndim)), (False,) * ndim)
 
     @classmethod
-    def flip(cls, ndim: int, dims: Sequence[int]) -> Turn:
+    def flip(cls, ndim: int, dims: Sequence[int]) -> QuarterTurns:
         """Those dims reversed."""
         return cls(tuple(range(ndim)), tuple(d in dims for d in range(ndim)))
 
     @classmethod
-    def rotation(cls, ndim: int, quarters: int, plane: tuple[int, int]) -> Turn:
+    def rotation(cls, ndim: int, quarters: int, plane: tuple[int, int]) -> QuarterTurns:
         """Quarter turns in a plane, in the direction of `torch.rot90`."""
         found, (a, b) = cls.none(ndim), plane
         dims, flips = list(found.dims), list(found.flips)
@@ -55,9 +55,9 @@ class Turn:
             found = found.then(quarter)
         return found
 
-    def then(self, other: Turn) -> Turn:
+    def then(self, other: QuarterTurns) -> QuarterTurns:
         """This turn, and another one of its result."""
-        return Turn(
+        return QuarterTurns(
             tuple(self.dims[d] for d in other.dims),
             tuple(flip != self.flips[d] for d, flip in zip(other.dims, other.flips, strict=True)),
         )
@@ -74,14 +74,14 @@ class Turn:
 class View:
     """The image that the model sees: a window of the file's spatial extents, turned.
 
-    >>> view = View((100, 80), (Interval(10, 60), Interval(0, 80)), Turn.rotation(2, 1, (0, 1)))
+    >>> view = View((100, 80), (Interval(10, 60), Interval(0, 80)), QuarterTurns.rotation(2, 1, (0, 1)))
     >>> view.shape, view.behind((Interval(0, 8), Interval(0, 50)))
     ((80, 50), (Interval(start=10, stop=60), Interval(start=72, stop=80)))
     """
 
     extents: tuple[int, ...]
     window: Box
-    turn: Turn
+    turn: QuarterTurns
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mural.data.image_sample import Sample, is_path
-from mural.data.loading.preflight import Facts, check
+from mural.data.loading.preflight import DatasetFacts, check
 from mural.data.loading.seeded_draws import permutation
 from mural.data.sets.pairing import expand, listed, pair
 from mural.errors import DataError
@@ -98,7 +98,7 @@ class Dataset:
         held, kept = sorted(order[:count]), sorted(order[count:])
         return Dataset.of(self.samples[i] for i in kept), Dataset.of(self.samples[i] for i in held)
 
-    def check(self, mesh: Mesh | None = None) -> Facts:
+    def check(self, mesh: Mesh | None = None) -> DatasetFacts:
         """Open every file before a run: masks must have their image's size, all images the same channels and type.
 
         The files are divided over the ranks of the mesh, and what is wrong is raised on every rank. Collective.

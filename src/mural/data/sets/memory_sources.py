@@ -35,7 +35,6 @@ class Unfiled(Source):
         """The pixels of a box that lies inside the image."""
 
     def read(self, box: Box | None = None, level: int = 0) -> Tensor:
-        """See `Source`."""
         level_of(self, level)
         place = checked_box(self.name, box, self.shape)
         part = self.part(place)
@@ -72,7 +71,6 @@ class ArraySource(Unfiled):
         super().__init__(name, self.values.shape, self.values.dtype)
 
     def part(self, box: geometry.Box) -> Tensor:
-        """See `Unfiled`."""
         return self.values[slices(box)]
 
 
@@ -97,5 +95,4 @@ class ComputedSource(Unfiled):
         super().__init__(name, shape, dtype)
 
     def part(self, box: geometry.Box) -> Tensor:
-        """See `Unfiled`."""
         return self.compute(box).to(self.dtype)

@@ -131,7 +131,6 @@ class Synthetic(Unfiled):
         super().__init__(name, shape, torch.uint8, TILES[len(extents)])
 
     def part(self, box: geometry.Box) -> torch.Tensor:
-        """See `Unfiled`."""
         channels, spatial = box[0], box[1:]
         out = np.empty([i.size for i in box], np.uint8)
         edges = [range(i.start, i.stop, tile) for i, tile in zip(spatial, self.chunks[1:], strict=True)]

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb
 
 from mural.report.graph_drawing.outline import Box, Level, Outline
-from mural.report.graph_drawing.stages import Stage, stages_in
+from mural.report.graph_drawing.stages import DrawnStage, stages_in
 from mural.report.words import count_in_words, flops_in_words, shapes_in_words
 
 
-def dot(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None) -> str:
+def dot(outline: Outline, stages: Sequence[DrawnStage] = (), level: Level | None = None) -> str:
     """The text of a DOT file, by default with all layers; blocks that are folded at a level are nodes."""
     opened = outline.opened(level or "layer")
     lines = [
@@ -26,7 +26,9 @@ def dot(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = No
     return "\n".join(lines) + "\n"
 
 
-def box_lines(outline: Outline, box: Box, opened: frozenset[int], stages: Sequence[Stage], depth: int) -> Iterator[str]:
+def box_lines(
+    outline: Outline, box: Box, opened: frozenset[int], stages: Sequence[DrawnStage], depth: int
+) -> Iterator[str]:
     """The lines of a box and of what is seen inside it; the model itself has no cluster around it."""
     pad = "  " * depth
     if box.id not in opened:
@@ -42,7 +44,7 @@ def box_lines(outline: Outline, box: Box, opened: frozenset[int], stages: Sequen
         yield f"{pad}}}"
 
 
-def attributes(outline: Outline, box: Box, stages: Sequence[Stage]) -> str:
+def attributes(outline: Outline, box: Box, stages: Sequence[DrawnStage]) -> str:
     """What a node says, what it says under the mouse, and its stage's colour: two where it lies in several."""
     inside = stages_in(stages, box.start, box.stop)
     where = ", ".join(stage.name for stage in inside)
@@ -63,10 +65,10 @@ def tooltip(outline: Outline, box: Box) -> str:
     return f"{box.site or box.name}: {count_in_words(parameters)} parameters, {flops_in_words(flops)}"
 
 
-def colour(stage: Stage) -> str:
+def colour(stage: DrawnStage) -> str:
     """A stage's colour, light enough for black text.
 
-    >>> colour(Stage("stage 0", 210, 0, 1))
+    >>> colour(DrawnStage("stage 0", 210, 0, 1))
     '#d4e8fc'
     """
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(stage.hue / 360, 0.91, 0.87))

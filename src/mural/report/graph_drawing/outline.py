@@ -16,7 +16,7 @@ from typing import Literal
 from torch.utils import _pytree as pytree
 
 from mural.graph.blocks import LEVELS, Level, check_level
-from mural.graph.nesting import Nesting, Span
+from mural.graph.nesting import NestedSpan, Nesting
 from mural.graph.nodes import Graph, Node, Shape, Source
 from mural.graph.sites import At
 from mural.graph.work import node_costs
@@ -176,13 +176,13 @@ class Growing:
         """The outline: the model with its inputs, what happens in it, and its outputs."""
         graph, end = self.graph, len(self.graph)
         outputs = tuple(value.shape for value in graph.outputs)
-        self.add(None, "block", Span(graph.calls[0].kind or "model", "", 0, end), outputs, "module")
+        self.add(None, "block", NestedSpan(graph.calls[0].kind or "model", "", 0, end), outputs, "module")
         for value in graph.inputs:
-            self.of[value.name] = self.add(0, "input", Span(value.name, "", 0, 0), (value.shape,))
+            self.of[value.name] = self.add(0, "input", NestedSpan(value.name, "", 0, 0), (value.shape,))
         self.fill(0, 0)
         pairs = [(source, self.of[node.id]) for node in graph for source in node.needs]
         for value in graph.outputs:
-            box = self.add(0, "output", Span(value.name, "", end, end), (value.shape,))
+            box = self.add(0, "output", NestedSpan(value.name, "", end, end), (value.shape,))
             pairs += [(source, box) for source in (value.source, *value.after)]
         inside: dict[int | None, list[int]] = {}
         for box in self.boxes:
@@ -192,7 +192,7 @@ class Growing:
         return Outline(graph, tuple(boxes), tuple(edges))
 
     def add(
-        self, parent: int | None, role: Role, span: Span, shapes: Iterable[Shape], level: Level | None = None
+        self, parent: int | None, role: Role, span: NestedSpan, shapes: Iterable[Shape], level: Level | None = None
     ) -> int:
         """Put a box into another, under its own part of its name: `conv` for `head.conv` in `head`."""
         outer = self.boxes[parent].site.partition("@")[0] if parent else ""
@@ -209,7 +209,7 @@ class Growing:
         for piece in nesting.listed(call) if call == nesting.top else nesting.pieces(call):
             self.add_piece(piece, call, parent)
 
-    def add_piece(self, piece: Span, call: int, parent: int) -> None:
+    def add_piece(self, piece: NestedSpan, call: int, parent: int) -> None:
         """Put one thing that happens in a call into a box."""
         nesting = self.nesting
         if len(piece.calls) > 1:
@@ -234,7 +234,7 @@ class Growing:
             at = self.graph.calls[at].parent
         return found
 
-    def add_layer(self, piece: Span, parent: int) -> None:
+    def add_layer(self, piece: NestedSpan, parent: int) -> None:
         """Put a layer into a box; one that makes several calls of functions has a box for each inside."""
         nodes = self.graph.nodes[piece.start : piece.stop]
         if len(nodes) == 1:
@@ -245,10 +245,10 @@ class Growing:
         layer = self.add(parent, "layer", piece, self.shapes(piece))
         for node in nodes:
             self.of[node.id] = self.add_operation(
-                node, layer, "operation", Span(node.site, node.op, node.id, node.id + 1)
+                node, layer, "operation", NestedSpan(node.site, node.op, node.id, node.id + 1)
             )
 
-    def add_operation(self, node: Node, parent: int, role: Role, piece: Span) -> int:
+    def add_operation(self, node: Node, parent: int, role: Role, piece: NestedSpan) -> int:
         """Put a node into a box, named by its operation if no module is its own."""
         box = self.add(parent, role, piece, node.output_shapes)
         if not piece.calls:
@@ -256,7 +256,7 @@ class Growing:
             self.boxes[box] = replace(self.boxes[box], name=name, kind="")
         return box
 
-    def shapes(self, piece: Span) -> tuple[Shape, ...]:
+    def shapes(self, piece: NestedSpan) -> tuple[Shape, ...]:
         """The shapes of what a piece gives back."""
         if not piece.calls:
             return self.graph.nodes[piece.start].output_shapes

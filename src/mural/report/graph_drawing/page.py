@@ -14,14 +14,14 @@ from typing import Any
 from mural.graph.nodes import Graph
 from mural.report import shell
 from mural.report.graph_drawing.outline import Box, Level, Outline
-from mural.report.graph_drawing.stages import Stage
+from mural.report.graph_drawing.stages import DrawnStage
 from mural.report.shell import asset
 from mural.report.words import bytes_in_words, count_in_words, flops_in_words, shapes_in_words
 
 FOLDER, SCRIPTS = "graph_drawing", ("layout", "inside", "draw", "app", "input")
 
 
-def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = None) -> str:
+def page(outline: Outline, stages: Sequence[DrawnStage] = (), level: Level | None = None) -> str:
     """The text of the page; `level` says what is open at first."""
     data = json.dumps(contents(outline, stages, level), ensure_ascii=False, separators=(",", ":"))
     body = Template(asset(f"{FOLDER}/page.html")).substitute(
@@ -31,7 +31,7 @@ def page(outline: Outline, stages: Sequence[Stage] = (), level: Level | None = N
     return shell.page(outline.boxes[0].name, body, asset(f"{FOLDER}/page.css"))
 
 
-def contents(outline: Outline, stages: Sequence[Stage], level: Level | None) -> dict[str, Any]:
+def contents(outline: Outline, stages: Sequence[DrawnStage], level: Level | None) -> dict[str, Any]:
     """What the page shows, as JSON: a column for each property of a box, and the nets inside each block."""
     return {
         "title": outline.boxes[0].name,

@@ -20,7 +20,7 @@ HUES = (210, 28, 140, 275, 345, 52, 180, 310, 100, 240, 10, 160)
 
 
 @dataclass(frozen=True)
-class Stage:
+class DrawnStage:
     """A piece of the model: the nodes from `start` to `stop` - 1, drawn in the colour of a `hue` in degrees."""
 
     name: str
@@ -29,19 +29,19 @@ class Stage:
     stop: int
 
 
-def stages_of(outline: Outline, stages: Stages | None) -> tuple[Stage, ...]:
+def stages_of(outline: Outline, stages: Stages | None) -> tuple[DrawnStage, ...]:
     """The stages of a drawing; none where none are given."""
     if stages is None:
         return ()
     starts = equal_starts(outline, stages) if isinstance(stages, int) else starts_of(outline.graph, stages)
     ends = [*starts[1:], len(outline.graph)]
     return tuple(
-        Stage(f"stage {number}", HUES[number] if number < len(HUES) else round(number * 137.5) % 360, start, stop)
+        DrawnStage(f"stage {number}", HUES[number] if number < len(HUES) else round(number * 137.5) % 360, start, stop)
         for number, (start, stop) in enumerate(zip(starts, ends, strict=True))
     )
 
 
-def stages_in(stages: Sequence[Stage], start: int, stop: int) -> list[Stage]:
+def stages_in(stages: Sequence[DrawnStage], start: int, stop: int) -> list[DrawnStage]:
     """The stages that some of the nodes from `start` to `stop` - 1 belong to."""
     return [stage for stage in stages if max(stage.start, start) < min(stage.stop, stop)]
 

@@ -56,7 +56,7 @@ def fusing(on: bool | None = None, constants: Constants | None = None) -> Genera
 
 
 @dataclass
-class Memory:
+class FuseMemory:
     """What is known of the programs that ran on a mesh."""
 
     sites: dict[Any, Site | None] = field(default_factory=dict[Any, "Site | None"])
@@ -75,11 +75,11 @@ class Memory:
         self.sites[key] = site
 
 
-def memory_of(layout: Layout) -> Memory:
+def memory_of(layout: Layout) -> FuseMemory:
     """The memory of a mesh."""
     transport = layout.mesh.transport
     if transport.memory is None:
-        transport.memory = Memory()
+        transport.memory = FuseMemory()
     return transport.memory
 
 

@@ -52,7 +52,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Part:
+class FusedLayer:
     """One layer among those that share an exchange."""
 
     layer: Layer
@@ -74,7 +74,7 @@ def alone(layer: Layer, constants: Constants, gradients: bool) -> float:
     return sum(constants.strips - constants.latency + max(0.0, travel - hidden) for hidden in passes)
 
 
-def together(parts: Sequence[Part], constants: Constants, gradients: bool) -> float:
+def together(parts: Sequence[FusedLayer], constants: Constants, gradients: bool) -> float:
     """Seconds that a shared exchange adds: its wait, the copies, and what is computed again."""
     if any(part.piece > constants.piece for part in parts):
         return inf

@@ -19,7 +19,7 @@ from math import inf, prod
 from typing import Any
 
 from mural.geometry import Interval, Reads, Window
-from mural.shard.halo.fuse_cost import Constants, Layer, Part, alone, first_part, together
+from mural.shard.halo.fuse_cost import Constants, FusedLayer, Layer, alone, first_part, together
 from mural.shard.halo.margin import Spans, common, covers, hull, own_spans
 from mural.shard.layout import Layout
 
@@ -238,12 +238,12 @@ def _price(members: dict[Site, int], first: int, last: int, constants: Constants
     outs = needs(members, first, last)
     if outs is None:
         return inf
-    parts: list[Part] = []
+    parts: list[FusedLayer] = []
     for site, spans in outs.items():
         ins, owned, lead = site.reads(spans), own_spans(site.have), site.have.ndim - len(site.dims)
         if not ins or (site in starts and thin(ins, owned)):
             return inf
         read = largest(ins, lead)
         halo = site.width * (read - largest(common(ins, owned), lead)) if site in starts else None
-        parts.append(Part(site.layer, largest(spans, lead) - site.layer.outputs, read * site.width, halo))
+        parts.append(FusedLayer(site.layer, largest(spans, lead) - site.layer.outputs, read * site.width, halo))
     return together(parts, costs, gradients)

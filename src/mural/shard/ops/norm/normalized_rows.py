@@ -26,7 +26,7 @@ CHUNK = 2**22
 
 
 @dataclass(frozen=True)
-class Rows:
+class NormRows:
     """How a norm sees a tensor of N images and C channels."""
 
     images: int
@@ -90,7 +90,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Rows, eps: float, mesh: Mesh,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: NormRows, eps: float, mesh: Mesh,
         peers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         mine = row_moments(x)
@@ -113,7 +113,7 @@ class _Normalize(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        rows: Rows = ctx.rows
+        rows: NormRows = ctx.rows
 
         def over_ranks(sums: Tensor) -> Tensor:
             return stack(sums, ctx.peers, ctx.mesh.rank, ctx.mesh.transport, "norm statistics backward").sum(0)
@@ -136,7 +136,7 @@ Merge = Callable[[Tensor], Tensor] | None
 
 
 def cuda_gradients(
-    grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: Rows, merge: Merge
+    grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: NormRows, merge: Merge
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of x, and of weight and bias per row, by the kernels that torch has for statistics over ranks."""
     mean, _, rstd, _ = saved
@@ -151,7 +151,7 @@ def cuda_gradients(
 
 
 def general_gradients(
-    grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: Rows, merge: Merge
+    grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: NormRows, merge: Merge
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of x, and of weight and bias per row, on any device."""
     mean, variance, rstd, eps = saved
@@ -189,7 +189,7 @@ def project(gx: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, shares: list[Tens
 
 
 def normalize(
-    x: ShardedTensor, rows: Rows, weight: Tensor | None, bias: Tensor | None, axes: tuple[str, ...], eps: float
+    x: ShardedTensor, rows: NormRows, weight: Tensor | None, bias: Tensor | None, axes: tuple[str, ...], eps: float
 ) -> tuple[Tensor, Tensor]:
     """The normalized piece and the moments of all groups."""
     with torch.autocast(x.device.type, enabled=False):

@@ -16,7 +16,7 @@ from mural.shard.halo.fuse import mapped
 from mural.shard.in_time import lowered, raised_again
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.cuda_kernels import Buffers, batch_norm_cuda
-from mural.shard.ops.norm.normalized_rows import Rows, normalize
+from mural.shard.ops.norm.normalized_rows import NormRows, normalize
 from mural.shard.ops.norm.rank_statistics import batch_norm_by_rank, by_microbatch, by_rank
 from mural.shard.relayout import gather
 from mural.shard.table import register
@@ -74,7 +74,7 @@ def of_batch(
         fast = batch_norm_cuda(x, weight, bias, running, axes, momentum, eps)
         if fast is not None:
             return fast
-    rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
+    rows = NormRows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
     local, moments = normalize(x, rows, weight, bias, axes, eps)
     with torch.no_grad():
         update(mean, moments[1], momentum)
@@ -117,7 +117,7 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
     if not x.placement.axes_of((0, *dims)) and x.local.numel():
         return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
-    rows = Rows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=True)
+    rows = NormRows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=True)
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     if mean is not None or var is not None:
         with torch.no_grad():
@@ -144,7 +144,7 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     wide = result_dtype(func, x.local, weight)
     x = ShardedTensor(x.local.to(wide), x.placement)  # where autocast normalizes in float32
     count = prod(x.shape[1:]) // groups
-    rows = Rows(x.local.shape[0], x.shape[1], groups, count, per_image=True)
+    rows = NormRows(x.local.shape[0], x.shape[1], groups, count, per_image=True)
     local, _ = normalize(x, rows, weight, bias, x.placement.axes_of(range(2, x.ndim)), eps)
     return ShardedTensor(local, x.placement)
 

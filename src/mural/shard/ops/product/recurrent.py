@@ -41,7 +41,7 @@ def check_whole(x: ShardedTensor, dims: dict[int, str], name: str) -> None:
             )
 
 
-class Batch:
+class MergedBatch:
     """The batch of a layer's input, which may merge several dims of the placement, and what of it is here."""
 
     def __init__(self, x: ShardedTensor, dim: int):
@@ -113,7 +113,7 @@ def layer(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The output and the last states of a layer whose batch alone is cut."""
     at = 0 if options[-1] else 1
-    batch = Batch(x, at)
+    batch = MergedBatch(x, at)
     piece = unfolded(x).local.flatten(at, at + len(batch.dims) - 1)
     here = piece.shape[at]
     inputs = some(piece, at, piece)
@@ -133,7 +133,7 @@ def cells(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     check_whole(x, {1: "features"}, name)
     if any(n > 1 for n in x.folds[1:]):
         return on_settled(func, args, kwargs)
-    batch = Batch(x, 0)
+    batch = MergedBatch(x, 0)
     piece = unfolded(x).local.flatten(0, len(batch.dims) - 1)
     several = isinstance(hx, (tuple, list))
     mine = [some(batch.state(s, 0), 0, piece) for s in (hx if several else [hx])]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mural.comm import fetch
-from mural.comm.exchange import Route
+from mural.comm.exchange import ExchangeRoute
 from mural.geometry import Box, Interval, slices
 from mural.shard.layout import Layout
 from mural.shard.relayout import pull, stacked
@@ -20,7 +20,7 @@ def fetched(x: ShardedTensor, mine: Box, name: str) -> Tensor:
     asked = stacked(torch.tensor([list(interval) for interval in mine]), mesh, axes, name).tolist()
     places = {rank: layout.box_at(mesh.coordinates_of(rank)) for rank in mesh.peers(axes)}
     needs = {rank: tuple((Interval(int(a), int(b)),) for a, b in box) for rank, box in zip(places, asked, strict=True)}
-    plan = Route.of(mesh.rank, places, needs)
+    plan = ExchangeRoute.of(mesh.rank, places, needs)
     return fetch(x.local, plan, mesh.transport, name)
 
 
