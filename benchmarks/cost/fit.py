@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from layers import Case
 
-from mural.cost.effects import effects
-from mural.cost.model import SHORTEST, Curve, Model, Phase
+from mural.cost.call_features import CallFeatures, work_of
+from mural.cost.fitted_model import SHORTEST, Curve, Model, Phase
+from mural.cost.memory_effects import effects
 from mural.cost.rates import Rates
 from mural.cost.roofline import terms, variant
 from mural.cost.trees import LEAF, Numbers, Trees
-from mural.cost.work import CallFeatures, work_of
 from mural.graph import capture
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 
 PHASES: tuple[Phase, Phase] = ("forward", "backward")
 SETTINGS: dict[str, Any] = {

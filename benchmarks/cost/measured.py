@@ -19,7 +19,7 @@ from mural.cost import replay
 from mural.cost.clock import Clock, CpuClock
 from mural.cost.trial import trial
 from mural.graph import Graph, capture
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Place
 
 THRESHOLD = "MALLOC_MMAP_THRESHOLD_"

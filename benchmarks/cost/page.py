@@ -16,10 +16,10 @@ from polynomial import polynomials
 from predicted import Row, rows, summary
 from twelve import Twelve
 
-from mural.cost.model import load
+from mural.cost.fitted_model import load
 from mural.cost.predict import times
 from mural.graph import capture
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 
 MODELS = {"cuda": "h200", "cpu": "cpu"}
 TITLES = {

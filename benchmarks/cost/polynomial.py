@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from fit import Sample
 
-from mural.cost.work import CallFeatures
+from mural.cost.call_features import CallFeatures
 
 DEGREE = 3
 

@@ -13,12 +13,12 @@ import numpy as np
 from polynomial import Polynomial
 
 from mural.cost import replay
-from mural.cost.effects import effects
-from mural.cost.memory import Walk
-from mural.cost.model import Model
+from mural.cost.call_features import work_of
+from mural.cost.fitted_model import Model
+from mural.cost.memory_effects import effects
+from mural.cost.memory_walk import Walk
 from mural.cost.predict import Times, times
 from mural.cost.trees import Trees
-from mural.cost.work import work_of
 
 Record = dict[str, Any]
 TYPICAL = {"cpu": min, "cuda": median}

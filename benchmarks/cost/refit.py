@@ -15,7 +15,7 @@ from trials import release, try_case
 
 from mural.cost.cache import cache_folder, setting
 from mural.cost.clock import clock_of
-from mural.cost.model import Model
+from mural.cost.fitted_model import Model
 from mural.cost.rates import Rates, rates
 
 COUNT = 20000

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from mural.graph import Graph
 from mural.graph.bytes import kept, lies_in, owning, size_of
-from mural.graph.cuts import cut_points
+from mural.graph.cut_points import cut_points
 from mural.graph.liveness import flows
 from mural.graph.nodes import Source
-from mural.pipeline.optimum import least_largest, least_sum
-from mural.pipeline.stage_costs import received_matrix
+from mural.pipeline.cut_search import least_largest, least_sum
+from mural.pipeline.stage_traffic import received_matrix
 
 Span = tuple[int, int]
 COPIES = 2

@@ -19,7 +19,7 @@ from mural.engine.example_image import graph_for
 from mural.engine.recompute import chosen
 from mural.engine.stage_starts import stage_starts
 from mural.graph import Graph
-from mural.graph.cuts import cut_name, resolve_cuts
+from mural.graph.cut_points import cut_name, resolve_cuts
 from mural.pipeline.partition import bound, partition
 from mural.plans import Plan
 

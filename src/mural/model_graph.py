@@ -14,12 +14,12 @@ from mural.graph import capture as calls
 from mural.graph.blocks import Block, Branch, Level, blocks, tree
 from mural.graph.bytes import Bytes, bytes_in
 from mural.graph.capture import Dtypes, Shapes
-from mural.graph.cuts import cut_points, resolve_cuts
+from mural.graph.cut_points import cut_points, resolve_cuts
 from mural.graph.edges import CrossingValue, edges
 from mural.graph.liveness import Flow, alive
 from mural.graph.nodes import Graph
-from mural.graph.split import StageModule, split
-from mural.graph.work import GraphWork, table, work
+from mural.graph.stage_modules import StageModule, split
+from mural.graph.work_and_depth import GraphWork, table, work
 from mural.plans import Plan
 from mural.report.graph_drawing.draw import draw
 from mural.report.graph_drawing.stages import Stages

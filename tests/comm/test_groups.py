@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import mural
-from mural.comm import processes
+from mural.comm import hosts
 from mural.comm.failure import connections
 from mural.comm.failure.alarm import Awaited
 from mural.errors import PeerError
@@ -118,16 +118,16 @@ def test_a_rank_that_was_killed_ends_the_groups_of_the_others(followed: bool) ->
 
 
 def test_processes_that_ended() -> None:
-    code = "from mural.comm.processes import identity; print(repr(identity()), flush=True); input()"
+    code = "from mural.comm.hosts import identity; print(repr(identity()), flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     other = eval(child.stdout.readline())
-    assert not processes.has_ended(other)
+    assert not hosts.has_ended(other)
     child.kill()
     deadline = time.monotonic() + 5
-    while not processes.has_ended(other) and time.monotonic() < deadline:
+    while not hosts.has_ended(other) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert processes.has_ended(other)  # nobody has reaped it yet
+    assert hosts.has_ended(other)  # nobody has reaped it yet
     child.communicate()
-    assert processes.has_ended(other)
-    assert not processes.has_ended("\n".join(["elsewhere", *other.split("\n")[1:]]))
+    assert hosts.has_ended(other)
+    assert not hosts.has_ended("\n".join(["elsewhere", *other.split("\n")[1:]]))

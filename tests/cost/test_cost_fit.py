@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mural.cost import load
-from mural.cost.model import Model
+from mural.cost.fitted_model import Model
 from mural.cost.rates import Rates
 from mural.cost.roofline import terms
 

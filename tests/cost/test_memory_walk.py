@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mural import models
-from mural.cost.effects import effects
-from mural.cost.memory import Peak, Walk
-from mural.cost.tally import Tally, exact
+from mural.cost.memory_effects import effects
+from mural.cost.memory_tally import Tally, exact
+from mural.cost.memory_walk import Peak, Walk
 from mural.errors import PlanError
 from mural.graph import Graph, capture
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 from zoo import dense, timm_model, vit
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from mural import models
 from mural.cost import Cache, Estimate, Hardware, Link, Timing, block, blocks, load, measure, peak, seconds
-from mural.cost.model import shipped
+from mural.cost.call_features import work_of
+from mural.cost.fitted_model import shipped
 from mural.cost.predict import queued, times
 from mural.cost.roofline import variant
-from mural.cost.work import work_of
 from mural.errors import PlanError
 from mural.graph import capture
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])

@@ -16,7 +16,7 @@ from mural.graph import Graph
 from mural.graph.adjacency import adjacency
 from mural.graph.blocks import LEVELS, Level, blocks, tree
 from mural.graph.bytes import bytes_in, node_bytes
-from mural.graph.work import work
+from mural.graph.work_and_depth import work
 from printed import Basic, Interconnected
 from zoo import dense, swin, vit
 

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import mural
 from mural import models
 from mural.graph import Graph
-from mural.graph.counts import argument
 from mural.graph.facts import FACTS, KIND_OF
-from mural.graph.formulas import Work
-from mural.graph.work import Parallelism, node_costs, table, work
+from mural.graph.operation_counts import argument
+from mural.graph.work_and_depth import Parallelism, node_costs, table, work
+from mural.graph.work_formulas import Work
 from mural.shard.table import KINDS
 from zoo import dense, swin, timm_model, vision, vit
 

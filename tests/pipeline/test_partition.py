@@ -21,9 +21,9 @@ from mural.cost import Estimate, Hardware
 from mural.errors import PlanError
 from mural.graph import Graph, capture
 from mural.graph.bytes import bytes_in
-from mural.graph.cuts import cut_points, resolve_cuts
+from mural.graph.cut_points import cut_points, resolve_cuts
 from mural.graph.edges import edges
-from mural.graph.work import node_costs
+from mural.graph.work_and_depth import node_costs
 from mural.pipeline.partition import bound, partition
 
 # --- graphs that hypothesis draws ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stage_models import made
 import mural
 from mural.engine.alignment import without_hooks
 from mural.graph import capture
-from mural.graph.cuts import cut_name, cut_points
+from mural.graph.cut_points import cut_name, cut_points
 from mural.graph.liveness import refused
 
 MODELS: Mapping[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from law import difference
 from mural.engine.alignment import without_hooks
 from mural.errors import MuralError, PeerError, PlanError
 from mural.graph import capture
-from mural.graph.cuts import cut_names
+from mural.graph.cut_points import cut_names
 from mural.graph.liveness import refused
 from ranks import restart, run_on
 

@@ -14,7 +14,7 @@ from stage_random import RandomNet, Step, steps
 
 import mural
 from mural.graph import capture
-from mural.graph.cuts import cut_points
+from mural.graph.cut_points import cut_points
 from mural.graph.liveness import refused
 from ranks import run_on
 

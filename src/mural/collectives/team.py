@@ -22,7 +22,7 @@ from mural.comm.backends import backend_of
 from mural.comm.failure import connections
 from mural.comm.failure.alarm import POLL_SECONDS, Alarm
 from mural.comm.host_staging import Pinned
-from mural.comm.processes import host
+from mural.comm.hosts import host
 from mural.errors import MuralError, PeerError, PlanError
 from mural.ranks.join import join
 

@@ -19,8 +19,8 @@ from mural.comm.copy_streams import CudaLanes, Lanes
 from mural.comm.device_paths import Mailed, Paths, Sized, StagedPath, Way
 from mural.comm.failure.agree import gather, together
 from mural.comm.host_staging import Arena
+from mural.comm.hosts import host
 from mural.comm.messages import Transfer, Transport
-from mural.comm.processes import host
 from mural.comm.shared_gpu.introduction import Refused, introduced
 from mural.comm.shared_gpu.ipc import CudaMemory
 from mural.comm.shared_gpu.mail import Mail

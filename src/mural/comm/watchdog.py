@@ -26,7 +26,7 @@ import torch.distributed as dist
 from mural.comm.failure.agree import MeshLike
 from mural.comm.failure.alarm import Awaited
 from mural.comm.heartbeats import Finding, Heartbeat, judge, waits_for_others, where
-from mural.comm.processes import LOCAL_STORE
+from mural.comm.hosts import LOCAL_STORE
 from mural.errors import PlanError
 
 HUNG = 75

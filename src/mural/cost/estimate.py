@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mural.cost.cache import Cache
-from mural.cost.effects import Effect, effects
+from mural.cost.call_features import CallFeatures, work_of
+from mural.cost.fitted_model import Model, load
 from mural.cost.hardware import Hardware
-from mural.cost.measure import MeasuredBlock
-from mural.cost.memory import Peak, Walk
-from mural.cost.model import Model, load
+from mural.cost.measured_blocks import MeasuredBlock
+from mural.cost.memory_effects import Effect, effects
+from mural.cost.memory_tally import ROUNDED
+from mural.cost.memory_walk import Peak, Walk
 from mural.cost.predict import Times, times
-from mural.cost.tally import ROUNDED
-from mural.cost.work import CallFeatures, work_of
 from mural.errors import PlanError
 from mural.graph import Graph, Node
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Place
 
 

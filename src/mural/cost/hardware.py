@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mural.cost.fitted_model import load
 from mural.cost.links import Link
-from mural.cost.model import load
 from mural.cost.rates import Rates, rates
 from mural.errors import PlanError
 

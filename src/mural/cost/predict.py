@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
-from mural.cost.effects import Effect, contiguous, effects
-from mural.cost.model import Model
+from mural.cost.call_features import KINDS, CallFeatures, work_of
+from mural.cost.fitted_model import Model
+from mural.cost.memory_effects import Effect, contiguous, effects
 from mural.cost.replay import name_of
-from mural.cost.work import KINDS, CallFeatures, work_of
 from mural.graph import Graph, Node
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Place
 
 ORDERED = frozenset([

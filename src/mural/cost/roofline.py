@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from mural.cost.call_features import PRODUCTS, CallFeatures
 from mural.cost.rates import Rates
-from mural.cost.work import PRODUCTS, CallFeatures
 
 START = 1e-6
 """The unit of the constant: a microsecond."""

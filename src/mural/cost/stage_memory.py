@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mural.cost.estimate import Estimate
-from mural.cost.memory import Peak, StepWalk
+from mural.cost.memory_walk import Peak, StepWalk
 from mural.graph.nodes import Node, Place, needed_by
 
 Matrix = NDArray[np.float64]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mural.comm.backends import backend_of
 from mural.comm.failure.agree import gather
-from mural.comm.processes import host
+from mural.comm.hosts import host
 from mural.doctor.features import backends, features
 from mural.doctor.findings import Finding, Report, Section, found
 from mural.doctor.machine import machine, versions

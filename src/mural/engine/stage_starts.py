@@ -5,7 +5,7 @@ from __future__ import annotations
 from mural import cost
 from mural.errors import PlanError
 from mural.graph import Graph
-from mural.graph.cuts import resolve_cuts
+from mural.graph.cut_points import resolve_cuts
 from mural.pipeline.partition import OBJECTIVES, partition
 from mural.plans import Plan, bytes_of
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.comm import Transport
 from mural.errors import LayoutError
 from mural.gradients.buckets import Bucket, BucketMember, arrange, kind_of, mark_reduced
-from mural.gradients.carriers import Rounds, Sum
+from mural.gradients.sums import Rounds, Sum
 
 
 class Replicated:

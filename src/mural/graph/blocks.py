@@ -21,7 +21,7 @@ from typing import Literal
 from mural.graph.bytes import Bytes, bytes_of
 from mural.graph.nesting import NestedSpan, layers, modules, units
 from mural.graph.nodes import Graph
-from mural.graph.work import node_costs
+from mural.graph.work_and_depth import node_costs
 
 Level = Literal["module", "block", "layer"]
 LEVELS: tuple[Level, ...] = ("module", "block", "layer")

@@ -32,8 +32,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mural.graph import counts as n
-from mural.graph.formulas import (
+from mural.graph import operation_counts as n
+from mural.graph.nodes import Node
+from mural.graph.work_formulas import (
     CallCosts,
     Formula,
     Wants,
@@ -49,7 +50,6 @@ from mural.graph.formulas import (
     sorting,
     window,
 )
-from mural.graph.nodes import Node
 from mural.shard.functions import KIND as FUNCTION
 
 OTHER = "pointwise"

@@ -21,7 +21,7 @@ from itertools import accumulate
 import torch
 
 from mural.graph.bytes import size_of
-from mural.graph.gradients import carries, differentiable
+from mural.graph.differentiable import carries, differentiable
 from mural.graph.nodes import Graph, Node, Shape, Source
 
 Result = tuple[int, int]

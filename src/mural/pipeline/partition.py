@@ -25,11 +25,11 @@ from mural.cost.estimate import estimate
 from mural.cost.stage_memory import Matrix, StageMemory
 from mural.errors import PlanError
 from mural.graph.blocks import Level
-from mural.graph.cuts import cut_name, cut_points
+from mural.graph.cut_points import cut_name, cut_points
 from mural.graph.nodes import Graph
-from mural.graph.work import node_costs
-from mural.pipeline.optimum import least_largest, least_sum, nearest
-from mural.pipeline.stage_costs import received_matrix, summed_matrix
+from mural.graph.work_and_depth import node_costs
+from mural.pipeline.cut_search import least_largest, least_sum, nearest
+from mural.pipeline.stage_traffic import received_matrix, summed_matrix
 
 By = Literal["layers", "time", "memory", "both"]
 OBJECTIVES: tuple[By, ...] = ("layers", "time", "memory", "both")

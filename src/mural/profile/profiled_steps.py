@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from mural.comm.failure.agree import gather
-from mural.comm.processes import host
+from mural.comm.hosts import host
 from mural.data import Batch
 from mural.errors import TrainingError
 from mural.profile.account import Notes, Profile, StepAccount

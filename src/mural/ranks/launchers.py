@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mural.comm.processes import LOCAL_STORE
+from mural.comm.hosts import LOCAL_STORE
 from mural.errors import PlanError
 
 # -- SLURM's lists of nodes and counts ---------------------------------------------------------------------------------

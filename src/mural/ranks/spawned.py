@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mural.comm.processes import LOCAL_STORE
+from mural.comm.hosts import LOCAL_STORE
 from mural.errors import MuralError, PeerError
 from mural.ranks.identity import resolve
 from mural.ranks.join import leave, start

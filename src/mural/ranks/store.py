@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mural.comm.processes import LOCAL_STORE
+from mural.comm.hosts import LOCAL_STORE
 from mural.errors import PeerError, PlanError
 from mural.ranks.identity import LOOPBACK, Placement
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from mural.comm.backends import backend_of
 from mural.comm.failure.connections import abort_all, destroyed, hang_up, reason, trouble
-from mural.comm.processes import has_ended, identity
+from mural.comm.hosts import has_ended, identity
 from mural.errors import PeerError
 
 THREAD, POLL_SECONDS, LOOK = "mural-alarm", 0.25, timedelta(seconds=1)

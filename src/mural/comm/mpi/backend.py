@@ -21,10 +21,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
+from mural.comm.hosts import host
 from mural.comm.mpi.finalize import engine, watch_the_end
 from mural.comm.mpi.installation import NAME, library
 from mural.comm.mpi.process_group import MPIGroup
-from mural.comm.processes import host
 from mural.errors import PeerError, PlanError
 
 METHOD = "mpi://"

@@ -19,7 +19,7 @@ from mural.graph.blocks import LEVELS, Level, check_level
 from mural.graph.nesting import NestedSpan, Nesting
 from mural.graph.nodes import Graph, Node, Shape, Source
 from mural.graph.sites import At
-from mural.graph.work import node_costs
+from mural.graph.work_and_depth import node_costs
 from mural.report.graph_drawing.box_rows import Net, rows
 
 Role = Literal["block", "list", "layer", "operation", "input", "output"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mural.errors import PlanError
-from mural.graph.cuts import cut_names, node_named
+from mural.graph.cut_points import cut_names, node_named
 from mural.graph.nodes import Graph
 from mural.report.graph_drawing.outline import Outline
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mural.errors import PlanError
-from mural.graph.cuts import resolve_cuts
+from mural.graph.cut_points import resolve_cuts
 from mural.graph.follow import Follower
 from mural.graph.intercept import paths_of
 from mural.graph.nodes import Graph

@@ -20,7 +20,7 @@ from mural.cost.replay import call, inputs_of, name_of, plain
 from mural.cost.trial import Timing, trial
 from mural.errors import PlanError
 from mural.graph import Graph, Node
-from mural.graph.gradients import differentiable
+from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Place
 
 

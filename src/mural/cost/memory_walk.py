@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from mural.cost.effects import Effect, Made
 from mural.cost.ledger import Ledger
-from mural.cost.tally import ROUNDED
+from mural.cost.memory_effects import Effect, Made
+from mural.cost.memory_tally import ROUNDED
 from mural.graph import Graph, Node
 from mural.graph.nodes import Place, Value, needed_by
 

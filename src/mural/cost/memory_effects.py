@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mural.cost.memory_tally import ROUNDED, Tally
 from mural.cost.replay import call, signature
-from mural.cost.tally import ROUNDED, Tally
 from mural.graph import Graph, Node
 from mural.graph.facts import fact_of
 from mural.graph.nodes import Place

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mural.cost.call_features import CallFeatures
 from mural.cost.rates import Rates
 from mural.cost.roofline import mix, terms, variant
 from mural.cost.trees import Trees
-from mural.cost.work import CallFeatures
 from mural.errors import PlanError
 from mural.graph.facts import OTHER
 

@@ -11,9 +11,9 @@ from math import log2, prod
 from typing import Any
 
 from mural.graph import Node
-from mural.graph.counts import argument, made, taps_of
 from mural.graph.facts import costs, fact_of
 from mural.graph.nodes import Place
+from mural.graph.operation_counts import argument, made, taps_of
 
 PRODUCTS = frozenset(["conv", "transposed", "linear", "matmul", "attention"])
 """Families that are products of matrices."""

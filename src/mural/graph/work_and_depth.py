@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mural.graph.differentiable import differentiable
 from mural.graph.facts import costs
-from mural.graph.formulas import CallCosts, Wants, Work
-from mural.graph.gradients import differentiable
 from mural.graph.nodes import Graph, Node
+from mural.graph.work_formulas import CallCosts, Wants, Work
 
 
 @dataclass(frozen=True)

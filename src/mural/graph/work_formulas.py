@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mural.graph.counts import Count, argument, made, read, shape_of
 from mural.graph.nodes import Node
+from mural.graph.operation_counts import Count, argument, made, read, shape_of
 
 Wants = tuple[Literal["weight", "input"] | None, ...]
 """For each input of a call, which gradient it has: that of a parameter, that of another value, or none."""
