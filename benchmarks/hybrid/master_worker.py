@@ -32,7 +32,7 @@ from mural.collectives import algorithms
 from mural.collectives.execute import run
 from mural.collectives.rounds import Collective
 from mural.collectives.team import Team, team_of
-from mural.comm.rooms import group_of
+from mural.comm.groups import group_of
 from mural.errors import PlanError
 from mural.gradients.buckets import mark_reduced
 from mural.ranks import Mesh

@@ -171,7 +171,7 @@ def chosen() -> tuple[Gauge, str, str, float]:
     total = mural.comm.all_reduce(tensor, "auto")
     again = mural.comm.all_reduce(torch.ones(1000), "auto", deterministic=True)
     assert torch.equal(total, again)
-    if team.eager:
+    if team.backend.eager:
         assert set(plain.measured) - set(ALGORITHMS) == {BACKEND}
         assert set(in_order.measured) < set(ALGORITHMS)
     short = torch.ones(1000, dtype=torch.int16)  # gloo does not add these

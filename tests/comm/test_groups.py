@@ -14,7 +14,8 @@ import pytest
 import torch.distributed as dist
 
 import mural
-from mural.comm import groups, processes
+from mural.comm import processes
+from mural.comm.failure import connections
 from mural.comm.failure.alarm import Awaited
 from mural.errors import PeerError
 from ranks import Pool
@@ -47,9 +48,9 @@ class Group:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, *halves: Half) -> None:
     """Let this process believe that it has groups over NCCL."""
-    monkeypatch.setattr(groups, "_nccl", [Group(half) for half in halves])
-    monkeypatch.setattr(groups, "_ended", [])
-    monkeypatch.setattr(groups, "destroyed", lambda _: False)
+    monkeypatch.setattr(connections, "_nccl", [Group(half) for half in halves])
+    monkeypatch.setattr(connections, "_ended", [])
+    monkeypatch.setattr(connections, "destroyed", lambda _: False)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
 
 
@@ -59,36 +60,36 @@ def test_all_are_aborted_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> No
     halves = [Half(together) for _ in range(3)]
     stand_in(monkeypatch, *halves)
     begun = time.monotonic()
-    groups.end("rank 1 raised")
+    connections.abort_all("rank 1 raised")
     assert all(half.aborted.is_set() for half in halves)
     assert time.monotonic() - begun < 4
-    groups.end("another reason")
-    assert groups.trouble() == "rank 1 raised"
+    connections.abort_all("another reason")
+    assert connections.trouble() == "rank 1 raised"
     with pytest.raises(PeerError, match="a step: rank 1 raised"):
-        groups.check("a step")
+        connections.check("a step")
 
 
 def test_an_error_of_nccl_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, Half(), Half(error="COMM_ERROR"))
     with pytest.raises(PeerError, match=r"COMM_ERROR in the group of ranks \[0, 1\]"):
-        groups.check("a step")
+        connections.check("a step")
 
 
 def test_without_nccl_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_nccl", [])
-    groups.check("a step")
-    groups.await_gpu("a step")
-    groups.give_up("nobody hears it")
-    assert groups.ended() == ""
+    monkeypatch.setattr(connections, "_nccl", [])
+    connections.check("a step")
+    connections.await_gpu("a step")
+    connections.abort_all("nobody hears it")
+    assert connections.aborted() == ""
 
 
 def abandoned(followed: bool) -> str:
     """On rank 0 what ends groups that it believes to have over NCCL, after rank 1 was killed."""
     half = Half()
-    groups._nccl[:] = [Group(half)]  # type: ignore[list-item]
-    groups.destroyed = lambda group: False
+    connections._nccl[:] = [Group(half)]  # type: ignore[list-item]
+    connections.destroyed = lambda group: False
     mesh = mural.init(spatial=(2,))
-    groups._nccl[:] = [Group(half)]  # type: ignore[list-item]
+    connections._nccl[:] = [Group(half)]  # type: ignore[list-item]
     alarm = mesh.transport.alarm
     assert alarm is not None
     alarm.on_gpu = True
@@ -97,7 +98,7 @@ def abandoned(followed: bool) -> str:
     if followed:
         alarm.followed.append(Awaited(5, "a transfer", (Unfinished(),)))
     half.aborted.wait(15)
-    return groups.ended()
+    return connections.aborted()
 
 
 class Unfinished:

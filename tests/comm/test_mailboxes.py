@@ -265,7 +265,7 @@ def refused() -> str:
 
 
 def test_mailboxes_that_fail_on_one_rank_are_refused_on_all() -> None:
-    assert run_on(3, refused) == ["rank 1: OSError: no IPC here"] * 3
+    assert run_on(3, refused) == ["on rank 1: OSError: no IPC here"] * 3
 
 
 def partial_circle() -> tuple[str, int]:

@@ -20,7 +20,7 @@ import mural
 from law import Grid, difference, image
 from mural.gradients import Reducer, is_reduced
 from mural.gradients.buckets import arrange
-from mural.gradients.fibres import fibres, named_axes
+from mural.gradients.replicas import named_axes, ranks_along
 from mural.models import UNet
 from ranks import restart, run_on
 
@@ -403,14 +403,14 @@ def test_the_mean_over_some_axes() -> None:
     assert not any(everywhere for _, everywhere in found)  # reduce_gradients still has to average these
 
 
-def fibres_of(axes: tuple[str, ...]) -> list[tuple[int, ...]]:
-    return fibres(Grid((2, 1), 2).mesh(), named_axes(axes))
+def along(axes: tuple[str, ...]) -> list[tuple[int, ...]]:
+    return ranks_along(Grid((2, 1), 2).mesh(), named_axes(axes))
 
 
-def test_fibres() -> None:
-    assert run_on(4, fibres_of, ("data",))[1] == [(0, 2), (1, 3)]
-    assert run_on(4, fibres_of, ("spatial",))[2] == [(0, 1), (2, 3)]
-    assert run_on(4, fibres_of, ("data", "spatial"))[3] == [(0, 1, 2, 3)]
+def test_ranks_along_axes() -> None:
+    assert run_on(4, along, ("data",))[1] == [(0, 2), (1, 3)]
+    assert run_on(4, along, ("spatial",))[2] == [(0, 1), (2, 3)]
+    assert run_on(4, along, ("data", "spatial"))[3] == [(0, 1, 2, 3)]
 
 
 def refused(what: str) -> str:

@@ -13,6 +13,7 @@ import tifffile
 from runs import SIDE, run_config, write_images
 
 from mural.data.formats.stored import FileSource
+from mural.data.source import Counter as Reads
 from mural.train import Config
 from mural.train.loop import fit_rank
 from mural.train.run_check import compare
@@ -54,7 +55,8 @@ def counted(config: Config) -> Counter[str]:
     read = FileSource.read
 
     def noted(self: FileSource, *args: Any) -> Any:
-        sources[id(self)] = self
+        if id(self) not in sources:
+            sources[id(self)], self.counter = self, Reads()  # the files of a loader share one
         return read(self, *args)
 
     FileSource.read = noted

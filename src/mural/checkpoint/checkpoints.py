@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ from torch import Tensor
 
 from mural.checkpoint.folder import Lock, clean, remove, saving_path, step_path, steps_in
 from mural.checkpoint.pieces import Offer, Part, Piece, as_piece, divide, offer
-from mural.checkpoint.ranks import Ranks
 from mural.checkpoint.saving import Staged, Staging, begin, finish, write_share
-from mural.checkpoint.snapshot import Snapshot, open_snapshot
+from mural.checkpoint.snapshot import AGREEING, Snapshot, of_first, on_all, open_snapshot
 from mural.checkpoint.values import check_plain
-from mural.comm.failure.agree import describe
+from mural.comm.failure.agree import describe, gather
+from mural.comm.groups import group_on_host, place_in
 from mural.errors import CheckpointError
 from mural.ranks import Mesh
+
+WAIT = timedelta(hours=2)
+"""How long ranks wait for the slowest one's disk. A rank that dies ends the wait at once."""
 
 
 class Checkpoints:
@@ -41,14 +45,17 @@ class Checkpoints:
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least the newest checkpoint is kept, so give 1 or more")
         self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
-        self.ranks, self.staging = Ranks.of(mesh), Staging()
+        self.group = group_on_host("checkpoints", WAIT) if mesh.world > 1 else None
+        self.staging = Staging()
+        self.rank, self.world = place_in(self.group)
         self.continues = False
         """Whether this run has read or saved here: what is newer than its step then belongs to a past it left."""
         self.divided: tuple[list[str], tuple[Part, ...]] = ([], ())
         self.thread = ThreadPoolExecutor(1, "mural-checkpoint")
         self.writing: Future[None] | None = None
         self.lock: Lock | None = None
-        self.ranks.agree(self._occupy)
+        with on_all(self.group):
+            self._occupy()
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, ascending."""
@@ -65,9 +72,11 @@ class Checkpoints:
         may change as soon as this returns. A save that is still under way is waited for first, and its error raised.
         """
         self.wait()
-        pieces, plain = self.ranks.agree(lambda: self._prepare(step, tensors, values))
+        with on_all(self.group):
+            pieces, plain = self._prepare(step, tensors, values)
         parts = self._parts(step, [offer(name, piece) for name, piece in pieces.items()])
-        staged = self.ranks.agree(lambda: self.staging.copy(parts, pieces))
+        with on_all(self.group):
+            staged = self.staging.copy(parts, pieces)
         self.writing = self.thread.submit(self._write, step, staged, plain)
         self.continues = True
         if not self.asynchronous:
@@ -80,16 +89,17 @@ class Checkpoints:
         self.writing.exception()  # an interrupt here leaves it under way
         writing, self.writing = self.writing, None
         try:
-            self.ranks.agree(writing.result)
+            with on_all(self.group):
+                writing.result()
         except CheckpointError as error:
-            latest = self.ranks.gather(self.latest())[0]
+            latest = gather(self.group, self.latest(), AGREEING)[0]
             rest = "there is no complete checkpoint" if latest is None else f"step {latest} is complete"
             raise CheckpointError(f"{error}; {rest}") from error
 
     def read(self, step: int | None = None) -> Snapshot:
         """The checkpoint of a step, checked; without a step, the newest that is intact (see `Snapshot.passed_over`)."""
         self.wait()
-        snapshot = open_snapshot(self.folder, self.ranks, step)
+        snapshot = open_snapshot(self.folder, self.group, step)
         self.continues = True
         return snapshot
 
@@ -101,7 +111,7 @@ class Checkpoints:
             self.lock = None
 
     def _occupy(self) -> None:
-        if self.ranks.rank == 0:
+        if self.rank == 0:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self.lock = Lock(self.folder)
@@ -115,7 +125,7 @@ class Checkpoints:
         if type(step) is not int or step < 0:
             raise CheckpointError(f"step={step!r}: give a whole number of at least 0")
         check_plain(values, "values")
-        newer = [s for s in self.steps() if s >= step] if self.ranks.rank == 0 and not self.continues else []
+        newer = [s for s in self.steps() if s >= step] if self.rank == 0 and not self.continues else []
         if newer:
             raise CheckpointError(
                 f"{self.folder} already holds step {newer[-1]}, and this run would save step {step} without having "
@@ -125,23 +135,26 @@ class Checkpoints:
 
     def _parts(self, step: int, own: Sequence[Offer]) -> tuple[Part, ...]:
         """What this rank writes; worked out again only when some rank's tensors are others than last time."""
-        digests = self.ranks.gather(f"{step} {hashlib.sha256(repr(own).encode()).hexdigest()}")
-        steps = {rank: int(digest.split()[0]) for rank, digest in enumerate(digests)}
+        told = f"{step} {hashlib.sha256(repr(own).encode()).hexdigest()}"
+        digests = gather(self.group, told, AGREEING)
+        steps = {rank: int(digest.split()[0]) for rank, digest in digests.items()}
         if len(set(steps.values())) > 1:
             raise CheckpointError(f"the ranks save different steps at the same time: {steps}")
-        kinds = [digest.split()[1] for digest in digests]
+        kinds = [digest.split()[1] for digest in digests.values()]
         if kinds != self.divided[0]:
-            offers = [own] * self.ranks.world if len(set(kinds)) == 1 else self.ranks.gather(own)
-            self.divided = (kinds, divide(offers)[self.ranks.rank])
+            offers = [own] * self.world if len(set(kinds)) == 1 else list(gather(self.group, own, AGREEING).values())
+            self.divided = (kinds, divide(offers)[self.rank])
         return self.divided[1]
 
     def _write(self, step: int, staged: Sequence[Staged], values: Mapping[str, Any]) -> None:
         """In the thread: write, and then drop what is no longer kept."""
-        place, first = step_path(self.folder, step), self.ranks.rank == 0
+        place, first = step_path(self.folder, step), self.rank == 0
         try:
-            self.ranks.on_first(lambda: begin(place))
-            shares = self.ranks.gather(self.ranks.agree(lambda: write_share(place, self.ranks.rank, staged)))
-            self.ranks.on_first(lambda: finish(place, step, shares, values))
+            of_first(self.group, lambda: begin(place))
+            with on_all(self.group):
+                share = write_share(place, self.rank, staged)
+            shares = list(gather(self.group, share, AGREEING).values())
+            of_first(self.group, lambda: finish(place, step, shares, values))
         except Exception as error:
             if first:
                 shutil.rmtree(saving_path(place), ignore_errors=True)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mural.checkpoint.files import damages, read_block, read_manifest
 from mural.checkpoint.folder import step_path, steps_in
 from mural.checkpoint.manifest import Entry, Manifest
 from mural.checkpoint.pieces import HERE, Piece, as_piece
-from mural.checkpoint.ranks import Ranks
+from mural.comm.failure.agree import gather, together
+from mural.comm.groups import place_in
 from mural.errors import CheckpointError
 from mural.geometry import moves, needs_of, slices, whole
+
+T = TypeVar("T")
+AGREEING = "agreeing on a checkpoint"
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Snapshot:
 
     place: Path
     manifest: Manifest
-    ranks: Ranks
+    group: dist.ProcessGroup | None
     passed_over: tuple[str, ...] = ()
 
     @property
@@ -58,9 +64,12 @@ class Snapshot:
                 raise CheckpointError(f"{self.place} does not fit: {listed(faults)}")
             return pieces
 
-        pieces = self.ranks.agree(fitting)
+        with on_all(self.group):
+            pieces = fitting()
         try:
-            self.ranks.agree(lambda: [self._fill(name, piece) for name, piece in pieces.items()])
+            with on_all(self.group):
+                for name, piece in pieces.items():
+                    self._fill(name, piece)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{self.place} became unreadable while it was loaded: {error}. Some tensors were overwritten already: "
@@ -109,17 +118,16 @@ def listed(faults: Sequence[str], most: int = 6) -> str:
     return "; ".join(faults[:most]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def open_snapshot(folder: Path, ranks: Ranks | None = None, step: int | None = None) -> Snapshot:
+def open_snapshot(folder: Path, group: dist.ProcessGroup | None = None, step: int | None = None) -> Snapshot:
     """The checkpoint of a step, or the newest intact one; collective. The ranks share the work of checking it."""
-    ranks = ranks or Ranks()
-    steps = ranks.on_first(lambda: steps_in(folder))
+    steps = of_first(group, lambda: steps_in(folder))
     if not steps or (step is not None and step not in steps):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"{folder} holds {what}" + (f", but of steps {', '.join(map(str, steps))}" * bool(steps)))
     damaged: dict[int, CheckpointError] = {}
     for candidate in (s for s in reversed(steps) if step is None or s <= step):
         try:
-            found = _intact(step_path(folder, candidate), ranks)
+            found = _intact(step_path(folder, candidate), group)
         except CheckpointError as error:
             damaged[candidate] = error
             continue
@@ -135,12 +143,26 @@ def _passed_over(damaged: Mapping[int, CheckpointError]) -> tuple[str, ...]:
     return tuple(f"step {step} was passed over: {error}" for step, error in damaged.items())
 
 
-def _intact(place: Path, ranks: Ranks) -> Snapshot:
-    manifest = ranks.on_first(lambda: read_manifest(place))
+def on_all(group: dist.ProcessGroup | None) -> AbstractContextManager[None]:
+    """A block that succeeds on all ranks, or raises the same `CheckpointError` on all of them. Collective."""
+    return together(group, kind=CheckpointError, same=True)
+
+
+def of_first(group: dist.ProcessGroup | None, read: Callable[[], T]) -> T:
+    """What rank 0 reads, on all ranks; where it cannot, an error on all. Collective."""
+    found: T | None = None
+    with on_all(group):
+        if place_in(group)[0] == 0:
+            found = read()
+    return cast(T, gather(group, found, AGREEING)[0])
+
+
+def _intact(place: Path, group: dist.ProcessGroup | None) -> Snapshot:
+    manifest = of_first(group, lambda: read_manifest(place))
     if step_path(place.parent, manifest.step) != place:
         raise CheckpointError(f"{place} holds step {manifest.step}: it was renamed, or copied from that step")
-    found = ranks.gather(list(islice(damages(place, manifest, ranks.rank, ranks.world), 3)))
-    faults = list(dict.fromkeys(text for own in found for text in own))
+    found = gather(group, list(islice(damages(place, manifest, *place_in(group)), 3)), AGREEING)
+    faults = list(dict.fromkeys(text for own in found.values() for text in own))
     if faults:
         raise CheckpointError(listed(faults, 3))
-    return Snapshot(place, manifest, ranks)
+    return Snapshot(place, manifest, group)

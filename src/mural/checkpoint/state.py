@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from mural.channel.share import share_of
 from mural.checkpoint.optimizer_state import Loaded, decode_optimizer, encode_optimizer, united, without
 from mural.checkpoint.pieces import Piece
-from mural.checkpoint.snapshot import Snapshot, lacking, listed
+from mural.checkpoint.snapshot import Snapshot, lacking, listed, on_all
 from mural.checkpoint.values import decode, encode
 from mural.comm.failure.agree import gather
 from mural.errors import CheckpointError
@@ -83,7 +83,8 @@ def restore(
     """
     model = plain(model)
     parts = _parts(scheduler, scaler)
-    plan = snapshot.ranks.agree(lambda: _plan(snapshot, model, optimizer, parts))
+    with on_all(snapshot.group):
+        plan = _plan(snapshot, model, optimizer, parts)
     snapshot.load(plan.targets)
     modules = {clean(name): module for name, module in model.named_modules()}
     for name, value in plan.extra.items():

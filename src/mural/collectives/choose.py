@@ -18,7 +18,6 @@ from mural.collectives.ordered import ordered
 from mural.collectives.price import cost
 from mural.collectives.rounds import Collective
 from mural.collectives.team import Team
-from mural.comm.mpi.installation import NAME as MPI
 
 BACKEND = "backend"
 """The name of the backend's own all-reduce among the algorithms."""
@@ -61,7 +60,7 @@ def choose(team: Team, flat: Tensor, deterministic: bool) -> Choice:
     team.check("auto")
     if team.size == 1:
         return Choice("ring", "one rank has nothing to send")
-    if not team.eager and not deterministic:
+    if not team.backend.eager and not deterministic:
         if not adds(team, flat.dtype):
             return Choice("ring", f"{team.backend} does not add {flat.dtype}")
         return Choice(BACKEND, f"{team.backend} reduces on the device, in rounds of its own")
@@ -74,7 +73,7 @@ def choose(team: Team, flat: Tensor, deterministic: bool) -> Choice:
 
 def tried(team: Team, sample: Tensor, deterministic: bool) -> Choice:
     """The fastest of the algorithms that the gauge says are best, and of the backend's own. Collective."""
-    if not team.eager:
+    if not team.backend.eager:
         return Choice("butterfly", "its order of summation is the one order, so it needs no more messages")
     together(team, f"auto for up to {described(sample)}{', deterministic' if deterministic else ''}")
     if "gauge" not in team.made:
@@ -94,7 +93,7 @@ def tried(team: Team, sample: Tensor, deterministic: bool) -> Choice:
 
 def adds(team: Team, dtype: torch.dtype) -> bool:
     """Whether the backend's own all-reduce takes values of a type."""
-    return team.backend == MPI or dtype in ADDED
+    return team.backend.adds_all or dtype in ADDED
 
 
 def by_backend(flat: Tensor, team: Team, options: str = "") -> Tensor:

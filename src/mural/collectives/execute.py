@@ -31,7 +31,7 @@ class Job:
         values = flat.numel()
         self.collective = collective
         self.words = f"{collective.name} of {described(flat)}, rounds {collective.digest}"
-        segments = segments_of(collective, values, flat.element_size()) if team.eager else 1
+        segments = segments_of(collective, values, flat.element_size()) if team.backend.eager else 1
         self.program: Program = program(collective, team.rank, values, segments)
         memory = torch.empty(self.program.scratch + self.program.spares, dtype=flat.dtype, device=flat.device)
         self.bytes = memory.nbytes
@@ -80,10 +80,10 @@ def job_of(collective: Collective, flat: Tensor, team: Team) -> Job:
 def carry_out(job: Job, flat: Tensor, team: Team, options: str) -> None:
     """Make the call, over memory that the backend can send from."""
     with team.calling(job.words + options) as call:
-        if not flat.numel() and team.watch is not None:
-            team.watch.tell(call)  # others may have values, and wait for this rank's
+        if not flat.numel() and team.calls is not None:
+            team.calls.tell(call)  # others may have values, and wait for this rank's
         team.connect(flat)
-        (one_by_one if team.eager else round_by_round)(job, flat, team.group, call)
+        (one_by_one if team.backend.eager else round_by_round)(job, flat, team.group, call)
 
 
 def one_by_one(job: Job, flat: Tensor, group: Any, call: Call) -> None:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm.groups import group_of, kept
 from mural.comm.messages import Transfer, Transport
-from mural.comm.rooms import group_of, room
 from mural.errors import PeerError
 
 
@@ -39,7 +39,7 @@ class Channels:
     @classmethod
     def of(cls, world: Transport) -> Channels:
         """The channels of a run. Collective."""
-        return room(world, "channels", lambda: cls(world))
+        return kept(world.group, "channels", lambda: cls(world))
 
     def begin(self) -> None:
         """Begin a step of all ranks: an error that a rank raises in it ends the others' waits in it."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from mural.comm.backends import Backend
 from mural.comm.copy_streams import Lanes, Moment
 from mural.comm.host_staging import Arena, Buffer
 from mural.comm.shared_gpu.mail import Mail
@@ -115,11 +116,11 @@ class Handed:
 class Direct:
     """Messages handed to the backend in memory that it can use: gloo's on the host, NCCL's groups' where they are."""
 
-    backend: str
+    backend: Backend
 
     def outbound(self, buffer: Tensor) -> Tensor:
         """The buffer in memory that the backend can send from."""
-        return buffer.cpu() if self.backend == "gloo" and buffer.is_cuda else buffer
+        return buffer.cpu() if buffer.is_cuda and not self.backend.takes_cuda else buffer
 
     def send(self, buffer: Tensor, turn: Turn) -> Handed:
         """See `Way`."""
@@ -127,7 +128,7 @@ class Direct:
 
     def receive(self, count: int, like: Tensor) -> Handed:
         """See `Way`."""
-        if self.backend == "gloo" and like.is_cuda:
+        if like.is_cuda and not self.backend.takes_cuda:
             return Handed(torch.empty(count, dtype=like.dtype, pin_memory=True))
         return Handed(torch.empty(count, dtype=like.dtype, device=like.device))
 

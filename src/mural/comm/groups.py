@@ -1,52 +1,82 @@
-"""Process groups as mural makes them: over NCCL for CUDA tensors, with gloo next to it for tensors on the host.
+"""Process groups as mural makes them, and keeps them: the same ranks and purpose get the same group again.
+
+A group costs threads and sockets for as long as the run lasts, so models that follow each other share theirs. Between
+two steps nothing is under way in any of them; where a step failed, something may be, and all are left.
 
 NCCL takes CUDA tensors alone. The flags, shapes and texts that ranks compare are on the host, and through the GPU each
 would wait for all of its work. So a group of ours over NCCL has a gloo half, and torch sends a tensor through the half
 of its device.
-
-A wait over NCCL keeps the GPU, not the process: `work.wait()` returns at once, and the process stops at the next value
-that it reads. To end such a wait, the communicator is aborted; then the GPU goes on with whatever its memory holds. So
-the reason is noted before, all groups of the process end together, and `check` raises before such values are used.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from mural.errors import PeerError
+from mural.comm.backends import GLOO, backend_of
+from mural.comm.failure.connections import destroyed, roll_call, watch
 
-NCCL, BOTH = "nccl", "cpu:gloo,cuda:nccl"
-ABORT_SECONDS = 10.0
-"""How long an abort may take before this process goes on without its end."""
+BOTH = "cpu:gloo,cuda:nccl"
 
-_nccl: list[dist.ProcessGroup] = []
-"""The groups of this process that have communicators of NCCL."""
-_ending = threading.Lock()
-_ended: list[str] = []
-"""Why they were ended, if they were."""
+T = TypeVar("T")
+_kept: dict[dist.ProcessGroup, dict[Hashable, Any]] = {}
+"""What was built on the ranks of each group, by name."""
 
 
-def backend_of(group: Any) -> str:
-    """The backend of a group's CUDA tensors where it has one of their own, else the one that it has for all."""
-    name = dist.get_backend(group)
-    if NCCL in name:
-        return NCCL
-    if name != "undefined":  # a group that was made without naming a backend
-        return name
-    kinds = {str(kind) for kind in group._device_types}
-    return group._get_backend(torch.device("cuda" if "cuda" in kinds else "cpu")).name()
+class HasGroup(Protocol):
+    """What carries the messages of a run."""
+
+    group: dist.ProcessGroup | None
+    timeout: float
+
+
+def kept(group: dist.ProcessGroup | None, name: Hashable, build: Callable[[], T], anew: bool = False) -> T:
+    """What was built under a name on the ranks of a group, now or before; it goes with the group. Collective."""
+    if group is None:
+        return build()
+    if group not in _kept:
+        for old in [old for old in _kept if destroyed(old)]:
+            del _kept[old]  # it keeps the sockets of its group
+    found = _kept.setdefault(group, {})
+    if anew or name not in found:
+        found[name] = build()
+    return found[name]
+
+
+def leave(group: dist.ProcessGroup | None) -> None:
+    """Keep nothing of a group: messages of a step that failed may be under way. Collective."""
+    if group is not None:
+        _kept.pop(group, None)
+
+
+def group_of(run: HasGroup, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
+    """A group of those ranks of a run, for one purpose. Collective over the run."""
+    return groups_of(run, [ranks], purpose)[0]
+
+
+def groups_of(run: HasGroup, every: Sequence[tuple[int, ...]], purpose: str) -> list[dist.ProcessGroup]:
+    """A group of each of some lists of ranks, for one purpose. Collective over the run: all ranks make all groups."""
+
+    def build() -> list[dist.ProcessGroup]:
+        roll_call(run.group, f"a group for {purpose}, of ranks {', '.join(map(str, every))}")
+        return [new_group(ranks, run.timeout) for ranks in every]
+
+    return kept(run.group, (purpose, tuple(every)), build)
+
+
+def group_on_host(purpose: str, timeout: timedelta) -> dist.ProcessGroup:
+    """A group of all ranks over gloo, whatever the run uses, for one purpose. Collective."""
+    return kept(dist.group.WORLD, purpose, lambda: cast(Any, dist.new_group(backend=GLOO, timeout=timeout)))
 
 
 def new_group(ranks: Sequence[int] | None, timeout: float) -> dist.ProcessGroup:
     """A group of some ranks, or of all, over the backend of the run. Collective over the run."""
-    backend = BOTH if backend_of(dist.group.WORLD) == NCCL else None
+    backend = BOTH if backend_of(dist.group.WORLD).on_stream else None
     if backend is not None:
         survive_errors()
     chosen = None if ranks is None else list(ranks)
@@ -54,6 +84,11 @@ def new_group(ranks: Sequence[int] | None, timeout: float) -> dist.ProcessGroup:
     if backend is not None and (ranks is None or dist.get_rank() in ranks):
         watch(group)
     return cast(dist.ProcessGroup, group)
+
+
+def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This rank's number in a group, and how many it has; None stands for a process alone."""
+    return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
 
 def survive_errors() -> None:
@@ -65,98 +100,10 @@ def survive_errors() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
 
-def watch(group: dist.ProcessGroup) -> None:
-    """Count a group among those that end together."""
-    if group not in _nccl:
-        _nccl.append(group)
-
-
 def connect(group: dist.ProcessGroup) -> None:
     """Make the communicator of a group's messages now: all its ranks have to come, and some exchange later than others.
 
     Collective over the group.
     """
-    if backend_of(group) == NCCL:
+    if backend_of(group).on_stream:
         dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
-
-
-def give_up(reason: str) -> None:
-    """End the groups of this process, where it has any of NCCL: its GPU may wait for messages that nobody sends."""
-    if _nccl:
-        end(reason)
-
-
-def end(reason: str) -> None:
-    """Abort every communicator of this process, so that waits on the GPU end; none can be used again.
-
-    An abort gives memory back, and waits there for whatever the GPU still runs, such as the kernels of another
-    communicator that wait too. So all are aborted at the same time.
-    """
-    with _ending:
-        if _ended:
-            return
-        _ended.append(reason)
-    aborts = [threading.Thread(target=_half(group).abort, daemon=True, name="mural-abort") for group in _living()]
-    for thread in aborts:
-        thread.start()
-    for thread in aborts:
-        thread.join(ABORT_SECONDS)
-
-
-def ended() -> str:
-    """Why the groups of this process were ended; empty where they were not."""
-    return _ended[0] if _ended else ""
-
-
-def trouble() -> str:
-    """Why the groups of this process were ended, or what NCCL found wrong with one; empty where all is well."""
-    if _ended:
-        return ended()
-    for group in _living():
-        error = str(_half(group).get_error()).rpartition(".")[2]
-        if error != "SUCCESS":
-            return f"NCCL reports {error} in the group of ranks {dist.get_process_group_ranks(group)}: see the log"
-    return ""
-
-
-def _living() -> list[dist.ProcessGroup]:
-    """The groups of NCCL that were not destroyed since."""
-    _nccl[:] = [group for group in _nccl if not destroyed(group)]
-    return _nccl
-
-
-def _half(group: Any) -> Any:
-    """What carries a group's CUDA tensors."""
-    return group._get_backend(torch.device("cuda"))
-
-
-def destroyed(group: dist.ProcessGroup | None) -> bool:
-    """Whether torch knows a group no more."""
-    try:
-        dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):
-        return True
-    return False
-
-
-def await_gpu(name: str) -> None:
-    """Wait until the GPU has done all that the calling stream was given, messages of NCCL included, or raise.
-
-    What comes after this reads values that are there: results, gradients that an optimizer takes.
-    """
-    if _nccl:
-        torch.cuda.current_stream().synchronize()
-        check(name)
-
-
-def check(name: str) -> None:
-    """Raise if the groups of this process ended: what the GPU computed since may be anything."""
-    reason = trouble() if _nccl else ""
-    if reason:
-        raise PeerError(f"{name}: {reason}")
-
-
-def forget() -> None:
-    """Know of no group: the run that they belonged to is over."""
-    _nccl.clear()
-    _ended.clear()

@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from mural.comm import groups
+from mural.comm.backends import backend_of
 from mural.comm.device_paths import Direct, Outgoing, Paths, Turn, Way
+from mural.comm.failure import connections
 from mural.comm.failure.alarm import Alarm, Awaited
 from mural.comm.failure.connections import reason
 from mural.comm.trace import Flight, Observed, Post
@@ -36,7 +37,7 @@ class Transfer:
         sizes: Mapping[int, int],
         like: torch.Tensor,
     ):
-        if transport.alarm is not None and (heard := transport.alarm.heard or groups.ended()):
+        if transport.alarm is not None and (heard := transport.alarm.heard or connections.aborted()):
             raise PeerError(
                 f"{name}: the ranks no longer agree, since {heard}. Make mesh and model anew (mural.init, "
                 f"mural.parallelize) on all ranks, or start the run again"
@@ -121,7 +122,7 @@ class Transport(Observed):
         """How many messages a pairwise transport began with each peer."""
         self.memory: Any = None
         """What the operations on the mesh learned of the program, for later runs of it."""
-        self.direct = Direct(groups.backend_of(group) if group is not None else "")
+        self.direct = Direct(backend_of(group))
         self.paths: dict[str, Paths] = {}
         self.unsent: list[tuple[Transfer, int, Outgoing]] = []
         self.alarm = Alarm(group) if group is not None else None
@@ -167,7 +168,7 @@ class Transport(Observed):
 
     def in_common(self, buffer: torch.Tensor) -> torch.Tensor:
         """The buffer in memory of one kind on all ranks, wherever each has it: of the GPU over NCCL."""
-        return buffer.cuda() if self.direct.backend == groups.NCCL else self.outbound(buffer)
+        return buffer.cuda() if self.direct.backend.on_stream else self.outbound(buffer)
 
     def way(self, peer: int, like: torch.Tensor, count: int) -> Way:
         """How that many values travel to or from a peer; none do not travel at all."""
@@ -225,29 +226,35 @@ class Transport(Observed):
         needs = [(peer, transfer.part) for peer in transfer.peers] if self.traces else ()
         works = [work for _, work in transfer.works]
         with self.alarm.watching(transfer), self.blocked(transfer.kind, needs):
-            while transfer.works:
-                peer, work = transfer.works[0]
-                try:
-                    work.wait()
-                except RuntimeError as error:
-                    why = self.alarm.heard or f"{reason(error)}. It or another rank has ended: see the logs"
-                    raise PeerError(f"waiting for rank {peer} in {transfer.name}: {why}") from error
-                if self.alarm.heard:
-                    raise PeerError(f"waiting for rank {peer} in {transfer.name}: {self.alarm.heard}")
-                transfer.works.pop(0)
+            self.alarm.complete(transfer.works, transfer.name)
             if self.traces:
                 self.await_gpu(transfer.name)
         if self.waits_on_stream(transfer.device):
             self.alarm.follow(transfer.serial, transfer.name, works)
 
-    @property
-    def serves_host_by_gloo(self) -> bool:
-        """Whether gloo carries the tensors that are on the host."""
-        return self.direct.backend in ("gloo", groups.NCCL)
+    def wait_for(
+        self,
+        work: Any,
+        name: str,
+        needs: Sequence[tuple[int, Post]] = (),
+        kind: str = "gradients",
+        on_host: bool = False,
+    ) -> None:
+        """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`.
+
+        Over NCCL the GPU is waited for, unless the tensors are `on_host`, whom gloo serves.
+        """
+        backend = self.direct.backend
+        with self.blocked(kind, needs):
+            if self.alarm is not None and backend.host_by_gloo and (on_host or not backend.on_stream):
+                self.alarm.join(work, self.serial + 1, name)
+            else:
+                work.wait()
+                self.await_gpu(name)
 
     def waits_on_stream(self, device: torch.device) -> bool:
         """Whether a wait for messages of a device keeps its stream and not this process, as NCCL's do."""
-        return self.direct.backend == groups.NCCL and device.type == "cuda"
+        return self.direct.backend.on_stream and device.type == "cuda"
 
     def await_gpu(self, name: str) -> None:
         """Wait until the GPU has what the calling stream was promised, or raise what kept a peer from sending it.
@@ -260,17 +267,17 @@ class Transport(Observed):
     @contextlib.contextmanager
     def attentive(self, name: str) -> Generator[None]:
         """A block in which the GPU may wait for others, which ends when it does not any more, or by an error."""
-        if self.alarm is None or self.direct.backend != groups.NCCL:
+        if self.alarm is None or not self.direct.backend.on_stream:
             yield
             return
         with self.alarm.watching(Awaited(self.serial + 1, name)):
             yield
-            groups.await_gpu(name)
+            connections.await_gpu(name)
 
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
         if isinstance(error, PeerError):
-            groups.give_up(str(error))  # the GPU may wait for what will not come, and this process behind it
+            connections.abort_all(str(error))  # the GPU may wait for what will not come, and this process behind it
         # Of what this rank heard from a peer, the others hear too; that a peer ended, only those who wait for it see.
         if self.alarm is not None and not (isinstance(error, PeerError) and self.alarm.heard):
             with contextlib.suppress(RuntimeError):  # the peers wait for what was posted before, and get it

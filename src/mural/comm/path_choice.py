@@ -9,21 +9,19 @@ are staged. The environment variable MURAL_GPU_PATH, set to `ipc` or `pinned` on
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from mural.comm.copy_streams import CudaLanes, Lanes
 from mural.comm.device_paths import Mailed, Paths, Sized, Staged, Way
+from mural.comm.failure.agree import gather, together
 from mural.comm.host_staging import Arena
 from mural.comm.messages import Transfer, Transport
-from mural.comm.mpi.installation import NAME as MPI
-from mural.comm.mpi.installation import takes_cuda_pointers
-from mural.comm.shared_gpu.introduction import Refused, everywhere, gathered, introduced
+from mural.comm.processes import host
+from mural.comm.shared_gpu.introduction import Refused, introduced
 from mural.comm.shared_gpu.ipc import CudaMemory
 from mural.comm.shared_gpu.mail import Mail
 from mural.errors import PlanError
@@ -37,10 +35,10 @@ TRIAL_BYTES, TRIALS = (2**16, 2**20, 2**24), 8
 def settle(transport: Transport) -> None:
     """Choose how GPU tensors travel in a group whose messages lie in host memory, alike on every rank. Collective."""
     group = transport.group
-    if group is None or not from_host(transport.direct.backend) or dist.get_world_size(group) == 1:
+    if group is None or not transport.direct.backend.from_host or dist.get_world_size(group) == 1:
         return
     wanted = os.environ.get(VARIABLE, "").lower()
-    facts = gathered(group, (wanted, place()))
+    facts = gather(group, (wanted, place()), VARIABLE).values()
     said, places = [choice for choice, _ in facts], [found for _, found in facts]
     if any(choice != said[0] or choice not in CHOICES for choice in said):
         raise PlanError(f"{VARIABLE} is {said} on the ranks: set it to ipc or to pinned on all, or on none")
@@ -57,17 +55,13 @@ def settle(transport: Transport) -> None:
     try:
         mail = introduced(group, circle, lanes, CudaMemory(lanes) if lanes is not None else None)
     except Refused as error:
+        why = str(error).splitlines()[0]
         if wanted == "ipc":
-            raise PlanError(f"{VARIABLE}=ipc, but CUDA IPC does not work ({error}): unset {VARIABLE}") from error
-        use(transport, described(staged, f"no CUDA IPC: {error}"))
+            raise PlanError(f"{VARIABLE}=ipc, but CUDA IPC does not work ({why}): unset {VARIABLE}") from error
+        use(transport, described(staged, f"no CUDA IPC: {why}"))
         return
     mailed = mailed_paths(staged, mail) if staged is not None and mail is not None else None
     compare(transport, staged, mailed, forced=wanted == "ipc")
-
-
-def from_host(backend: str) -> bool:
-    """Whether a backend sends from host memory alone: gloo does, and an MPI that takes no CUDA pointers."""
-    return backend == "gloo" or (backend == MPI and not takes_cuda_pointers())
 
 
 def place() -> tuple[str, str] | None:
@@ -78,8 +72,7 @@ def place() -> tuple[str, str] | None:
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     except RuntimeError:  # a GPU that cannot be used
         return None
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}", gpu
+    return host(), gpu
 
 
 def own_lanes() -> CudaLanes | None:
@@ -131,8 +124,9 @@ def compare(transport: Transport, staged: Paths | None, mailed: Paths | None, fo
     words = said(best[0].tolist(), best[1].tolist())
     if limit is None:
         # The mailboxes go. First all close what they opened, so that nobody frees memory that another has open.
-        boxes = mail.inboxes.values() if mail is not None else ()
-        everywhere(transport.group, lambda: [box.close() for box in boxes])
+        with together(transport.group, "closing mailboxes"):
+            for box in mail.inboxes.values() if mail is not None else ():
+                box.close()
         use(transport, described(staged, words))
     elif staged is not None and mail is not None:
         how = f"as {VARIABLE} says; {words}" if forced else f"from {sized(limit)} on; {words}" if limit else words

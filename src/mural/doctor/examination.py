@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from mural.comm.groups import NCCL, backend_of
-from mural.comm.shared_gpu.introduction import gathered
+from mural.comm.backends import backend_of
+from mural.comm.failure.agree import gather
+from mural.comm.processes import host
 from mural.doctor.features import backends, features
 from mural.doctor.findings import Item, Report, Section, found
 from mural.doctor.machine import machine, versions
@@ -67,14 +67,14 @@ def not_joined() -> tuple[Item, ...]:
 
 def real_link() -> tuple[Item, ...]:
     """Latency and speed from rank 0 to the next rank, and to one on another machine. All ranks call it."""
-    hosts = gathered(None, socket.gethostname())
-    cuda = backend_of(dist.group.WORLD) == NCCL
+    hosts = gather(dist.group.WORLD, host(), "machines")
+    cuda = backend_of(dist.group.WORLD).on_stream
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     if len(hosts) == 1:
         return (Item("link", "one rank alone"),)
     items: list[Item] = []
     pairs = {1: "another local rank" if hosts[1] == hosts[0] else "another machine"}
-    far = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
+    far = next((rank for rank, other in hosts.items() if other != hosts[0]), 1)
     pairs.setdefault(far, "another machine")
     for peer, words in pairs.items():
         if dist.get_rank() in (0, peer):

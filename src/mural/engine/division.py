@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mural.comm.rooms import group_of
+from mural.comm.groups import group_of
 from mural.engine.loss_terms import LOSS, LossTerms
 from mural.engine.stage_ranks import Seating
 from mural.errors import PlanError

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.comm.channels import Channels
+from mural.comm.failure.agree import AgreedSteps
 from mural.engine.batch_pass import Passage, Training
-from mural.engine.concord import Concord
 from mural.engine.gems_statistics import Statistics
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, check_image, on_seat, shape_of
@@ -48,7 +48,7 @@ class Pipelined:
         channels = Channels.of(held.world_mesh.transport) if len(self.seating.meshes) > 1 else None
         self.runner = Runner(channels, held.device)
         self.itineraries = Itineraries(held.plain, held.division)
-        self.concord = Concord(held.world_mesh, held.mesh, channels)
+        self.steps = AgreedSteps(held.world_mesh.transport, held.mesh.transport, channels)
 
     @property
     def spans(self) -> list[tuple[Action, float, float]]:
@@ -58,7 +58,7 @@ class Pipelined:
     def step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         """The loss of the whole batch, on every rank, after forward and backward. Collective."""
         # All ranks agree how the step ended before the block does: where one failed, all send void gradients.
-        with self.held.reducer.watching(self._is_last) if reduce else nullcontext(), self.concord.step():
+        with self.held.reducer.watching(self._is_last) if reduce else nullcontext(), self.steps.step():
             self.held.likeness.check("step", image=image, target=target)
             image, target = self._adopted(image), self._adopted(target)
             check_image(image)
@@ -83,7 +83,7 @@ class Pipelined:
 
     def call(self, image: Image) -> Any:
         """The model's result without gradients: a sharded tensor on the last stage's ranks. Collective."""
-        with torch.no_grad(), self.concord.step():
+        with torch.no_grad(), self.steps.step():
             self.held.likeness.check("call", image=image)
             passage = self._passed(image)
         return staged(passage.joined, self.seating, self.held.world_mesh, self.held.device)
@@ -94,7 +94,7 @@ class Pipelined:
         Result and target are None on ranks that do not hold the last stage.
         """
         output, goal, loss = None, None, None
-        with torch.no_grad(), self.concord.step():
+        with torch.no_grad(), self.steps.step():
             self.held.likeness.check("evaluate", image=image, target=target)
             passage = self._passed(image)
             if passage.results:
@@ -143,7 +143,7 @@ class Pipelined:
 
     def _run(self, job: Passage, trip: Trip) -> None:
         """Carry out this rank's actions."""
-        self.concord.begin()
+        self.steps.begin()
         try:
             self.runner.run(trip.program, trip.seats, job, trip.known, trip.learning, self.held.draw())
             self.drawn = self.runs.end()

@@ -8,9 +8,8 @@ from math import prod
 
 import torch.distributed as dist
 
-from mural.comm.groups import connect
+from mural.comm.groups import connect, group_of, kept
 from mural.comm.messages import Transport
-from mural.comm.rooms import group_of, room
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
 from mural.pipeline.schedule import Schedule, gpipe, interleaved, one_f_one_b, sequential
@@ -105,7 +104,7 @@ def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
             connect(mine)
         return world.sibling(mine, f"seat {ranks}")
 
-    return room(world, ("messages of a seat", ranks), build)
+    return kept(world.group, ("messages of a seat", ranks), build)
 
 
 def check_mesh(plan: Plan, mesh: Mesh) -> None:

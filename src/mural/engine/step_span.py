@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mural.gradients.fibres import REPLICAS
+from mural.gradients.replicas import REPLICAS
 from mural.plans import Plan
 from mural.ranks import SPATIAL, Mesh
 

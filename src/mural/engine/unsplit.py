@@ -18,7 +18,6 @@ from mural.engine.loss_leaves import check_leaves
 from mural.engine.needs import Needs
 from mural.engine.parameter_hooks import check_hooks
 from mural.engine.rebound_buffers import make_plain
-from mural.gradients.waiting import wait_for
 from mural.shard import batchnorm_scope
 from mural.shard.generators import generators_kept, seed_generators
 
@@ -104,6 +103,6 @@ class Unsplit:
         if self.held.span.parts > 1:
             loss = self.transport.outbound(loss.clone())
             work = dist.all_reduce(loss, group=self.transport.group, async_op=True)
-            wait_for(work, self.transport, "the mean of losses")
+            self.transport.wait_for(work, "the mean of losses")
             loss /= self.held.world_mesh.world
         return loss

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mural.channel.share import shares_among
 from mural.errors import PlanError
 from mural.gradients.buckets import in_buckets
-from mural.gradients.fibres import REPLICAS, group_of, named_axes
+from mural.gradients.replicas import REPLICAS, group_along, named_axes
 from mural.gradients.replicated import check_same
 from mural.ranks import Mesh
 
@@ -43,9 +43,9 @@ def average(tensors: Sequence[Tensor], mesh: Mesh, axes: tuple[str, ...]) -> Non
     distinct = {id(t): t for t in tensors if t.is_floating_point() or t.is_complex()}
     if shares := shares_among(distinct.values()):
         raise PlanError(f"{shares[0][1].name} is split by channels: weights that are averaged are held whole")
-    group = group_of(mesh, axes)
+    group = group_along(mesh, axes)
     others = tuple(axis for axis in REPLICAS if axis not in axes)
-    alike = group_of(mesh, others)
+    alike = group_along(mesh, others)
     if group is None:
         return
     with mesh.transport.meeting("weights", group):

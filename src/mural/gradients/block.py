@@ -26,12 +26,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.comm import Transport
-from mural.comm.groups import backend_of
+from mural.comm.backends import backend_of
 from mural.comm.trace import Post
 from mural.errors import PeerError
 from mural.gradients.buckets import in_buckets, mark_reduced
 from mural.gradients.replicated import Replicated
-from mural.gradients.waiting import wait_for
 
 Final = Callable[[str], bool]
 """Whether the backward that runs now is the last one that adds to a parameter, by its name."""
@@ -121,7 +120,7 @@ class Block:
         if self.transport.traces:
             self.needs[id(bucket)] = self.transport.appointment("gradients", group)
         bucket.launch(signals)
-        if backend_of(group) == "gloo" and bucket.members[0].kind[1].type == "cpu":
+        if backend_of(group).host_by_gloo and bucket.members[0].kind[1].type == "cpu":
             for record in self.transport.records:
                 bucket.work.get_future().then(partial(note, record.events, begin))
 
@@ -136,7 +135,7 @@ class Block:
             self._launch((0, int(bool(filing.late))))
         with self.transport.span("bucket wait"):
             for bucket in self.order:
-                wait_for(bucket.work, self.transport, "the sum of gradients", self.needs.get(id(bucket), ()))
+                self.transport.wait_for(bucket.work, "the sum of gradients", self.needs.get(id(bucket), ()))
         signals = [filing.buckets[-1].read_signals() for filing in self.filings]
         if any(raised for raised, _ in signals):
             raise PeerError("another rank raised inside its watching() block: see its log")
@@ -157,7 +156,7 @@ class Block:
             while self.sent < len(self.order):
                 self._launch((int(self.sent >= len(self.early)), 0))
             for bucket in self.order:
-                wait_for(bucket.work, self.transport, "the end of a block that raised")
+                self.transport.wait_for(bucket.work, "the end of a block that raised")
         for bucket in self.order:
             bucket.drop()
         if any(any(filing.reached) for filing in self.filings):

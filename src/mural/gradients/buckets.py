@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.gradients.carriers import Sum
-from mural.gradients.fibres import REPLICAS
+from mural.gradients.replicas import REPLICAS
 
 ALIGN = 16
 """Slots begin at multiples of this many values, so that kernels can load whole vectors."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mural.collectives import all_reduce
-from mural.comm.groups import NCCL, backend_of
+from mural.comm.backends import backend_of
 
 
 class Rounds:
@@ -66,7 +66,7 @@ class Sum:
     @cached_property
     def averages(self) -> bool:
         """Whether it is a mean that the backend takes by itself."""
-        return self.rounds is None and self.share == 1 / self.group.size() and backend_of(self.group) == NCCL
+        return self.rounds is None and self.share == 1 / self.group.size() and backend_of(self.group).averages
 
     @property
     def scale(self) -> float:

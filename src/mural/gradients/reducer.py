@@ -24,7 +24,7 @@ from mural.errors import LayoutError, PlanError
 from mural.gradients.block import Block, Final
 from mural.gradients.buckets import is_reduced, mark_reduced
 from mural.gradients.carriers import Rounds
-from mural.gradients.fibres import REPLICAS, group_of, named_axes
+from mural.gradients.replicas import REPLICAS, group_along, named_axes
 from mural.gradients.replicated import Replicated
 from mural.ranks import Mesh
 
@@ -132,8 +132,8 @@ class Reducer(GradientSums):
     ):
         along = named_axes(axes)
         whole, parts, split = by_holders(parameters, mesh)
-        sets = [mean_of(parts, group_of(split, along))] if parts else []
-        sets.append(mean_of(whole, group_of(mesh.folded, along)))
+        sets = [mean_of(parts, group_along(split, along))] if parts else []
+        sets.append(mean_of(whole, group_along(mesh.folded, along)))
         super().__init__(sets, mesh, along, bucket_bytes, algorithm)
 
 
@@ -147,8 +147,8 @@ def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
     whole, parts, split = by_holders(model, mesh)
     group = mesh.transport.group  # nothing else is under way in it now
     if group is None or group.size() != mesh.replicas:
-        group = group_of(mesh.folded, REPLICAS)
-    sets = [mean_of(parts, group_of(split, REPLICAS))] if parts else []
+        group = group_along(mesh.folded, REPLICAS)
+    sets = [mean_of(parts, group_along(split, REPLICAS))] if parts else []
     sets.append(mean_of(whole, group))
     before = [(p, p.grad) for _, p in (*parts, *whole) if p.grad is not None and not is_reduced(p.grad)]
     with GradientSums(sets, mesh, name="reduce_gradients").watching():

@@ -14,7 +14,6 @@ from mural.comm import Transport
 from mural.errors import LayoutError
 from mural.gradients.buckets import Bucket, Member, arrange, kind_of, mark_reduced
 from mural.gradients.carriers import Rounds, Sum
-from mural.gradients.waiting import wait_for
 
 
 class Replicated:
@@ -85,7 +84,7 @@ def check_same(tensors: Sequence[Tensor], group: dist.ProcessGroup, name: str, t
     device = tensors[0].device if tensors else torch.device("cpu")
     both = torch.tensor([code, -code, len(tensors), -len(tensors)], device=device)
     work: Any = dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    wait_for(work, transport, name)
+    transport.wait_for(work, name)
     if both[0] != -both[1] or both[2] != -both[3]:
         raise LayoutError(
             f"{name} got different parameters on different ranks (here {len(tensors)}, elsewhere {int(-both[3])} to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from time import perf_counter
 import torch
 
 from mural.comm.failure.agree import gather
+from mural.comm.processes import host
 from mural.data import Batch
 from mural.errors import TrainingError
 from mural.profile.account import Notes, Profile, Step
@@ -108,7 +108,7 @@ def clock_shift(mesh: Mesh) -> float:
 
     Ranks leave an exchange of all with all at nearly the same moment. Collective.
     """
-    hosts = gather(mesh, socket.gethostname(), "machines")
+    hosts = gather(mesh, host(), "machines")
     if len(set(hosts.values())) == 1:
         return 0.0
     left: list[float] = []

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from mural.comm import mpi
-from mural.comm.failure.connections import roll_call
+from mural.comm.backends import GLOO, NCCL, backend_of, needs_mpirun
+from mural.comm.failure.connections import forget, roll_call
 from mural.comm.failure.shared_fate import given_up
-from mural.comm.groups import NCCL, backend_of, connect, forget, new_group, survive_errors
+from mural.comm.groups import connect, kept, new_group, survive_errors
+from mural.comm.groups import leave as leave_group
 from mural.comm.messages import Transport
 from mural.comm.path_choice import settle
 from mural.errors import PlanError
@@ -24,7 +26,7 @@ from mural.ranks.identity import Placement, resolve
 from mural.ranks.store import meet, reach_out, stand_apart, stay_local
 
 SETTLE_SECONDS = 0.1
-_transports: dict[int, Transport] = {}
+TRANSPORT = "the transport of the run"
 
 
 def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
@@ -34,7 +36,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
     srun start one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.path_choice`.
     """
-    backend = mpi.NAME if backend == "mpi" else backend
+    backend = mpi.NAME if backend is not None and needs_mpirun(backend) else backend
     if not dist.is_initialized() and backend == mpi.NAME:
         start_mpi(timeout)
     elif not dist.is_initialized():
@@ -43,24 +45,30 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
             return 1, 0, Transport(None, timeout)
         start(place, backend, timeout)
         atexit.register(leave)
-    elif backend is not None and backend != backend_of(dist.group.WORLD):
-        found = backend_of(dist.group.WORLD)
+    elif backend is not None and backend != backend_of(dist.group.WORLD).name:
+        found = backend_of(dist.group.WORLD).name
         raise PlanError(f"backend={backend!r}, but the process group found uses {found!r}: drop backend")
-    world_group = dist.group.WORLD
-    key = id(world_group)
-    known = _transports.get(key)
+    transport = kept(dist.group.WORLD, TRANSPORT, lambda: connected(timeout))
     # A rank that ended before it came here is named; where a step failed, all ranks take new connections.
-    if roll_call(world_group, "mural.init", known is not None and given_up(known)) or known is None:
-        # A group of our own: DDP's collectives on the default group never meet our messages.
-        forget()
-        listen_for_others()
-        group = new_group(None, timeout)
-        connect(group)
-        _transports.clear()
-        transport = Transport(group, timeout)
-        settle(transport)
-        _transports[key] = transport
-    return dist.get_world_size(), dist.get_rank(), _transports[key]
+    if roll_call(dist.group.WORLD, "mural.init", given_up(transport)):
+        leave_group(transport.group)
+        transport = kept(dist.group.WORLD, TRANSPORT, lambda: connected(timeout), anew=True)
+    return dist.get_world_size(), dist.get_rank(), transport
+
+
+def connected(timeout: float) -> Transport:
+    """A transport of all ranks, in a group of our own: DDP's collectives on the default group never meet our messages.
+
+    Collective.
+    """
+    roll_call(dist.group.WORLD, "mural.init")
+    forget()
+    listen_for_others()
+    group = new_group(None, timeout)
+    connect(group)
+    transport = Transport(group, timeout)
+    settle(transport)
+    return transport
 
 
 def listen_for_others() -> None:
@@ -142,7 +150,7 @@ def agreed_backend(store: Any, place: Placement, gpu: str) -> str:
     """
     store.set(f"mural/gpu/{place.rank}", gpu)
     gpus = [store.get(f"mural/gpu/{rank}") for rank in range(place.world)]
-    return NCCL if b"" not in gpus and len(set(gpus)) == place.world else "gloo"
+    return NCCL if b"" not in gpus and len(set(gpus)) == place.world else GLOO
 
 
 def leave() -> None:

@@ -104,12 +104,13 @@ class Mesh:
         return _peers(self, tuple(axes))
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """All ranks of this mesh, in one order for all."""
+    def everyone(self) -> tuple[int, ...]:
+        """All its ranks, in one order for all."""
         return self.peers(AXES)
 
-    def rows(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that differ from this one along one axis alone, for each axis that has several."""
+    @property
+    def lines(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks in line with this one, itself included, for each axis along which there are several."""
         return tuple(self.peers((axis,)) for axis, size in zip(AXES, self.sizes, strict=True) if size > 1)
 
     @property

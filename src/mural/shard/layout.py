@@ -157,8 +157,8 @@ def route(have: Layout, wants: tuple[Want, ...]) -> Route:
     """This rank's part of the exchange that brings everyone from a layout to what they want."""
     mesh = have.mesh
     # Ranks that differ along the cutting axes alone hold disjoint boxes, and only they exchange.
-    fibre = mesh.peers(have.axes_of(range(have.ndim)))
-    places = {rank: mesh.coordinates_of(rank) for rank in fibre}
+    peers = mesh.peers(have.axes_of(range(have.ndim)))
+    places = {rank: mesh.coordinates_of(rank) for rank in peers}
     owned = {rank: have.box_at(at) for rank, at in places.items()}
     needed: dict[int, Needs] = {
         rank: tuple(intervals[at[axis] if axis is not None else 0] for axis, intervals in wants)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import typer
 
+from mural.comm.backends import needs_mpirun
 from mural.errors import PlanError
 from mural.ranks.join import placement
 from mural.ranks.spawn import run_local
@@ -37,6 +38,6 @@ def local_ranks(config: Config) -> int:
         )
     if place.world > 1 or place.launcher != "single":
         return 1
-    if wanted > 1 and config.launch.backend == "mpi":
+    if wanted > 1 and needs_mpirun(config.launch.backend):
         raise PlanError(f'launch.backend = "mpi": start the ranks by mpirun -n {wanted} mural train …')
     return wanted

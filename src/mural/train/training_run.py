@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mural.channel.share import shares_among
 from mural.checkpoint import Checkpoints, State, restore, state_of
+from mural.checkpoint.snapshot import of_first
 from mural.checkpoint.state import clean
 from mural.comm.failure.agree import together
 from mural.comm.watchdog import Watchdog
@@ -155,8 +156,7 @@ class Run:
 
     def resume(self) -> Beginning:
         """Where the newest intact checkpoint stands, which is loaded; or the start. Collective."""
-        wanted, first = self.config.checkpoint.resume, self.checkpoints.ranks
-        found = first.on_first(self.checkpoints.latest)
+        wanted, found = self.config.checkpoint.resume, of_first(self.checkpoints.group, self.checkpoints.latest)
         if wanted == "never" and found is not None:
             raise CheckpointError(
                 f'{self.checkpoints.folder} holds step {found}, but checkpoint.resume = "never": give this run a '
@@ -181,7 +181,7 @@ class Run:
             self.journal.say(f"the batches are others than those of the checkpoint: on with epoch {position.epoch}")
         self.status.saved = position.step
         self.journal.say(f"resumed from step {position.step}")
-        last, scores = first.on_first(lambda: self.journal.validated(position.step))
+        last, scores = of_first(self.checkpoints.group, lambda: self.journal.validated(position.step))
         here = ended or position.step == self.total
         owed = self.validates(position) or (self.validates_epochs and here)
         loss = torch.tensor(float(snapshot.values["loss"]))

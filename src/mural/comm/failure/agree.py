@@ -3,21 +3,26 @@
     rank 0   work ──── all well? ── no ── what was it? ── raises what rank 1 met
     rank 1   work ✗ ── all well? ── no ── what was it? ── raises its own error
 
-The ranks of a mesh tell each other by its transport, whose alarm ends the wait for a rank that raised elsewhere.
-Without a mesh (None), this process agrees with itself.
+The ranks of a mesh tell each other by its transport, whose alarm ends the wait for a rank that raised elsewhere; those
+of a process group by its own collectives. Without either (None), this process agrees with itself.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from mural.comm.channels import Channels
 from mural.comm.exchange import stack
+from mural.comm.failure.connections import abort_all, ended, hang_up, reason
+from mural.comm.failure.shared_fate import ANEW
+from mural.comm.groups import kept, leave
 from mural.comm.messages import Transfer, Transport
 from mural.errors import MuralError, PeerError
 
@@ -25,11 +30,11 @@ T = TypeVar("T")
 
 
 class MeshLike(Protocol):
-    """What ranks need of a mesh to act together: who they are, and what carries their messages."""
+    """The ranks of a mesh, as this one of them sees them."""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This rank's number in the run."""
         ...
 
     @property
@@ -43,12 +48,13 @@ class MeshLike(Protocol):
         ...
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """All ranks of the mesh."""
+    def everyone(self) -> tuple[int, ...]:
+        """All of them, in order."""
         ...
 
-    def rows(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that differ from this one along one axis alone, for each axis that has several."""
+    @property
+    def lines(self) -> tuple[tuple[int, ...], ...]:
+        """Those in line with this one, for each axis along which there are several."""
         ...
 
 
@@ -58,42 +64,46 @@ class Met(NamedTuple):
     kind: type[MuralError] | None
     text: str
 
+    @classmethod
+    def of(cls, failure: Exception | None) -> Met | None:
+        """What this rank met; None where it met nothing."""
+        kind = type(failure) if isinstance(failure, MuralError) else None
+        return None if failure is None else cls(kind, describe(failure))
+
 
 @contextmanager
-def together(mesh: MeshLike | None, what: str, kind: type[MuralError] = PeerError) -> Generator[None]:
+def together(
+    among: MeshLike | dist.ProcessGroup | None, what: str = "", kind: type[MuralError] = PeerError, same: bool = False
+) -> Generator[None]:
     """A block without communication, which every rank leaves alike: where one raised, the others raise too. Collective.
 
     The rank that failed raises its own error; the others raise one that quotes it, of the same kind where that is one
-    of mural's, else of `kind`.
+    of mural's, else of `kind`. With `same`, all raise the same text, as an error of `kind`.
     """
     failure: Exception | None = None
     try:
         yield
     except Exception as error:
         failure = error
-
-    def tell(mine: Met | None) -> dict[int, Met | None]:
-        return gather(mesh, mine, what) if any_rank(mesh, mine is not None)[0] else {}
-
-    met = share_failure(failure, tell)
-    if failure is not None:
-        raise failure
-    if met is not None:
-        raise (met.kind or kind)(f"{what} failed {met.text}")
-
-
-def share_failure(failure: Exception | None, tell: Callable[[Met | None], Mapping[int, Met | None]]) -> Met | None:
-    """What any ranks met, in one text, with the first one's kind; None where all is well.
-
-    `tell` gives every rank's, by rank. Where it raises, since a peer is gone, this rank's own failure says more.
-    """
-    kind = type(failure) if isinstance(failure, MuralError) else None
+    mine = Met.of(failure)
     try:
-        told = tell(None if failure is None else Met(kind, describe(failure)))
-    except PeerError:
+        if not isinstance(among, dist.ProcessGroup) and not any_rank(among, mine is not None)[0]:
+            return
+        met = joined(gather(among, mine, what))
+    except PeerError:  # a peer is gone: this rank's own failure says more
         if failure is not None:
             raise failure from None
         raise
+    if met is None:
+        return
+    if failure is not None and not same:
+        raise failure
+    found = kind if same else met.kind or kind
+    raise found(f"{what} failed {met.text}" if what else met.text) from failure
+
+
+def joined(told: Mapping[int, Met | None]) -> Met | None:
+    """What any ranks met, in one text, with the first one's kind; None where all is well."""
     met = {rank: each for rank, each in told.items() if each is not None}
     if not met:
         return None
@@ -129,8 +139,8 @@ def any_rank(mesh: MeshLike | None, *mine: bool) -> tuple[bool, ...]:
 def greatest(mesh: MeshLike | None, values: Tensor, name: str) -> Tensor:
     """The largest of all ranks' numbers, place by place, the same on every rank. Collective."""
     if mesh is not None:
-        for peers in mesh.rows():
-            values = stack(values, peers, mesh.rank, mesh.transport, name).amax(0)
+        for line in mesh.lines:
+            values = stack(values, line, mesh.rank, mesh.transport, name).amax(0)
     return values
 
 
@@ -144,17 +154,125 @@ def said(mesh: MeshLike | None, texts: Sequence[str], name: str) -> list[str]:
     return [next(filter(None, of_place), "") for of_place in zip(*brought, strict=True)]
 
 
-def gather(mesh: MeshLike | None, value: T, name: str) -> dict[int, T]:
+def gather(among: MeshLike | dist.ProcessGroup | None, value: T, name: str) -> dict[int, T]:
     """Every rank's value, by rank and in their order. Collective."""
-    if mesh is None:
+    if among is None:
         return {0: value}
-    ranks = mesh.members
-    others = [rank for rank in ranks if rank != mesh.rank]
+    if isinstance(among, dist.ProcessGroup):
+        return _gathered(among, value, name)
+    others = [rank for rank in among.everyone if rank != among.rank]
     if not others:
-        return {mesh.rank: value}
+        return {among.rank: value}
     mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     length = torch.tensor([mine.numel()], device="cpu")
-    lengths = Transfer(mesh.transport, name, dict.fromkeys(others, length), dict.fromkeys(others, 1), length).wait()
+    lengths = Transfer(among.transport, name, dict.fromkeys(others, length), dict.fromkeys(others, 1), length).wait()
     sizes = {rank: int(n) for rank, n in lengths.items()}
-    found = Transfer(mesh.transport, name, dict.fromkeys(others, mine), sizes, mine).wait()
-    return {rank: value if rank == mesh.rank else pickle.loads(found[rank].numpy().tobytes()) for rank in ranks}
+    found = Transfer(among.transport, name, dict.fromkeys(others, mine), sizes, mine).wait()
+    told = {rank: pickle.loads(buffer.numpy().tobytes()) for rank, buffer in found.items()}
+    return {rank: told.get(rank, value) for rank in among.everyone}
+
+
+def _gathered(group: dist.ProcessGroup, value: T, name: str) -> dict[int, T]:
+    found: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(found, value, group=group)
+    except RuntimeError as error:
+        raise PeerError(f"{name}: a rank left while the ranks agreed: {reason(error)}: see its log") from error
+    return dict(zip(dist.get_process_group_ranks(group), found, strict=True))
+
+
+class AgreedSteps:
+    """The steps of a model in stages, each of which ends alike on all ranks; `seat` carries this rank's stages.
+
+        rank 0   prepare ── run ── (waits for rank 1's message) ─ PeerError ──┐
+        rank 1   prepare ── run ✗ rings every alarm that a rank may wait by ──┤ agree: all raise
+        rank 2   prepare ── run, to its end ──────────────────────────────────┘
+
+    Without the agreement rank 2 would go on to add up gradients, and wait there for ranks that do not come.
+    """
+
+    def __init__(self, world: Transport, seat: Transport, channels: Channels | None):
+        self.world, self.seat, self.channels = world, seat, channels
+        # An alarm of its own: what ranks heard in a step does not keep them from agreeing after it.
+        self.ends = kept(world.group, "ends of steps", lambda: world.fork("ends of steps"))
+        self.broken = ""
+        """What ended a step in which messages were under way; none can follow it."""
+        self.running = False
+
+    @contextmanager
+    def step(self) -> Generator[None]:
+        """A block in which ranks may wait for each other, and which they leave alike. Collective."""
+        if self.broken:
+            again = ANEW if self.seat is self.world else "make the model parallel anew"
+            raise PeerError(f"an earlier step failed ({self.broken}): {again}")
+        self.running = False
+        if self.channels is not None:
+            self.channels.begin()
+        failure: Exception | None = None
+        try:
+            yield
+        except BaseException as error:
+            self._ring(error)
+            if not isinstance(error, Exception):
+                raise
+            failure = error
+        self._agree(failure)
+
+    def begin(self) -> None:
+        """Note that messages are sent from here on."""
+        self.running = True
+
+    def _ring(self, error: BaseException) -> None:
+        """End the waits of others for this rank, between stages and within its own."""
+        transport = self.seat
+        every = [self.world, transport, *(self.channels.transports if self.channels is not None else ())]
+        if ended(error, *(t.alarm.heard for t in every[1:] if t.alarm is not None)):
+            for each in every:
+                hang_up(each.group)
+        if self.channels is not None:
+            self.channels.raised(error)
+        if transport.alarm is not None:
+            with suppress(RuntimeError):  # the others wait for what was posted before, and get it
+                transport.flush()
+            transport.alarm.ring(transport.serial, error)
+
+    def _agree(self, failure: Exception | None) -> None:
+        """Raise on all ranks where one failed."""
+        group = self.world.group
+        if group is None:
+            if failure is not None:
+                raise failure
+            return
+        try:
+            failed, began = self._counted(failure is not None, failure is not None and self.running)
+            if not failed:
+                return
+            if began or failed < dist.get_world_size(group):
+                self._give_up("on another rank")
+            met = joined(gather(group, Met.of(failure), "the step"))
+        except RuntimeError as error:  # the group was ended with the wait for a rank that failed
+            self._give_up(str(error).splitlines()[0])
+            self.ends.raised(error)
+            raise failure or PeerError(f"the step failed on another rank: {error}") from error
+        if failure is not None:
+            self.broken = self.broken and f"{type(failure).__name__}: {failure}".splitlines()[0]
+            raise failure
+        raise PeerError(f"the step failed {met.text if met else ''}")
+
+    def _give_up(self, reason: str) -> None:
+        """Send nothing more over what this step used: messages of it may be under way."""
+        self.broken = reason
+        leave(self.world.group)
+        abort_all(f"a step failed ({reason})")
+        if self.seat.alarm is not None:
+            self.seat.alarm.heard = self.seat.alarm.heard or f"a step failed ({reason})"
+
+    def _counted(self, *mine: bool) -> list[int]:
+        """On how many ranks each statement holds."""
+        transport = self.ends
+        counts = transport.outbound(torch.tensor(mine, dtype=torch.float32))
+        group = transport.group
+        needs = transport.appointment("agreement", group) if transport.traces and group is not None else ()
+        work = dist.all_reduce(counts, group=group, async_op=True)
+        transport.wait_for(work, "the end of a step", needs, kind="agreement", on_host=True)
+        return [round(count) for count in counts.tolist()]

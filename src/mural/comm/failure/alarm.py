@@ -1,13 +1,15 @@
 """The alarm: ends a wait for a rank that raised alone, which would otherwise last until the timeout.
 
 A rank that raises leaves a note in the group's store: how many transfers it had begun, and its error. A rank
-that waits in a later transfer, and did not itself raise at that number, will never get its messages. Its
-watching thread then asks the peers' watching threads to complete the pending messages with empty data (gloo
+that waits in a later transfer, and did not itself raise at that number, will never get its messages. The thread that
+watches over its waits then asks those of the peers to complete the pending messages with empty data (gloo
 cannot abort a wait; NCCL and the MPI group can), and the wait ends with the note's text as an error.
 
 Over NCCL a rank waits on the GPU, and goes on by itself to the next value that it reads. So transfers whose messages
 are on a stream are followed until the GPU is done with them, and the oldest of them is what the rank waits for. A rank
 that is killed leaves no note: whether its process lives is looked up, where it is on the same machine.
+
+One thread of the process watches for all its alarms.
 """
 
 from __future__ import annotations
@@ -17,22 +19,28 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from mural.comm import groups
+from mural.comm.backends import backend_of
+from mural.comm.failure.connections import abort_all, destroyed, hang_up, reason, trouble
 from mural.comm.processes import has_ended, identity
+from mural.errors import PeerError
 
-POLL_SECONDS = 0.25
+THREAD, POLL_SECONDS, LOOK = "mural-alarm", 0.25, timedelta(seconds=1)
 ABORTED = "mural/aborted"
 """Where a rank says that it aborted its communicators: those of its peers wait for it in vain."""
 LEFT_SECONDS = 5.0
 """How long a wait lasts before a rank that came to its end counts as one that will not come: what it sent before may
 still be under way."""
+
+_alarms: list[Alarm] = []
+_listing, _over = threading.Lock(), threading.Event()
 
 
 class Pending(Protocol):
@@ -58,17 +66,20 @@ class Awaited:
 
 
 class Alarm:
-    """Notes of ranks that raised, and the thread that watches for them while this rank waits."""
+    """Notes of ranks of a group that raised, and what ends this rank's waits for them.
 
-    def __init__(self, group: dist.ProcessGroup, name: str = ""):
-        self.group, self.rank = group, dist.get_rank()
+    `differs` says what other ranks do instead of what this one waits for. An alarm that has it is that of a group in
+    which nothing but such calls is made: it is given up as a whole.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, name: str = "", differs: Callable[[Any], str] | None = None):
+        self.group, self.rank, self.differs = group, dist.get_rank(), differs
         self.ranks = dist.get_process_group_ranks(group)
-        self.on_gpu = groups.backend_of(group) == groups.NCCL
+        self.on_gpu = backend_of(group).on_stream
         self.store: Any = dist.distributed_c10d._get_default_store()
         self.key = f"mural/alarm/{group.group_name}{name}"
         self.heard = ""
-        self.since = 0
-        """Notes with smaller numbers are over."""
+        self.since = 0  # notes with smaller numbers are over
         self.own: set[int] = set()
         self.notes: list[tuple[int, str]] = []
         self.rescued = 0
@@ -76,34 +87,18 @@ class Alarm:
         self.waiting: Pending | None = None  # written by the waiting thread, read by the watching one
         self.followed: deque[Awaited] = deque()
         self.lock = threading.Lock()
-        self.begun = 0
-        """The largest number of what this rank ever waited for."""
+        self.begun = 0  # the largest number of what this rank ever waited for
+        self.looked: tuple[Pending | None, float] = (None, 0.0)
         self.identities: dict[int, str] = {}
         self.store.set(f"{self.key}/process/{self.rank}", identity())
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True, name="mural-alarm")
-        self.thread.start()
-        # A thread that is inside torch when the interpreter ends would take the process down with it.
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Stop watching, and tell the others that this rank came to its end."""
-        if not self.over.is_set():
-            with contextlib.suppress(RuntimeError):
-                self.store.set(f"{self.key}/left/{self.rank}", str(self.begun))
-                self.store.add(f"{self.key}/leaving", 1)
-        self.over.set()
-        if self.thread is not threading.current_thread():
-            self.thread.join(timeout=2.0)
+        _list(self)
 
     def ring(self, serial: int, error: BaseException) -> None:
         """Leave the note that this rank raised after it had begun that many transfers."""
         self.own.add(serial)
         with contextlib.suppress(RuntimeError):
-            number = self.store.add(f"{self.key}/notes", 1)
-            self.store.set(
-                f"{self.key}/note/{number}", f"{serial} rank {self.rank} raised {type(error).__name__}: {error}"
-            )
+            text = f"{serial} rank {self.rank} raised {type(error).__name__}: {error}"
+            self.store.set(f"{self.key}/note/{self.store.add(f'{self.key}/notes', 1)}", text)
 
     @contextlib.contextmanager
     def watching(self, transfer: Pending) -> Generator[None]:
@@ -113,6 +108,34 @@ class Alarm:
             yield
         finally:
             self.waiting = before
+
+    def complete(self, works: list[tuple[int, Any]], name: str) -> None:
+        """Wait for messages by peer, each dropped when it is done, or raise what kept a peer from its part."""
+        while works:
+            peer, work = works[0]
+            try:
+                work.wait()
+            except RuntimeError as error:
+                why = self.heard or f"{reason(error)}. It or another rank has ended: see the logs"
+                raise PeerError(f"waiting for rank {peer} in {name}: {why}") from error
+            if self.heard:
+                raise PeerError(f"waiting for rank {peer} in {name}: {self.heard}")
+            works.pop(0)
+
+    def join(self, work: Any, serial: int, name: str) -> None:
+        """Wait for a collective of gloo, or raise what kept a peer from joining it.
+
+        A peer that raised before it began as many transfers as this rank did will not come.
+        """
+        with self.watching(Awaited(serial, name)):
+            while True:
+                try:
+                    work.wait(LOOK)
+                    return
+                except RuntimeError as error:
+                    if self.heard or str(error) != "Operation timed out!":
+                        why = self.heard or f"{reason(error)}. A peer has ended: see its log"
+                        raise PeerError(f"waiting for {name}: {why}") from error
 
     def follow(self, serial: int, name: str, works: Iterable[Any]) -> None:
         """Listen for notes until the GPU has done some works, which this rank may wait for elsewhere.
@@ -129,44 +152,33 @@ class Alarm:
         while self.followed and all(work.is_completed() for work in self.followed[0].works):
             self.followed.popleft()
 
-    def _oldest(self) -> Awaited | None:
-        """The first of what is followed that the GPU has not done."""
+    def pending(self) -> Pending | None:
+        """What this rank waits for now: here, or the first of what is followed that the GPU has not done."""
+        if (waiting := self.waiting) is not None:
+            return waiting
         with self.lock:
             self._drop_done()
             return self.followed[0] if self.followed else None
 
-    def pending(self) -> Pending | None:
-        """What this rank waits for now, here or on the GPU."""
-        return self.waiting or self._oldest()
-
-    def _watch(self) -> None:
-        """Look every now and then: waking this thread for each transfer would cost more than most transfers."""
-        before, since = None, time.monotonic()
-        while not self.over.wait(POLL_SECONDS):
-            now = self.pending()
-            if now is not before:
-                before, since = now, time.monotonic()
-            waited = time.monotonic() - since
-            try:
-                if now is not None and waited > POLL_SECONDS / 2:
-                    self._read_notes()
-                    self._look_around(now, waited)
-                elif self.on_gpu and now is None and self._suspicious():
-                    # This rank may hang behind messages that NCCL has given up, and counts as done.
-                    self._look_around(Awaited(self.begun, "NCCL"), waited)
-                if self.own or self.heard:
-                    self._serve()
-            except RuntimeError:
-                return  # the store went away with the process group
-
-    def _suspicious(self) -> bool:
-        """Whether NCCL reports an error, or the process of another rank is gone."""
-        return bool(groups.trouble()) or any(map(has_ended, self._identities().values()))
+    def look(self) -> None:
+        """Find out whether what this rank waits for can end well, and end it otherwise; in the watching thread."""
+        pending, now = self.pending(), time.monotonic()
+        if pending is not self.looked[0]:
+            self.looked = (pending, now)
+        waited = now - self.looked[1]
+        if pending is not None and waited > POLL_SECONDS / 2:
+            self.read_notes()
+            self._look_around(pending, waited)
+        elif self.on_gpu and pending is None and (trouble() or any(map(has_ended, self._identities().values()))):
+            # This rank may hang after messages that NCCL has given up, and that count as done.
+            self._look_around(Awaited(self.begun, "NCCL"), waited)
+        if self.own or self.heard:
+            self._serve()
 
     def _look_around(self, waiting: Pending, seconds: float) -> None:
         """Find out whether a rank of the group is gone, so that nobody will send what this rank waits for."""
-        if self.on_gpu and (self.store.check([ABORTED]) or groups.trouble()):
-            told = self.store.get(ABORTED).decode() if self.store.check([ABORTED]) else groups.trouble()
+        if self.on_gpu:
+            told = self.store.get(ABORTED).decode() if self.store.check([ABORTED]) else trouble()
             self._hear(told, waiting)
         left = self._left() if not self.heard else {}
         for rank, other in self._identities().items() if not self.heard else ():
@@ -179,11 +191,9 @@ class Alarm:
     def _identities(self) -> dict[int, str]:
         """The processes of the other ranks that have said who they are; all are asked for once."""
         if not self.identities:
-            others = [rank for rank in self.ranks if rank != self.rank]
-            keys = [f"{self.key}/process/{rank}" for rank in others]
-            if self.store.check(keys):
-                texts = self.store.multi_get(keys) if self.store.has_extended_api() else map(self.store.get, keys)
-                self.identities = {rank: text.decode() for rank, text in zip(others, texts, strict=True)}
+            keys = {rank: f"{self.key}/process/{rank}" for rank in self.ranks if rank != self.rank}
+            if self.store.check(list(keys.values())):
+                self.identities = {rank: self.store.get(key).decode() for rank, key in keys.items()}
         return self.identities
 
     def _left(self) -> dict[int, int]:
@@ -194,40 +204,45 @@ class Alarm:
         return {rank: int(self.store.get(key)) for rank, key in keys.items() if self.store.check([key])}
 
     def _hear(self, text: str, waiting: Pending) -> None:
-        if not self.heard:
+        if text and not self.heard:
             self.heard = text
-            self._ask(waiting)
+            if self.differs is not None:
+                self.give_up()
+            elif not self.abort():
+                self._ask(waiting)
 
-    def _read_notes(self) -> None:
+    def read_notes(self) -> None:
+        """Read what others left, and end this rank's wait where they will not come."""
         while self.store.check([f"{self.key}/note/{len(self.notes) + 1}"]):
             serial, text = self.store.get(f"{self.key}/note/{len(self.notes) + 1}").decode().split(" ", 1)
             self.notes.append((int(serial), text))
         waiting = self.pending()
         if waiting is None or self.heard:
             return
-        for serial, text in self.notes:
-            if serial not in self.own and self.since <= serial < waiting.serial:
-                self._hear(text, waiting)
-                return
+        told = [text for number, text in self.notes if self.since <= number < waiting.serial and number not in self.own]
+        if text := (self.differs(waiting) if self.differs is not None else "") or "".join(told[:1]):
+            self._hear(text, waiting)
+
+    def give_up(self) -> None:
+        """End all waits in the group, on every rank: those for ranks that are well would not end by themselves."""
+        if not self.abort():
+            hang_up(self.group)
 
     def _ask(self, transfer: Pending) -> None:
         """Ask every peer of a transfer to complete its messages on the host, so that the wait ends."""
-        if self.abort():
-            return
         self.kept.append((transfer.outgoing, transfer.incoming))
         for peer in {*transfer.outgoing, *transfer.incoming}:
-            sizes = [
-                b[peer].nbytes if peer in b and not b[peer].is_cuda else 0
-                for b in (transfer.incoming, transfer.outgoing)
-            ]
+            buffers = [b.get(peer) for b in (transfer.incoming, transfer.outgoing)]
+            wanted, offered = (0 if b is None or b.is_cuda else b.nbytes for b in buffers)
             number = self.store.add(f"{self.key}/asks/{peer}", 1)
-            self.store.set(f"{self.key}/ask/{peer}/{number}", f"{self.rank} {sizes[0]} {sizes[1]}")
+            self.store.set(f"{self.key}/ask/{peer}/{number}", f"{self.rank} {wanted} {offered}")
 
     def abort(self) -> bool:
         """End the waits of this rank that a backend can end by itself; whether that were all."""
         if self.on_gpu:
-            self.store.set(ABORTED, self.heard)
-            groups.end(self.heard)
+            told = self.heard or f"a call failed on rank {self.rank}"
+            self.store.set(ABORTED, told)
+            abort_all(told)
         elif getattr(self.group, "aborts_waits", False):
             self.group.abort()
             return True
@@ -245,3 +260,39 @@ class Alarm:
                     buffer = torch.zeros(size, dtype=torch.uint8)
                     work = (dist.isend if send else dist.irecv)(buffer, peer, group=self.group)
                     self.kept.append((buffer, work))
+
+
+def _list(alarm: Alarm) -> None:
+    """Watch for an alarm from now on, and no longer for those whose group is gone: they keep its sockets."""
+    with _listing:
+        _alarms[:] = [*(each for each in _alarms if not destroyed(each.group)), alarm]
+        if all(thread.name != THREAD for thread in threading.enumerate()):
+            threading.Thread(target=_watch, daemon=True, name=THREAD).start()
+    # A thread that is inside torch when the interpreter ends would take the process down with it. The last to be
+    # registered is the first to run: before the process group is left.
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def _watch() -> None:
+    """Look every now and then: waking this thread for each transfer would cost more than most transfers."""
+    while not _over.wait(POLL_SECONDS):
+        for alarm in tuple(_alarms):
+            try:
+                alarm.look()
+            except (RuntimeError, ValueError, KeyError):  # the store went away with the process group
+                with _listing, contextlib.suppress(ValueError):
+                    _alarms.remove(alarm)
+            del alarm  # it keeps the sockets of its group
+
+
+def _leave() -> None:
+    """Stop watching, and tell the others that this rank came to its end."""
+    for alarm in tuple(_alarms):
+        with contextlib.suppress(RuntimeError):
+            alarm.store.set(f"{alarm.key}/left/{alarm.rank}", str(alarm.begun))
+            alarm.store.add(f"{alarm.key}/leaving", 1)
+    _over.set()
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join(timeout=2.0)

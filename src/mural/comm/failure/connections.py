@@ -1,11 +1,17 @@
-"""Presence: every rank hears from every other one, before they wait for each other where nobody could tell them.
+"""Connections of process groups: whether every rank is there, and how all waits in a group are ended.
 
 torch makes a process group through a store, and waits there for a rank that has ended as it would for a slow one. A
-group that is connected knows better: its connections to that rank are closed.
+group of gloo that is connected knows better: its connections to that rank are closed. To end the waits in it, a rank
+closes its own.
+
+A wait over NCCL keeps the GPU, not the process: `work.wait()` returns at once, and the process stops at the next value
+that it reads. To end such a wait, the communicator is aborted; then the GPU goes on with whatever its memory holds. So
+the reason is noted before, all groups of the process end together, and `check` raises before such values are used.
 """
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -13,10 +19,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mural.comm.backends import connected
 from mural.errors import PeerError
 
 TAG, NEVER = 0x6D75, 0x6D76
 """Apart from messages that others send over the same group."""
+ABORT_SECONDS = 10.0
+"""How long an abort may take before this process goes on without its end."""
+
+_nccl: list[dist.ProcessGroup] = []
+"""The groups of this process that have communicators of NCCL."""
+_ending = threading.Lock()
+_ended: list[str] = []
+"""Why they were ended, if they were."""
 
 
 def roll_call(group: dist.ProcessGroup | None, what: str, flag: bool = False) -> bool:
@@ -87,9 +102,83 @@ def reason(error: BaseException) -> str:
     return text.partition(". This is typically")[0].rstrip(". ")
 
 
-def connected(group: dist.ProcessGroup) -> bool:
-    """Whether every rank of a group has a connection to every other one from the beginning on: gloo."""
+def watch(group: dist.ProcessGroup) -> None:
+    """Count a group among those that end together."""
+    if group not in _nccl:
+        _nccl.append(group)
+
+
+def abort_all(reason: str) -> None:
+    """Abort every communicator of NCCL that this process has, so that waits on the GPU end; none can be used again.
+
+    An abort gives memory back, and waits there for whatever the GPU still runs, such as the kernels of another
+    communicator that wait too. So all are aborted at the same time.
+    """
+    with _ending:
+        if _ended or not _nccl:
+            return
+        _ended.append(reason)
+    aborts = [threading.Thread(target=_half(group).abort, daemon=True, name="mural-abort") for group in _living()]
+    for thread in aborts:
+        thread.start()
+    for thread in aborts:
+        thread.join(ABORT_SECONDS)
+
+
+def aborted() -> str:
+    """Why the groups of this process were ended; empty where they were not."""
+    return _ended[0] if _ended else ""
+
+
+def trouble() -> str:
+    """Why the groups of this process were ended, or what NCCL found wrong with one; empty where all is well."""
+    if _ended:
+        return _ended[0]
+    for group in _living():
+        error = str(_half(group).get_error()).rpartition(".")[2]
+        if error != "SUCCESS":
+            return f"NCCL reports {error} in the group of ranks {dist.get_process_group_ranks(group)}: see the log"
+    return ""
+
+
+def _living() -> list[dist.ProcessGroup]:
+    """The groups of NCCL that were not destroyed since."""
+    _nccl[:] = [group for group in _nccl if not destroyed(group)]
+    return _nccl
+
+
+def _half(group: Any) -> Any:
+    """What carries a group's CUDA tensors."""
+    return group._get_backend(torch.device("cuda"))
+
+
+def destroyed(group: dist.ProcessGroup | None) -> bool:
+    """Whether torch knows a group no more."""
     try:
-        return group._get_backend(torch.device("cpu")).name() == "gloo"
-    except RuntimeError:  # it has nothing for tensors on the CPU
-        return False
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return True
+    return False
+
+
+def await_gpu(name: str) -> None:
+    """Wait until the GPU has done all that the calling stream was given, messages of NCCL included, or raise.
+
+    What comes after this reads values that are there: results, gradients that an optimizer takes.
+    """
+    if _nccl:
+        torch.cuda.current_stream().synchronize()
+        check(name)
+
+
+def check(name: str) -> None:
+    """Raise if the groups of this process ended: what the GPU computed since may be anything."""
+    reason = trouble() if _nccl else ""
+    if reason:
+        raise PeerError(f"{name}: {reason}")
+
+
+def forget() -> None:
+    """Know of no group: the run that they belonged to is over."""
+    _nccl.clear()
+    _ended.clear()

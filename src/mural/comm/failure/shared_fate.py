@@ -1,4 +1,4 @@
-"""Verdicts: whether a call that failed here failed on every rank alike, so that the ranks may go on together.
+"""Shared fate: a call that fails on one rank fails on all; one that failed on all alike can be followed by others.
 
     rank 0   step ✗ after 7 transfers ── note «7» ──┐           next call: all notes say 7, and nobody had to be told
     rank 1   step ✗ after 7 transfers ── note «7» ──┴── store   of it by the alarm: the messages are in step, go on
@@ -17,9 +17,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from mural.comm import groups
 from mural.comm.failure.alarm import Alarm
-from mural.comm.failure.connections import ended, hang_up
+from mural.comm.failure.connections import aborted, ended, hang_up
 from mural.comm.messages import Transport
 from mural.errors import PeerError
 
@@ -96,7 +95,7 @@ def given_up(transport: Transport) -> bool:
     """Whether the messages of this transport's ranks no longer match."""
     with suppress(PeerError):
         settle(transport)
-    return transport.alarm is not None and bool(transport.alarm.heard or groups.ended())
+    return transport.alarm is not None and bool(transport.alarm.heard or aborted())
 
 
 def _alike(transport: Transport, alarm: Alarm, failure: Failure) -> bool:

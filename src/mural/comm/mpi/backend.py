@@ -16,7 +16,6 @@ import socket
 import zlib
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from mural.comm.mpi.finalize import engine, watch_the_end
 from mural.comm.mpi.installation import NAME, library
 from mural.comm.mpi.process_group import MPIGroup
+from mural.comm.processes import host
 from mural.errors import PeerError, PlanError
 
 METHOD = "mpi://"
@@ -94,19 +94,6 @@ def rendezvous(_: str, timeout: timedelta = timedelta(minutes=10), **__: Any) ->
         store = reached(names, port, token, timeout)
     yield store, world.rank, world.size
     raise RuntimeError("processes of an MPI run cannot meet again: start the run anew")
-
-
-def host() -> str:
-    """What tells this host from others, and one boot of it from the next."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    spaces = Path("/proc/self/ns/net")
-    return " ".join(
-        [
-            socket.gethostname(),
-            boot.read_text() if boot.exists() else "",
-            os.readlink(spaces) if spaces.exists() else "",
-        ]
-    )
 
 
 def listening(address: str, port: int) -> socket.socket:

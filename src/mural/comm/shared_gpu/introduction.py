@@ -4,87 +4,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from mural.comm.copy_streams import Lanes
+from mural.comm.failure import agree
 from mural.comm.shared_gpu.mail import Card, Mail
 from mural.comm.shared_gpu.mailbox import Memory
+from mural.errors import MuralError
 
 PATIENCE_SECONDS = 5.0
 GREETING, PATTERN_BYTES = 1, 1000
 
-T = TypeVar("T")
 
-
-class Refused(Exception):
+class Refused(MuralError):
     """Some rank could not do its part; raised on every rank."""
 
 
-def gathered(group: Any, value: T) -> list[T]:
-    """The values of all ranks, in order of ranks. Collective."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
-
-
-def everywhere(group: Any, action: Callable[[], T]) -> list[T]:
-    """What an action gave on each rank; if it failed on some rank, all raise `Refused`. Collective."""
-    value, trouble = None, ""
-    try:
-        value = action()
-    except Exception as error:
-        trouble = f"{type(error).__name__}: {error}".split("\n")[0]
-    answers: Any = gathered(group, (value, trouble))
-    for rank, (_, text) in enumerate(answers):
-        if text:
-            raise Refused(f"rank {rank}: {text}")
-    return [found for found, _ in answers]
-
-
-def introduced(group: Any, circle: Sequence[int], lanes: Lanes | None, memory: Memory | None) -> Mail | None:
+def introduced(
+    group: dist.ProcessGroup, circle: Sequence[int], lanes: Lanes | None, memory: Memory | None
+) -> Mail | None:
     """This rank's mailboxes, each tried with a pattern in both directions; None for a rank alone. Collective.
 
     `circle` holds the ranks that share this rank's memory, itself included. Between the steps all ranks agree that the
     last one worked, so that nobody waits for a rank that failed.
     """
-    rank, made = dist.get_rank(group), list[Mail]()
-    store = dist.distributed_c10d._get_default_store()
-
-    def make() -> Card | None:
-        if lanes is None or memory is None or len(circle) < 2:
-            return None
-        made.append(Mail(rank, circle, lanes, memory, store))
-        return made[0].card()
-
-    def meet() -> None:
-        for mail in made:
-            mail.meet({other: card for other, card in enumerate(cards) if card is not None})
-
-    def greet() -> dict[int, list[int]]:
-        return {other: wire for mail in made for other, wire in greetings(mail)}
-
-    def listen() -> None:
-        for mail in made:
-            check_greetings(mail, wires)
-
-    def look() -> None:
-        for mail in made:
-            check_answers(mail)
-
+    mail: Mail | None = None
+    card: Card | None = None
+    sent: dict[int, list[int]] = {}
+    together = partial(agree.together, group, kind=Refused, same=True)
     try:
-        cards = everywhere(group, make)
-        everywhere(group, meet)
-        wires = everywhere(group, greet)
-        everywhere(group, listen)
-        everywhere(group, look)
+        with together():
+            if lanes is not None and memory is not None and len(circle) > 1:
+                mail = Mail(dist.get_rank(group), circle, lanes, memory, dist.distributed_c10d._get_default_store())
+                card = mail.card()
+        cards = agree.gather(group, card, "mailboxes")
+        with together():
+            if mail is not None:
+                mail.meet({other: card for other, card in cards.items() if card is not None})
+        with together():
+            if mail is not None:
+                sent = dict(greetings(mail))
+        wires = agree.gather(group, sent, "mailboxes")
+        with together():
+            if mail is not None:
+                check_greetings(mail, wires)
+        with together():
+            if mail is not None:
+                check_answers(mail)
     except Refused:
-        for mail in made:
+        if mail is not None:
             mail.discard()
         raise
-    return made[0] if made else None
+    return mail
 
 
 def pattern(source: int, destination: int, device: torch.device) -> torch.Tensor:
@@ -104,7 +78,7 @@ def greetings(mail: Mail) -> list[tuple[int, list[int]]]:
     return sent
 
 
-def check_greetings(mail: Mail, wires: Sequence[Mapping[int, list[int]]]) -> None:
+def check_greetings(mail: Mail, wires: Mapping[int, Mapping[int, list[int]]]) -> None:
     """Raise unless the patterns of all others arrive within some seconds."""
     for other, box in mail.inboxes.items():
         found = torch.zeros(PATTERN_BYTES, dtype=torch.uint8, device=mail.lanes.device)

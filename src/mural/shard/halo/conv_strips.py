@@ -80,13 +80,13 @@ def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips 
     """This rank's part, or None where nobody exchanges or the outputs of some rank need another way."""
     mesh, lead = have.mesh, have.ndim - len(windows)
     own, out = spatial_boxes(have, target, lead)
-    fibre = tuple(own)
-    if have.cuts[:lead] != target.cuts[:lead] or not all(volume(out[r]) and volume(own[r]) for r in fibre):
+    peers = tuple(own)
+    if have.cuts[:lead] != target.cuts[:lead] or not all(volume(out[r]) and volume(own[r]) for r in peers):
         return None
-    if not all(symmetric(w, s, o) for r in fibre for w, s, o in zip(windows, own[r], out[r], strict=True)):
+    if not all(symmetric(w, s, o) for r in peers for w, s, o in zip(windows, own[r], out[r], strict=True)):
         return None
-    need: dict[int, Box] = {r: tuple(w.reads(o)[0] for w, o in zip(windows, out[r], strict=True)) for r in fibre}
-    if all(overlap(own[r], need[r]) == need[r] for r in fibre):
+    need: dict[int, Box] = {r: tuple(w.reads(o)[0] for w, o in zip(windows, out[r], strict=True)) for r in peers}
+    if all(overlap(own[r], need[r]) == need[r] for r in peers):
         return None
     mine, box, outs = own[mesh.rank], need[mesh.rank], out[mesh.rank]
     inner = overlap(mine, box)

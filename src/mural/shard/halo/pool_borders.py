@@ -80,11 +80,11 @@ def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: t
     """This rank's part, or None where nobody exchanges or some rank's outputs need the attached window."""
     mesh, lead = have.mesh, have.ndim - len(windows)
     own, out = spatial_boxes(have, target, lead)
-    fibre = tuple(own)
-    if have.cuts[:lead] != target.cuts[:lead] or lead != 2 or not all(volume(out[r]) * volume(own[r]) for r in fibre):
+    peers = tuple(own)
+    if have.cuts[:lead] != target.cuts[:lead] or lead != 2 or not all(volume(out[r]) * volume(own[r]) for r in peers):
         return None
     need: dict[int, tuple[Box, ...]] = {}
-    for rank in fibre:
+    for rank in peers:
         dims = list(zip(windows, own[rank], out[rank], widest, strict=True))
         boxes = border_boxes(windows, own[rank], out[rank])
         if boxes is None or not all(symmetric(w, s, o) and s.start - w.span(o).start <= m for w, s, o, m in dims):
@@ -95,7 +95,7 @@ def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: t
         need[rank] = boxes
     if not any(need.values()):
         return None
-    reads = {r: tuple(tuple(w.reads(o)[0] for w, o in zip(windows, b, strict=True)) for b in need[r]) for r in fibre}
+    reads = {r: tuple(tuple(w.reads(o)[0] for w, o in zip(windows, b, strict=True)) for b in need[r]) for r in peers}
     mine, outs = own[mesh.rank], out[mesh.rank]
     inner = overlap(mine, tuple(w.reads(o)[0] for w, o in zip(windows, outs, strict=True)))
     sends: dict[int, list[Slices]] = {}

@@ -1,23 +1,17 @@
-"""Fibres: the ranks that differ along some axes of the mesh alone, and a process group for each of them."""
+"""Replicas: the axes of the mesh along which parameters are, and the ranks that differ along some axes alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from mural.comm import Transport
-from mural.comm.failure.connections import roll_call
-from mural.comm.groups import new_group
+from mural.comm.groups import groups_of
 from mural.errors import PlanError
 from mural.ranks import AXES, SPATIAL, Mesh
 
 REPLICAS = ("data", *SPATIAL)
 """The axes along which parameters are replicated."""
-
-_groups: WeakKeyDictionary[Transport, dict[Any, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 def named_axes(axes: Sequence[str] | None) -> tuple[str, ...]:
@@ -34,7 +28,7 @@ def named_axes(axes: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(axis for axis in REPLICAS if axis in wanted)
 
 
-def fibres(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
+def ranks_along(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
     """All ranks of a mesh, in groups that differ along those axes alone; the same list on every rank."""
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in mesh.ranks or range(mesh.world):
@@ -43,20 +37,14 @@ def fibres(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in found.values()]
 
 
-def group_of(mesh: Mesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
-    """A process group of this rank's fibre, for collectives alone; None where the fibre is this rank. Collective.
+def group_along(mesh: Mesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
+    """A process group of the ranks that differ from this one along those axes, for collectives alone. Collective.
 
-    It is made once. Messages between pieces run on the transport's group at the same time, and the two never meet.
+    None where this rank is alone. Messages between pieces run on the transport's group at the same time, and the two
+    never meet.
     """
-    every = fibres(mesh, axes)
+    every = ranks_along(mesh, axes)
     if len(every[0]) == 1:
         return None
-    known = _groups.setdefault(mesh.transport, {})
-    key = tuple(every)
-    if key not in known:
-        roll_call(mesh.transport.group, f"groups along {', '.join(axes)}")
-        for ranks in every:  # each rank takes part in making each group, in one order
-            group = new_group(ranks, mesh.transport.timeout)
-            if mesh.rank in ranks:
-                known[key] = group
-    return known[key]
+    made = groups_of(mesh.transport, every, "collectives")
+    return next(group for ranks, group in zip(every, made, strict=True) if mesh.rank in ranks)
