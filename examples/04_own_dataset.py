@@ -1,4 +1,4 @@
-"""A dataset of your own: images are never whole in memory, each rank computes (or reads) its own box of them.
+"""Your own dataset: no image is ever whole in memory; each rank computes (or reads) its own box.
 
     torchrun --nproc-per-node 4 examples/04_own_dataset.py
 

@@ -1,4 +1,4 @@
-"""Resume under another plan: a run begins on two data ranks, is stopped, and ends on an image cut in two.
+"""Resume under another plan: a run starts on two data ranks, stops, and ends with every image cut in two.
 
     python examples/05_resume_elsewhere.py
 

@@ -1,8 +1,8 @@
-"""Own pieces: the calls underneath a plan, by hand, for a training script that you have already.
+"""Own pieces: the calls underneath a plan, by hand, for a training script that you already have.
 
     torchrun --nproc-per-node 4 examples/06_own_pieces.py
 
-`scene` stands for a reader that can read a box of a file.
+`scene` takes the place of a reader that can read a box of a file.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/07_stages.py
 
-Only the plan differs from example 02. mural finds the cut by itself, where both halves need equal memory; the skips of
-the U-Net travel from one half to the other. The losses are the same.
+Only the plan differs from example 02. mural chooses the cut, so that both halves need about the same memory. The skips
+of the U-Net travel from one half to the other. The losses are the same.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     python examples/08_clinics.py
 
-Three clinics with unequal numbers of samples take ten rounds. Every clinic is a process of its own, as it would be on a
-machine of its own with the same calls; here this script starts them. Updates are masked: no clinic sees another's.
+Three clinics with unequal numbers of samples take ten rounds. Every clinic is a separate process. On separate
+machines the calls would be the same; here this script starts them. Updates are masked: no clinic sees another's.
 """
 
 import multiprocessing

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/09_gpu_to_gpu.py
 
-The mesh over NCCL and the device are what differs from example 02. Nothing passes through the host. Ranks may share one
+Only the mesh over NCCL and the device differ from example 02. Nothing passes through the host. Ranks may share one
 GPU too, to try it: messages then go through sockets, slowly.
 """
 
