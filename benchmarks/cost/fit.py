@@ -11,11 +11,10 @@ import torch
 from layers import Case
 
 from mural.cost.call_features import CallFeatures, work_of
-from mural.cost.fitted_model import SHORTEST, Curve, Model, Phase
+from mural.cost.fitted_model import LEAF, SHORTEST, Curve, Model, Numbers, Phase, Trees
 from mural.cost.memory_effects import effects
 from mural.cost.rates import Rates
 from mural.cost.roofline import terms, variant
-from mural.cost.trees import LEAF, Numbers, Trees
 from mural.graph import capture
 from mural.graph.differentiable import differentiable
 

@@ -14,11 +14,10 @@ from polynomial import Polynomial
 
 from mural.cost import replay
 from mural.cost.call_features import work_of
-from mural.cost.fitted_model import Model
+from mural.cost.fitted_model import Model, Trees
 from mural.cost.memory_effects import effects
 from mural.cost.memory_walk import Walk
 from mural.cost.predict import Times, times
-from mural.cost.trees import Trees
 
 Record = dict[str, Any]
 TYPICAL = {"cpu": min, "cuda": median}

@@ -15,7 +15,7 @@ from memory import Need, Span
 from nets import Net
 from published import BLOCKS, FIGURE_7, FIGURE_8
 
-from mural.engine.example_image import graph_for
+from mural.engine.alignment import graph_for
 from mural.engine.recompute import chosen
 from mural.engine.stage_starts import stage_starts
 from mural.graph import Graph

@@ -9,14 +9,13 @@ from pathlib import Path
 from torch import nn
 
 from mural.engine.stage_starts import stage_starts
-from mural.graph import adjacency as neighbours
+from mural.graph import blocks as neighbours
 from mural.graph import capture as calls
 from mural.graph.blocks import Block, Branch, Level, blocks, tree
 from mural.graph.bytes import Bytes, bytes_in
 from mural.graph.capture import Dtypes, Shapes
 from mural.graph.cut_points import cut_points, resolve_cuts
-from mural.graph.edges import CrossingValue, edges
-from mural.graph.liveness import Flow, alive
+from mural.graph.liveness import CrossingValue, Flow, alive, edges
 from mural.graph.nodes import Graph
 from mural.graph.stage_modules import StageModule, split
 from mural.graph.work_and_depth import GraphWork, table, work

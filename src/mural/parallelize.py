@@ -13,12 +13,12 @@ from mural.channel.split import split_channels
 from mural.comm.failure.connections import roll_call
 from mural.comm.failure.shared_fate import ANEW, given_up
 from mural.engine import Loss, Parallel, materialize, share_from_first
+from mural.engine.alignment import graph_for, likely_graph
 from mural.engine.division import Division
-from mural.engine.example_image import graph_for, likely_graph
+from mural.engine.materialize import unwrapped
 from mural.engine.recompute import recompute
 from mural.engine.stage_ranks import Seating, check_mesh
 from mural.engine.stage_starts import stage_starts
-from mural.engine.unwrapped import unwrapped
 from mural.errors import PeerError
 from mural.pipeline.route import Route
 from mural.plans import Plan

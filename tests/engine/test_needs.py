@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mural
 from mural.data import Loader, Sample
-from mural.engine.needs import Needs
+from mural.engine.inputs import Needs
 from mural.engine.same_inputs import compare, parts_of
 from mural.errors import LayoutError
 from mural.shard.unread import Unread

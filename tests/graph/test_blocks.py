@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import mural
 from mural import models
 from mural.graph import Graph
-from mural.graph.adjacency import adjacency
-from mural.graph.blocks import LEVELS, Level, blocks, tree
+from mural.graph.blocks import LEVELS, Level, adjacency, blocks, tree
 from mural.graph.bytes import bytes_in, node_bytes
 from mural.graph.work_and_depth import work
 from printed import Basic, Interconnected

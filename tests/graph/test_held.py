@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph import capture
-from mural.graph.held import HeldState
+from mural.graph.held_state import HeldState
 from mural.pipeline.route import Route
 
 

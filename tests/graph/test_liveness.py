@@ -17,8 +17,7 @@ from mural.errors import PlanError
 from mural.graph import Graph
 from mural.graph.blocks import LEVELS
 from mural.graph.cut_points import cut_name, cut_points, resolve_cuts
-from mural.graph.edges import CrossingValue, edges
-from mural.graph.liveness import alive, alive_bytes, flows, last_use, refused
+from mural.graph.liveness import CrossingValue, alive, alive_bytes, edges, flows, last_use, refused
 from zoo import dense
 
 IMAGE = (1, 3, 8, 8)

@@ -22,7 +22,7 @@ from mural.errors import PlanError
 from mural.graph import Graph, capture
 from mural.graph.bytes import bytes_in
 from mural.graph.cut_points import cut_points, resolve_cuts
-from mural.graph.edges import edges
+from mural.graph.liveness import edges
 from mural.graph.work_and_depth import node_costs
 from mural.pipeline.partition import bound, partition
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from mural.engine import Loss
 from mural.engine.loss_variables import globals_of, held_by
-from mural.engine.unwrapped import uncompiled
+from mural.engine.materialize import uncompiled
 
 
 def copied(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mural.geometry import slices
 from mural.shard import ShardedTensor
-from mural.shard.batch_rows import Rows
+from mural.shard.in_time import Rows
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from mural.check.leaves import leaves
 from mural.engine import Loss
 from mural.engine.inputs import shape_of
 from mural.engine.loss_terms import LossTerms
+from mural.engine.materialize import unwrapped
 from mural.engine.microbatches import part_of, rows_of
-from mural.engine.unwrapped import unwrapped
 from mural.pipeline.loss_parts import joined_results
 from mural.plans import Plan
 from mural.shard.generators import random_state

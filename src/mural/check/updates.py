@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mural.channel.share import Share, share_of
 from mural.check.leaves import Gap, gap, leaves, matching
-from mural.shard.batch_rows import Rows, current_rows
+from mural.shard.in_time import Rows, current_rows
 
 Name = tuple[str, str]
 """A kind of value and which one: ("gradient", "layer.3.weight")."""

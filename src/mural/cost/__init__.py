@@ -13,8 +13,7 @@ predict.py    times of a graph's calls; estimate.py times and peaks, worked out 
 from mural.cost.cache import Cache, cache_folder
 from mural.cost.estimate import Estimate, Seconds, estimate, peak, seconds
 from mural.cost.fitted_model import Model, load
-from mural.cost.hardware import Hardware
-from mural.cost.links import Link, measure_link
+from mural.cost.hardware import Hardware, Link, measure_link
 from mural.cost.measured_blocks import MeasuredBlock, block, blocks, measure
 from mural.cost.memory_walk import Peak
 from mural.cost.rates import Rates

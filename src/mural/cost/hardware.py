@@ -1,4 +1,4 @@
-"""Hardware: what a device and its links can do, as data; known machines, and the one at hand.
+"""Hardware: what a device and its links can do, as data, known or measured.
 
 The rates are those that large products of matrices and large copies reach, not those of a datasheet: predictions are
 made relative to them.
@@ -7,14 +7,89 @@ made relative to them.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
+from mural.comm.messages import Transfer
 from mural.cost.fitted_model import load
-from mural.cost.links import Link
 from mural.cost.rates import Rates, rates
 from mural.errors import PlanError
+from mural.ranks import Mesh
+
+# -- links between ranks -----------------------------------------------------------------------------------------------
+
+
+SIZES = (2**10, 2**14, 2**18, 2**21, 2**24)
+REPEATS = 9
+
+
+@dataclass(frozen=True)
+class Link:
+    """Seconds that any message takes, and bytes a second beyond that."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, size: float) -> float:
+        """The time of a message of that many bytes.
+
+        >>> Link(1e-5, 1e9).seconds(1e6)
+        0.00101
+        """
+        return self.latency + size / self.bandwidth
+
+
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+    """The link whose times are nearest, relatively, to those measured: one line through all sizes.
+
+    >>> link = fit_link([1000, 10**6, 10**7], [1.1e-5, 1.01e-3, 1.001e-2])
+    >>> round(link.latency * 1e6, 1), round(link.bandwidth / 1e9, 2)
+    (10.0, 1.0)
+    """
+    rows = np.array([[1 / t, size / t] for size, t in zip(sizes, seconds, strict=True)])
+    (latency, each), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
+    smallest = min(seconds)
+    return Link(float(min(max(latency, smallest / 100), smallest)), float(1 / max(each, 1e-15)))
+
+
+def measure_link(mesh: Mesh, first: int, second: int, device: torch.device | str = "cpu") -> Link:
+    """The link between two ranks, the same answer on every rank; all ranks of the mesh call it together."""
+    if first == second or not {first, second} <= set(mesh.ranks or range(mesh.world)):
+        raise PlanError(
+            f"ranks {first} and {second} are no pair of a mesh of {mesh.world} ranks: give two different ones"
+        )
+    seconds = torch.zeros(len(SIZES), dtype=torch.float64)
+    for place, size in enumerate(SIZES):
+        found = [round_trip(mesh, first, second, size, torch.device(device)) / 2 for _ in range(REPEATS + 1)]
+        seconds[place] = median(found[1:])
+    shared = mesh.transport.outbound(seconds)
+    dist.broadcast(shared, src=first, group=mesh.transport.group)
+    return fit_link(SIZES, shared.cpu().tolist())
+
+
+def round_trip(mesh: Mesh, first: int, second: int, size: int, device: torch.device) -> float:
+    """Seconds in which a message goes to the other rank and comes back; ranks beside take part with nothing."""
+    pair = {first: second, second: first}
+    peer = pair.get(mesh.rank)
+    data = torch.ones(size, dtype=torch.uint8, device=device)
+    begin = time.perf_counter()
+    for sender in (first, second):
+        sends = {peer: data} if peer is not None and mesh.rank == sender else {}
+        sizes = {peer: size} if peer is not None and mesh.rank != sender else {}
+        arrived = Transfer(mesh.transport, "measured link", sends, sizes, data).wait()
+        for buffer in arrived.values():
+            _ = buffer[-1:].cpu()  # so that a copy to a GPU counts too
+    return time.perf_counter() - begin
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
 
 GIB = 2**30
 

@@ -1,6 +1,6 @@
 """The engine under `parallelize`: what a plan makes of a model, its inputs and its weights."""
 
-from mural.engine.broadcast_values import share_from_first
+from mural.engine.extra_state import share_from_first
 from mural.engine.held_model import Loss
 from mural.engine.materialize import materialize
 from mural.engine.parallel import Parallel

@@ -17,9 +17,8 @@ from mural.pipeline.loss_parts import Dims, carriers, gradients, joined_results,
 from mural.pipeline.runner import Ends
 from mural.pipeline.stage import Stage
 from mural.shard import ShardedTensor
-from mural.shard.batch_rows import Rows, rows_of_batch
 from mural.shard.generators import generators_kept, seed_generators
-from mural.shard.in_time import batch_dim, lifted, lowered
+from mural.shard.in_time import Rows, batch_dim, lifted, lowered, rows_of_batch
 
 Loss = Callable[[Any, Any], Tensor]
 

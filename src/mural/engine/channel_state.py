@@ -13,8 +13,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from mural.channel.share import share_of, shares_among
 from mural.comm import stack
 from mural.comm.failure.agree import together
-from mural.engine.broadcast_values import fill, share_from_first, shared
-from mural.engine.extra_state import load_from_first, set_extra
+from mural.engine.extra_state import fill, load_from_first, set_extra, share_from_first, shared
 from mural.engine.whole_state import released, substituted
 from mural.ranks import Mesh
 

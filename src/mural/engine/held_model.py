@@ -19,9 +19,9 @@ from mural.engine.division import Division, Holders, release
 from mural.engine.extra_state import extra_of_owners, load_replicated, on_cpu
 from mural.engine.inputs import Inputs
 from mural.engine.loss_terms import LossTerms
+from mural.engine.materialize import unwrapped
 from mural.engine.same_inputs import Likeness
 from mural.engine.step_span import StepSpan
-from mural.engine.unwrapped import unwrapped
 from mural.engine.whole_state import WholeState
 from mural.errors import LayoutError
 from mural.gradients.average import average, average_over

@@ -1,8 +1,9 @@
-"""What a step is given, as sharded tensors: whole tensors are cut, sources are read where this rank owns them."""
+"""What a rank needs of every batch: the image, the target, both or nothing, and over which ranks they are cut."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -16,6 +17,15 @@ from mural.ranks import SPATIAL, Mesh
 from mural.shard import ShardedTensor, shard
 from mural.shard.place import place_on
 from mural.shard.unread import Unread
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Whether a rank takes images and targets of batches that are cut over `mesh`: the run's, or that of its stages."""
+
+    mesh: Mesh
+    image: bool = True
+    target: bool = True
 
 
 @runtime_checkable

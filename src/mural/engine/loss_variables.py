@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from mural.engine.unwrapped import uncompiled
+from mural.engine.materialize import uncompiled
 
 Path = tuple[str, ...]
 LIBRARIES = ("torch", "mural")

@@ -1,4 +1,4 @@
-"""Memory and initial values for a model that was built on the meta device."""
+"""The module that a user gives: inside of `torch.compile`, or on the meta device without memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ import torch
 from torch import nn
 
 from mural.errors import PlanError
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model whose names count: the one inside of `torch.compile`."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def uncompiled(function: Any) -> Any:
+    """The function or module that was given to `torch.compile`, or the value itself."""
+    if isinstance(function, nn.Module):
+        return unwrapped(function)
+    return getattr(function, "_torchdynamo_orig_callable", function)
 
 
 def materialize(model: nn.Module, device: torch.device | str | None, what: str = "the model") -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mural.engine.inputs import all_readable
 from mural.geometry import Cuts
 from mural.shard import ShardedTensor
-from mural.shard.batch_rows import Rows
+from mural.shard.in_time import Rows
 from mural.shard.relayout import relayout
 from mural.shard.unread import Unread
 

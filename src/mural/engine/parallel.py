@@ -13,8 +13,7 @@ from mural.comm.failure.shared_fate import settle
 from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss
-from mural.engine.inputs import Image
-from mural.engine.needs import Needs
+from mural.engine.inputs import Image, Needs
 from mural.engine.pipelined import Pipelined
 from mural.engine.unsplit import Unsplit
 from mural.gradients.average import average

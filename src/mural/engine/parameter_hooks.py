@@ -1,14 +1,21 @@
-"""Hooks on parameters' gradients: they see parts of a gradient, which is exact for those that are linear."""
+"""What modules do to their parameters and buffers besides computing: hooks on gradients, buffers bound anew.
+
+A hook sees parts of a gradient, which is exact for those that are linear. A buffer may be bound anew, as by
+`self.average = 0.9 * self.average + 0.1 * x.mean((0, 2, 3))`: what a reduction over a sharded tensor gives is whole on
+every rank, but still a sharded tensor. As a buffer it becomes the plain tensor that it is on one device: state dicts
+hold it, and its owner reads it between steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mural.errors import PlanError
+from mural.shard import ShardedTensor
 
 
 def check_hooks(model: nn.Module, known: dict[int, Any]) -> None:
@@ -40,3 +47,11 @@ def linear(hook: Callable[[Tensor], Any], parameter: Tensor) -> bool:
         return True
     size = max(float(found.abs().max()) for found in (of_one, of_other, of_both)) if of_both.numel() else 0.0
     return torch.allclose(of_both, of_one + of_other, rtol=0.0, atol=1e-3 * size)
+
+
+def make_plain(modules: Iterable[nn.Module]) -> None:
+    """Let buffers that no axis cuts be plain tensors."""
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if isinstance(buffer, ShardedTensor) and not buffer.placement.cut_dims and not buffer.folds:
+                module._buffers[name] = buffer.local

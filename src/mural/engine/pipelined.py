@@ -17,22 +17,19 @@ from mural.comm.failure.agree import AgreedSteps
 from mural.engine.batch_pass import Passage, Training
 from mural.engine.gems_statistics import Statistics
 from mural.engine.held_model import HeldModel
-from mural.engine.inputs import Image, check_image, on_seat, shape_of
-from mural.engine.loss_leaves import check_leaves
+from mural.engine.inputs import Image, Needs, check_image, on_seat, shape_of
+from mural.engine.loss_leaves import check_leaves, check_present, naming_absent
+from mural.engine.loss_terms import StepLoss
 from mural.engine.microbatches import rows_of
-from mural.engine.needs import Needs
-from mural.engine.other_stages import check_present, naming_absent
-from mural.engine.parameter_hooks import check_hooks
-from mural.engine.rebound_buffers import make_plain
+from mural.engine.parameter_hooks import check_hooks, make_plain
 from mural.engine.remote_results import staged
 from mural.engine.stage_programs import Itineraries, Trip
-from mural.engine.step_loss import StepLoss
 from mural.graph import Graph
 from mural.pipeline.runner import Runner
 from mural.pipeline.schedule import Action
 from mural.pipeline.step_runs import Runs, moving, shared_apart
 from mural.shard import ShardedTensor, batchnorm_scope
-from mural.shard.batch_rows import Rows
+from mural.shard.in_time import Rows
 from mural.shard.unread import Unread
 
 

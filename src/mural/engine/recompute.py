@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mural.errors import PlanError
 from mural.graph.follow import is_followed
-from mural.graph.held import HeldState
+from mural.graph.held_state import HeldState
 
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.engine.broadcast_values import shared
+from mural.engine.extra_state import shared
 from mural.engine.stage_ranks import Seating
 from mural.geometry import Box, Interval
 from mural.ranks import Mesh

@@ -19,8 +19,8 @@ from mural.engine.inputs import Image, shape_of
 from mural.errors import PlanError
 from mural.graph import capture
 from mural.graph.follow import Changed, Follower
-from mural.graph.held import HeldState
-from mural.graph.intercept import paths_of
+from mural.graph.held_state import HeldState
+from mural.graph.module_calls import paths_of
 from mural.pipeline.checker import check
 from mural.pipeline.route import Route
 from mural.pipeline.runner import LearnedForms, Seats

@@ -13,11 +13,9 @@ from torch import Tensor
 from mural.channel.misuse import ShareWatch
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
-from mural.engine.inputs import Image, Inputs, check_filled
+from mural.engine.inputs import Image, Inputs, Needs, check_filled
 from mural.engine.loss_leaves import check_leaves
-from mural.engine.needs import Needs
-from mural.engine.parameter_hooks import check_hooks
-from mural.engine.rebound_buffers import make_plain
+from mural.engine.parameter_hooks import check_hooks, make_plain
 from mural.shard import batchnorm_scope
 from mural.shard.generators import generators_kept, seed_generators
 

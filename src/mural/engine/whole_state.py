@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from mural.comm.failure.agree import together
-from mural.engine.broadcast_values import compact, fill, host_memory, shared
 from mural.engine.division import Division
-from mural.engine.extra_state import extra_of_owners, load_from_first, on_cpu, set_extra
+from mural.engine.extra_state import (
+    compact,
+    extra_of_owners,
+    fill,
+    host_memory,
+    load_from_first,
+    on_cpu,
+    set_extra,
+    shared,
+)
 from mural.ranks import Mesh
 
 

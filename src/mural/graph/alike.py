@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mural.graph.absent import Absent
 from mural.graph.nodes import Node, Ref
 from mural.graph.script import Key
 from mural.graph.sites import At
+from mural.graph.without_memory import Absent
 
 PLAIN = frozenset([int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device])
 """The types of most arguments that are no tensors."""

@@ -20,10 +20,9 @@ from torch.utils import _pytree as pytree
 
 from mural.channel.share import share_of
 from mural.errors import UnsupportedOp
-from mural.graph.held import as_it_was
+from mural.graph.held_state import Touches, as_it_was
 from mural.graph.nodes import Graph, Shape
 from mural.graph.recorder import Recorder
-from mural.graph.touched import Touches
 from mural.graph.without_memory import META, twin_of
 
 Shapes = Sequence[int] | Sequence[Sequence[int]]

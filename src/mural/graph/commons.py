@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mural.graph.kept import MUTABLE, KeptValue, content, kept, moved, renew
+from mural.graph.kept_values import MUTABLE, KeptValue, content, kept, moved, renew
 
 Name = tuple[str, str]
 """A class, a module of code or a generator, and an attribute or variable of it."""

@@ -23,12 +23,12 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_
 from torch.utils import _pytree as pytree
 
 from mural.errors import PlanError
-from mural.graph.absent import Absent, AbsentValue
 from mural.graph.alike import PLAIN, alike, at_of, loose, ref_of, tensors_in
-from mural.graph.intercept import intercepted
+from mural.graph.module_calls import intercepted
 from mural.graph.nodes import Node, Ref
 from mural.graph.script import Key, Script, ScriptCall
 from mural.graph.sites import At, ModuleCall
+from mural.graph.without_memory import Absent, AbsentValue
 from mural.shard.functions import seeing_functions
 from mural.shard.table import KINDS, name_of
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
-from mural.graph.modules import ModuleCalls
+from mural.graph.module_calls import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
 from mural.graph.sites import At, sites

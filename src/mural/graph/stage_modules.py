@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mural.errors import PlanError
 from mural.graph.cut_points import resolve_cuts
 from mural.graph.follow import Follower
-from mural.graph.intercept import paths_of
+from mural.graph.module_calls import paths_of
 from mural.graph.nodes import Graph
 from mural.graph.script import Key, Script, script_of
 

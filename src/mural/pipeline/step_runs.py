@@ -16,12 +16,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from mural.errors import PlanError
-from mural.graph.absent import Absent
 from mural.graph.commons import Commons, Name
-from mural.graph.held import HeldState
-from mural.graph.kept import same
+from mural.graph.held_state import HeldState
+from mural.graph.kept_values import same
 from mural.graph.script import Script
 from mural.graph.sites import ModuleCall
+from mural.graph.without_memory import Absent
 
 
 class Runs:

@@ -1,21 +1,10 @@
-"""Micro-batches as pieces in time: a tensor of the whole batch, of which the ranks hold one micro-batch now.
-
-    batch of 6, data = 2, two micro-batches        dim 0 of the tensor, and who holds it when
-    ┌───────┬───────┬───────┬───────┐
-    │ 0   1 │   2   │ 3   4 │   5   │
-    └───────┴───────┴───────┴───────┘
-     rank 0   rank 1  rank 0   rank 1
-     ─ first micro ─  ─ second micro ─
-
-So `x.shape[0]` is the whole batch, random layers draw a micro-batch's part of what they draw for the batch, and the
-rules of operations know which of them look across such a cut: the pieces of another time are out of reach, and what
-needs one raises `OutOfTime`.
-"""
+"""Which images of a batch a micro-batch has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,10 +12,42 @@ from torch import Tensor
 
 from mural.errors import OutOfTime
 from mural.geometry import Cuts
-from mural.shard.batch_rows import Rows
 from mural.shard.folds.regroup import spans
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The images from `start` to `stop` - 1 of a batch of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def count(self) -> int:
+        """How many images these are."""
+        return self.stop - self.start
+
+
+_rows: list[Rows | None] = [None]
+"""One for all threads: a checkpoint may recompute its region in a thread of the autograd engine."""
+
+
+@contextmanager
+def rows_of_batch(rows: Rows | None) -> Generator[None]:
+    """In this block, tensors hold these images of a larger batch."""
+    _rows.append(rows)
+    try:
+        yield
+    finally:
+        _rows.pop()
+
+
+def current_rows() -> Rows | None:
+    """The images that tensors hold now."""
+    return _rows[-1]
 
 
 def lifted(x: Tensor, part: int, every: Sequence[Rows]) -> Tensor:

@@ -12,7 +12,7 @@ from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
 from mural.data.image_sample import opened, sample_at
 from mural.data.loading.label_range import LabelRange
-from mural.engine.needs import Needs
+from mural.engine.inputs import Needs
 from mural.errors import ConfigError, DataError
 from mural.ranks import Mesh
 from mural.train.config import Config, Files

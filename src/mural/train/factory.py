@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from mural.data.loading.label_range import LabelRange
-from mural.engine.example_image import graph_for
+from mural.engine.alignment import graph_for
 from mural.errors import ConfigError, MuralError
 from mural.shard import dice_loss
 from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig

@@ -21,7 +21,7 @@ from mural.data.loading.read_ahead import Batched, ReadAhead, StepRead
 from mural.data.loading.seeded_draws import permutation
 from mural.data.loading.step_agreement import BatchOutcome, check_same, consent
 from mural.data.threads import readers
-from mural.engine.needs import Needs
+from mural.engine.inputs import Needs
 from mural.errors import DataError
 from mural.geometry import Cuts
 from mural.ranks import Mesh

@@ -16,7 +16,7 @@ from mural.data.loading.pixels import Pixels
 from mural.data.loading.seeded_draws import whole_number
 from mural.data.loading.turned_view import QuarterTurns, View, split
 from mural.data.source import Source, level_of
-from mural.engine.needs import Needs
+from mural.engine.inputs import Needs
 from mural.errors import DataError
 from mural.geometry import Box, Cuts, Interval, overlap, slices, volume, whole
 from mural.ranks import SPATIAL, Mesh

@@ -7,7 +7,7 @@ with what the first one found, and what they leave has to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import is_
@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from mural.graph.commons import Commons, Name
-from mural.graph.kept import KeptValue, content, kept, moved, renew
+from mural.graph.kept_values import KeptValue, content, kept, moved, renew
 
 STANDARD = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
@@ -116,3 +116,58 @@ def as_it_was(model: nn.Module) -> Generator[None]:
         yield
     finally:
         held.put_back()
+
+
+# -- attributes that a forward changes ---------------------------------------------------------------------------------
+
+
+Touched = dict[Name, frozenset[int]]
+"""By module and attribute, the indices of the calls that read or set it."""
+
+
+class Touches:
+    """The attributes of a model that are read or set while its forward runs."""
+
+    def __init__(self, model: nn.Module, innermost: Callable[[], int]):
+        self.modules = dict(model.named_modules())
+        self.paths = {id(module): path for path, module in self.modules.items()}
+        self.innermost = innermost
+        self.found: dict[Name, set[int]] = {}
+        self.changed: Touched = {}
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Notice what happens in the block; afterwards `changed` has the attributes that are not what they were."""
+        held = HeldState.by(self.modules, values=False)
+        plain = nn.Module.__setattr__
+
+        def read(module: nn.Module, name: str) -> Any:
+            value = object.__getattribute__(module, name)
+            if name not in STANDARD and name in object.__getattribute__(module, "__dict__"):
+                self.note(module, name)
+            return value
+
+        def write(module: nn.Module, name: str, value: Any) -> None:
+            self.note(module, name)
+            plain(module, name, value)
+
+        nn.Module.__getattribute__, nn.Module.__setattr__ = read, write  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del nn.Module.__getattribute__
+            nn.Module.__setattr__ = plain  # type: ignore[method-assign]
+        names = [name for name in held.changes() if name in self.found]
+        own = {name for name in names if registered(self.modules[name[0]], name[1])}
+        self.changed = {name: frozenset(self.found[name]) for name in names if name not in own}
+
+    def note(self, module: nn.Module, name: str) -> None:
+        """An attribute is read or set in the call that runs."""
+        path = self.paths.get(id(module))
+        if path is not None:
+            self.found.setdefault((path, name), set()).add(self.innermost())
+
+
+def registered(module: nn.Module, name: str) -> bool:
+    """Whether an attribute is a parameter or buffer of a module: their ways are those of tensors."""
+    return name in module._parameters or name in module._buffers

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mural.graph.absent import Absent
+from mural.graph.without_memory import Absent
 from mural.shard.tensor import ShardedTensor
 
 NUMBERS = (bool, int, float, complex, str, bytes, type(None))
