@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import mural
 from law import Grid
 from mural.comm.groups import new_group
+from mural.gradients.bucket_sums import Sum
 from mural.gradients.reducer import GradientSums, Reducer
 from mural.gradients.replicated import Replicated
-from mural.gradients.sums import Sum
 from mural.models import LeNet5
 from ranks import DEVICE, run_on
 

@@ -65,7 +65,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Finding:
+class HungRank:
     """A rank that hangs, and how one knows."""
 
     rank: int
@@ -74,7 +74,7 @@ class Finding:
 
 def judge(
     heartbeats: Mapping[int, Heartbeat | None], silence: Mapping[int, float], limit: float
-) -> tuple[Finding, ...]:
+) -> tuple[HungRank, ...]:
     """The ranks that hang, by what the heartbeats say and how many seconds ago each came; None: none came yet.
 
     A rank hangs that sends no heartbeats, or that works without progress for longer than the limit, while a rank that
@@ -83,7 +83,7 @@ def judge(
     """
     silent = [r for r, p in heartbeats.items() if silence[r] > limit and not (p is not None and p.left)]
     if silent:
-        return tuple(Finding(r, _silence(heartbeats[r], silence[r])) for r in silent)
+        return tuple(HungRank(r, _silence(heartbeats[r], silence[r])) for r in silent)
     active = {r: p for r, p in heartbeats.items() if p is None or not p.left}
     stuck = {r: p for r, p in active.items() if p is not None and not p.paused and p.moved + silence[r] > limit}
     working = {r: p for r, p in stuck.items() if not p.waits}
@@ -92,7 +92,7 @@ def judge(
     suspects = working or stuck
     behind = min(((p.serial, p.count) for p in suspects.values()), default=None)
     return tuple(
-        Finding(r, f"{p.place}: {p.words(silence[r])}") for r, p in suspects.items() if (p.serial, p.count) == behind
+        HungRank(r, f"{p.place}: {p.words(silence[r])}") for r, p in suspects.items() if (p.serial, p.count) == behind
     )
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from mural.comm.failure.agree import MeshLike
 from mural.comm.failure.alarm import Awaited
-from mural.comm.heartbeats import Finding, Heartbeat, judge, waits_for_others, where
+from mural.comm.heartbeats import Heartbeat, HungRank, judge, waits_for_others, where
 from mural.comm.hosts import LOCAL_STORE
 from mural.errors import PlanError
 
@@ -175,7 +175,7 @@ class Watchdog:
             if findings and not self.over.is_set():
                 self._end(findings)
 
-    def _findings(self, now: float) -> tuple[Finding, ...]:
+    def _findings(self, now: float) -> tuple[HungRank, ...]:
         silence = now - self.answered_at
         if silence > self.limit:
             first = self.heartbeats[0]
@@ -183,10 +183,10 @@ class Watchdog:
                 return ()  # the store went with rank 0, which had come to its end
             holder, words = store_holder()
             place = f"{first.place}: " if first is not None and holder == 0 else ""
-            return (Finding(holder, f"{place}stopped ({words} does not answer for {silence:.0f} s)"),)
+            return (HungRank(holder, f"{place}stopped ({words} does not answer for {silence:.0f} s)"),)
         return judge(self.heartbeats, {rank: now - at for rank, at in self.heard_at.items()}, self.limit)
 
-    def _end(self, findings: tuple[Finding, ...]) -> None:
+    def _end(self, findings: tuple[HungRank, ...]) -> None:
         """Report, and end this process: a wait of gloo or NCCL can be ended in no other way."""
         text = self.report(findings)
         sys.stderr.write(text)
@@ -202,7 +202,7 @@ class Watchdog:
                 stream.flush()
         os._exit(HUNG)
 
-    def report(self, findings: tuple[Finding, ...]) -> str:
+    def report(self, findings: tuple[HungRank, ...]) -> str:
         """The ranks that hang, and what the others do."""
         guilty = {finding.rank for finding in findings}
         lines = [f"mural: rank {f.rank} hangs; {f.words}" if f.rank >= 0 else f"mural: {f.words}" for f in findings]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
+from mural.gradients.bucket_sums import Sum
 from mural.gradients.replicas import REPLICAS
-from mural.gradients.sums import Sum
 
 ALIGN = 16
 """Slots begin at multiples of this many values, so that kernels can load whole vectors."""

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from mural.channel.share import share_of
 from mural.collectives.choose import BACKEND
 from mural.errors import LayoutError, PlanError
+from mural.gradients.bucket_sums import Rounds
 from mural.gradients.buckets import is_reduced, mark_reduced
 from mural.gradients.replicas import REPLICAS, group_along, named_axes
 from mural.gradients.replicated import Replicated
-from mural.gradients.sums import Rounds
 from mural.gradients.watched_block import Final, WatchedBlock
 from mural.ranks import Mesh
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mural.comm import Transport
 from mural.errors import LayoutError
+from mural.gradients.bucket_sums import Rounds, Sum
 from mural.gradients.buckets import Bucket, BucketMember, arrange, kind_of, mark_reduced
-from mural.gradients.sums import Rounds, Sum
 
 
 class Replicated:
