@@ -1,4 +1,4 @@
-"""One passage of a batch through the stages: what each stage takes of it, and what happens behind the last."""
+"""One pass of a batch through the stages: what each stage takes of it, and what happens after the last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mural.shard.in_time import Rows, batch_dim, lifted, lowered, rows_of_batch
 Loss = Callable[[Any, Any], Tensor]
 
 
-class Passage:
+class BatchPass:
     """The micro-batches of one batch, without gradients: collects the results of the last stage."""
 
     def __init__(self, inputs: Inputs, image: Image, rows: Sequence[Rows], stages: Mapping[tuple[int, int], Stage]):
@@ -84,23 +84,23 @@ def check_result(result: Any) -> None:
         )
 
 
-class Training(Passage):
-    """The same with the loss behind the last stage.
+class Training(BatchPass):
+    """The same, with the loss after the last stage.
 
     `whole` says that all results are there before the first backward begins; then the loss is computed from all.
     """
 
     def __init__(
         self,
-        passage: Passage,
+        batch: BatchPass,
         target: Any,
         loss: Loss,
         weight: float,
         whole: bool,
         observe: Callable[[Any], None] | None = None,
     ):
-        super().__init__(passage.data, passage.image, passage.every, passage.stages)
-        self.names = passage.names
+        super().__init__(batch.data, batch.image, batch.every, batch.stages)
+        self.names = batch.names
         self.observe = observe
         self.target, self.loss, self.weight, self.whole = target, loss, weight, whole  # `loss` runs in the plan's scope
         self.losses: list[Tensor] = []

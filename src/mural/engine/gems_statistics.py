@@ -96,10 +96,10 @@ class Statistics:
     def _merge(self, moved: Moved, holders: Holders) -> None:
         parts = self._parts(moved)
         seats = [self.schedule.seat_of[replica, moved.stage] for replica in (0, 1)]
-        own, ranks = self.division.seating.own, self.division.holders[f"{moved.name}.running_mean"]
+        own, ranks = self.division.stage_ranks.own, self.division.holders[f"{moved.name}.running_mean"]
         counted = moved.module.num_batches_tracked
         n0 = int(counted) - (parts[0] if own == seats[0] else parts[1]) if counted is not None else 0
-        share = 1 / len(self.division.seating.ranks(own))
+        share = 1 / len(self.division.stage_ranks.ranks(own))
         for buffer, r0 in zip(buffers_of(moved), moved.before, strict=True):
             first, second = factors(moved.module.momentum, n0, *parts)
             mine = buffer * first[0] if own == seats[0] else buffer * second[0] - r0 * second[1]

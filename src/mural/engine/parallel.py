@@ -60,10 +60,10 @@ class Parallel(HeldModel):
 
     def from_last(self, value: Any) -> Any:
         """What was computed where the model's results are, on every rank. Collective."""
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             return value
         told = [value]
-        owner = self.seating.ranks(self.seating.schedule(1).seat_of[0, self.plan.stages - 1])[0]
+        owner = self.stage_ranks.ranks(self.stage_ranks.schedule(1).seat_of[0, self.plan.stages - 1])[0]
         dist.broadcast_object_list(told, src=owner, group=self.world_mesh.transport.group)
         return told[0]
 
@@ -90,7 +90,7 @@ class Parallel(HeldModel):
         self.reduce_gradients()
         if self.shares:
             return clip_shared(list(self.parameters()), max_norm, norm_type)
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
         return self._clip_stages(max_norm, norm_type)
 

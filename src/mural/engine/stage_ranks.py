@@ -19,7 +19,7 @@ from mural.ranks.mesh import AXES
 
 
 @dataclass(frozen=True)
-class Seating:
+class StageRanks:
     """The seats of a plan on the ranks of a run: `meshes[i]` is that of seat i, as this rank sees it."""
 
     plan: Plan
@@ -27,8 +27,8 @@ class Seating:
     own: int
 
     @classmethod
-    def of(cls, plan: Plan, world: Mesh) -> Seating:
-        """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do. Collective."""
+    def of(cls, plan: Plan, world: Mesh) -> StageRanks:
+        """The seats of a plan: the ranks of a pipeline follow each other, and so do its data replicas. Collective."""
         if len(plan.seat_grids) == 1:
             return cls(plan, (world,), 0)
         sizes, run = [prod(grid) for grid in plan.seat_grids], world.peers(AXES)
