@@ -96,7 +96,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         if value in arguments and type(value) in {type(a) for a in arguments}:
             return value
         near = nearest(value, dict.fromkeys(map(str, arguments))) if isinstance(value, str) else "."
-        raise ConfigError(f"{where} = {value!r} is none of {', '.join(map(repr, arguments))}{near}")
+        raise ConfigError(f"{where} = {value!r} is not one of {', '.join(map(repr, arguments))}{near}")
     if origin is tuple and isinstance(value, (list, tuple)):
         return convert_items(arguments, cast("list[Any]", list(value)), where)
     if (origin or kind) in (dict, Mapping) and isinstance(value, Mapping):
@@ -109,7 +109,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def scalar_fits(kind: type[Any], value: Any) -> bool:
-    """Whether a value may stand for a scalar type: no number for a string, no boolean for a number."""
+    """Whether a value fits a scalar type: a number is not a string, a boolean is not a number."""
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     if kind is float:

@@ -4,7 +4,7 @@
     backward   in reverse: a call makes gradients, then what it kept goes, and the gradients that came in; a tensor
                that several calls read gets the sum of their gradients, added up as they come
 
-What lies in one memory counts once. Sizes are rounded as the device's allocator does it.
+Shared memory counts once. Sizes are rounded as the device's allocator does it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class StepWalk:
         return self.rounded(product(node.output_shapes[pick]) * node.dtypes[pick].itemsize)
 
     def forward(self) -> None:
-        """Run all calls; what is read no more goes, if backward does not keep it."""
+        """Run all calls; what is no longer read is freed, unless backward keeps it."""
         last: dict[Place, int] = {}
         for node in self.walk.nodes:
             last |= {(node.id, pick): node.id for pick in range(len(node.output_shapes))}
@@ -223,7 +223,7 @@ class StepWalk:
         ledger.touch(0, node.site, "backward")
 
     def memory_of(self, gradient: Made, mine: Sequence[int | None], made: dict[int, int]) -> int:
-        """Where a gradient lies: in memory of its own, in that of one that came in, or of another input's."""
+        """The memory of a gradient: its own, that of a gradient that came in, or that of another input's."""
         if gradient.shares is None:
             return self.ledger.make(gradient.bytes)
         found = made[-1 - gradient.shares] if gradient.shares < 0 else mine[gradient.shares]

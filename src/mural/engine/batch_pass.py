@@ -74,7 +74,7 @@ class BatchPass:
 
 
 def check_result(result: Any) -> None:
-    """Raise for a result in which tensors may be that cannot be seen."""
+    """Raise for a result that may contain tensors that cannot be seen."""
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, Tensor) or not any(isinstance(v, Tensor) for v in getattr(leaf, "__dict__", {}).values()):
             continue
@@ -87,7 +87,7 @@ def check_result(result: Any) -> None:
 class Training(BatchPass):
     """The same, with the loss after the last stage.
 
-    `whole` says that all results are there before the first backward begins; then the loss is computed from all.
+    `whole` says that all results are there before the first backward; the loss is then computed from all of them.
     """
 
     def __init__(
@@ -157,12 +157,12 @@ class Training(BatchPass):
         return [(loss * self.weight if self.weight != 1.0 else loss, None)]
 
     def _check_empty(self, result: Any, microbatch: int) -> None:
-        """Raise where a micro-batch that has no part in the loss for trial results has one for its own."""
+        """Raise where a micro-batch contributes nothing to the loss for trial results, but does for its own."""
         trial = pytree.tree_map_only(Tensor, cut_off, result)
         loss = self.loss(trial, self._target(microbatch))
         (grads,) = gradients(loss, [trial], self.data.mesh)
         if any(bool((grad.isfinite() & (grad != 0)).any()) for grad in grads):
-            raise undivided(f"micro-batch {microbatch} has no part in it for trial results, but one for its own")
+            raise undivided(f"micro-batch {microbatch} adds nothing to it for trial results, but does for its own")
 
     def _all_at_once(self) -> None:
         """The loss of all results, and the gradients that it has for each; parameters that it reads get theirs too."""

@@ -4,7 +4,7 @@
     loss = partial(criterion, temperature=t)      loss.temperature
     def loss(o, y): return net(o, y)              loss.net.conv.weight
 
-For as long as torch's own `state_dict` and its like run, the loss stands in the model as a submodule. So names, hooks,
+For as long as torch's own `state_dict` and its like run, the loss is a submodule of the model. So names, hooks,
 ties and strictness are torch's.
 """
 
@@ -48,7 +48,7 @@ class LossTerms:
 
     @classmethod
     def of(cls, loss: Callable[..., Any], model: nn.Module) -> LossTerms:
-        """Those of a loss for a model; raises where the model has a module `loss` with a state of its own."""
+        """The terms of a loss for a model; raises where the model has a module `loss` with a state of its own."""
         held = distinct(held_by(loss), model)
         itself = next((value for path, value in held if not path and isinstance(value, nn.Module)), None)
         others = tree_of((path, value) for path, value in held if path)
@@ -184,7 +184,7 @@ def borrowed(held: Iterable[nn.Module | Tensor], model: nn.Module) -> Iterator[P
 
 @contextmanager
 def swapped(places: Sequence[Place]) -> Generator[None]:
-    """A block in which other things stand at some places of modules' dicts."""
+    """A block in which some entries of modules' dicts are replaced."""
     before = [(table, key, key in table, table.get(key)) for table, key, _ in places]
     try:
         for table, key, value in places:

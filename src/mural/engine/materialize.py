@@ -24,7 +24,7 @@ def uncompiled(function: Any) -> Any:
 
 
 def materialize(model: nn.Module, device: torch.device | str | None, what: str = "the model") -> None:
-    """Move the model to a device (None: where it is); what is on meta gets memory and the values of its own reset.
+    """Move the model to a device (None: where it is); what is on meta gets memory and is reset.
 
     A module that keeps tensors on meta and has no `reset_parameters` cannot be given values, and raises.
     """
@@ -50,7 +50,7 @@ def materialize(model: nn.Module, device: torch.device | str | None, what: str =
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
-    """Memory in the place of tensors on meta; what was one tensor under several names stays one."""
+    """Memory for tensors on meta; what was one tensor under several names stays one."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):

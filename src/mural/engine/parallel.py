@@ -78,7 +78,7 @@ class Parallel(HeldModel):
     # -- gradients and updates ----------------------------------------------------------------------------------------
 
     def reduce_gradients(self) -> None:
-        """Bring together what steps with `reduce=False` left. Collective; calling it again changes nothing."""
+        """Reduce the gradients that steps with `reduce=False` left. Collective; calling it again changes nothing."""
         settle(self.world_mesh.transport)
         if self.unreduced:
             with self.reducer.watching():
@@ -111,7 +111,7 @@ class Parallel(HeldModel):
         return norm.to(self.device)
 
     def found_inf(self) -> bool:
-        """Whether any gradient on any rank is infinite or no number. Collective."""
+        """Whether any gradient on any rank is infinite or not a number. Collective."""
         settle(self.world_mesh.transport)
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))[0]

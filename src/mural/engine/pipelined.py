@@ -191,5 +191,5 @@ class Pipelined:
         return value[0].to(self.held.device, next(kinds, torch.float32))
 
     def _is_last(self, name: str) -> bool:
-        """Whether no backward to come on this rank adds to a parameter."""
+        """Whether no later backward on this rank adds to a parameter."""
         return not any(self.runner.left[stage] for stage in self.held.division.stages[name])

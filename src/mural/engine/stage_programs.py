@@ -1,7 +1,7 @@
 """Stage programs: for each shape and mode of a batch, its route through the stages and the lists that ranks run.
 
-A model is captured for each shape of a batch, training mode and set of trained parameters, and anew where its own
-Python takes another way. One stage alone needs none of this: the model itself runs.
+A model is captured for each shape of a batch, training mode and set of trained parameters, and again where its
+own Python takes another path. One stage alone needs none of this: the model itself runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mural.pipeline.transfers import Edge, Program, with_messages
 from mural.shard.unread import Unread
 
 ROUTES = 16
-"""How many ways through a model are remembered for each kind of batch."""
+"""How many routes through a model are kept for each kind of batch."""
 Signature = tuple[Any, ...]
 Number = tuple[int, int]
 """A stage of a replica on this rank: the replica and the stage."""
@@ -38,7 +38,7 @@ Number = tuple[int, int]
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What the runner needs for one kind of batch; `learning` is true until it was run once."""
+    """What the runner needs for one kind of batch; `learning` is true until it has run once."""
 
     program: Program
     seats: Seats
@@ -66,8 +66,8 @@ class StagePrograms:
     def route(self, image: Image, device: torch.device) -> Route | None:
         """The route of a batch, whose calls a rehearsal has just made again; None for a model in one stage.
 
-        The model's own Python decides what it calls. Where that has changed, the model is captured anew; all ranks run
-        the same Python, and come to the same end.
+        The model's own Python decides what it calls. Where that has changed, the model is captured again; all ranks run
+        the same Python, and reach the same result.
         """
         if self.stage_ranks.plan.stages == 1:
             return None
@@ -176,6 +176,6 @@ def check_hooks(model: nn.Module, opened: Container[str]) -> None:
     for path, module in model.named_modules():
         if path in opened and (module._forward_hooks or module._forward_pre_hooks):
             raise PlanError(
-                f"module {path!r} has a forward hook, but is not called as a whole: its parts lie in several stages, "
-                f"or exchange tensors past it. Hang the hook on a module inside of a stage, or move the cut"
+                f"module {path!r} has a forward hook, but is not called as a whole: its parts are in several stages "
+                f"or exchange tensors other than through it. Put the hook on a module inside a stage, or move the cut"
             )

@@ -16,7 +16,7 @@ from mural.report import gantt
 
 
 def measured_spans(pm: Parallel) -> tuple[ActionSpan, ...]:
-    """When each seat's first rank worked in the last step, in seconds from the first beginning. Collective.
+    """When each seat's first rank worked in the last step, in seconds from the start of the first action. Collective.
 
     Ranks of one machine have one clock; between machines the clocks differ.
     """

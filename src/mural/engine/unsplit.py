@@ -40,7 +40,7 @@ class Unsplit:
         held = self.held
         held.same_inputs.check("step", image=image, target=target)
         images, goal = held.inputs.images(image), held.inputs.target(target, image)
-        check_filled(image)  # now that all ranks brought the same
+        check_filled(image)  # now that all ranks gave the same inputs
         if held.world_mesh.world > 1 and any(p._backward_hooks for _, p in held.reducer.named):
             check_hooks(held.plain, held.hooks)
         held.calls += 1  # by steps alone: how many batches a validation has depends on the plan

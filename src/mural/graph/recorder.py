@@ -116,7 +116,7 @@ class Recorder(TorchFunctionMode):
             raise
 
     def _note(self, called: Called, read: list[Tensor], result: Any, written: list[Tensor]) -> None:
-        """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
+        """Add a node for a call that made or wrote tensors; a call that only asks for something adds none."""
         made = tensors_in(result)
         returns = () if made else tuple(next(i for i, t in enumerate(read) if t is tensor) for tensor in written)
         made = made or written
@@ -218,7 +218,7 @@ class Recorder(TorchFunctionMode):
         return self._refusal(f"{why} ({self._where()})")
 
     def _refusal(self, message: str) -> UnsupportedOp:
-        """An error that stands even if the model, or torch's own C++, catches it."""
+        """An error that is raised in the end even if the model, or torch's own C++, catches it."""
         self.refused = self.refused or UnsupportedOp(message)
         return self.refused
 
@@ -233,7 +233,7 @@ class Recorder(TorchFunctionMode):
     def graph(self, inputs: Sequence[str], result: Any) -> Graph:
         """What was recorded.
 
-        A call on parameters alone stays only if something reads it: counting batches is no part of the dataflow.
+        A call on parameters alone stays only if something reads it: counting batches is not part of the dataflow.
         """
         outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves_with_path(result)]
         self.modules.end(0, result)

@@ -42,7 +42,7 @@ def summed_matrix(points: Sequence[int], amounts: Sequence[float]) -> Matrix:
 
 
 def no_empty_stage(matrix: Matrix) -> Matrix:
-    """The matrix with infinity where the end does not lie behind the start."""
+    """The matrix with infinity where the end is not after the start."""
     return np.where(np.tri(len(matrix), dtype=np.bool_), np.inf, matrix)
 
 
@@ -57,7 +57,7 @@ def binned(places: NDArray[np.int64], amounts: Matrix, count: int) -> Matrix:
 
 
 class Uses:
-    """For things that are used at some nodes: the first use at or behind a node, while walking back over the nodes."""
+    """For things that are used at some nodes: the first use at or after a node, while walking back over the nodes."""
 
     def __init__(self, graph: Graph, uses: Sequence[Sequence[int]]) -> None:
         self.following = np.full(len(uses), len(graph), dtype=np.int64)

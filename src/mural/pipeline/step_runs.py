@@ -68,7 +68,7 @@ class Runs:
             now.put_back()
 
     def end(self) -> int:
-        """A number for what runs left in what modules have in common, 0 for nothing; it has to be that of all ranks.
+        """A number for what runs left in what modules have in common, 0 for nothing; it must be the same on all ranks.
 
         Raises where a module that several stages call has changed: each stage has its own.
         """
@@ -92,7 +92,7 @@ class Runs:
                 held.put_back()
 
     def _clear(self) -> None:
-        """Registered tensors that another stage has made anew stay what they were here."""
+        """Registered tensors that another stage has replaced stay what they were here."""
         for path, module in self.opened.items():
             for name, value in module._buffers.items():
                 if isinstance(value, Absent):
@@ -113,9 +113,9 @@ def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
 
 
 def left_apart(name: Name) -> PlanError:
-    """The error for an attribute that runs leave different."""
+    """The error for an attribute that differs between runs."""
     return PlanError(
-        f"{'.'.join(filter(None, name))} is something else after each micro-batch, where one forward pass of the "
+        f"{'.'.join(filter(None, name))} differs after each micro-batch, where one forward pass of the "
         f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on the module"
     )
 

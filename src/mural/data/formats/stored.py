@@ -54,7 +54,7 @@ class Stored(Protocol):
 
 
 def nothing() -> None:
-    """Let go of nothing."""
+    """Nothing to release."""
 
 
 @dataclass(frozen=True)

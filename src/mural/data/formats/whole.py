@@ -20,7 +20,7 @@ LIMIT = 512 * 2**20
 
 
 class Recent:
-    """Decoded files, the longest unused of which goes first when they are more than the limit."""
+    """Decoded files; the least recently used are dropped first when they exceed the limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

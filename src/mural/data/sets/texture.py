@@ -1,6 +1,6 @@
 """Textures that are computed box by box: every value follows from the seed and its global position alone.
 
-Only additions, multiplications and look-ups are used, whose bits do not depend on where a value lies in an array; the
+Only additions, multiplications and look-ups are used, whose bits do not depend on where a value is in an array; the
 functions of a mathematical library may differ there, and two boxes that overlap would then disagree.
 """
 
@@ -39,7 +39,7 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def knots(box: Box, spacing: int) -> Box:
-    """The knots, every `spacing` positions, between which a box lies."""
+    """The knots, every `spacing` positions, that enclose a box."""
     return tuple(Interval(i.start // spacing, (i.stop - 1) // spacing + 2) for i in box)
 
 
@@ -77,7 +77,7 @@ class Ellipses:
     margin: int
 
     def paint(self, box: Box) -> tuple[Field, NDArray[np.bool_]]:
-        """How deep each position lies in an ellipse (1 at a centre, 0 on the rim, below outside), and in which kind."""
+        """How deep each position is in an ellipse (1 at a centre, 0 on the rim, below outside), and in which kind."""
         cells = [
             Interval((i.start - self.margin) // self.spacing, (i.stop + self.margin) // self.spacing + 1) for i in box
         ]

@@ -14,7 +14,7 @@ from mural.data.formats.tile_grid import Index
 from mural.geometry import Box, overlap, slices, subtract, volume
 
 IN_MEMORY = 256 * 2**20
-"""Bytes of rims that are kept in memory; more go to a folder beside the output."""
+"""Bytes of rims that are kept in memory; more go to a folder next to the output."""
 
 
 @dataclass

@@ -126,7 +126,7 @@ class Writer:
             self._forgotten()
 
     def _tell(self, error: BaseException) -> None:
-        """Let the peers not wait for this rank; where all raised, nobody waits."""
+        """Release the peers that wait for this rank; where all raised, nobody waits."""
         if self._mesh is not None:
             self._mesh.transport.raised(error)
 
