@@ -80,7 +80,15 @@ def formulas_text(records: Sequence[Record]) -> str:
                 f"{values / theirs.values:.2f}" if theirs else NONE,
             ]
         )  # fmt: skip
-    head = ["network", "way", "ranks", "images", "messages, counted", "values, counted", "beside mural's formulas"]
+    head = [
+        "network",
+        "way",
+        "ranks",
+        "images",
+        "messages, counted",
+        "values, counted",
+        "against mural's formulas",
+    ]
     return markdown([*head, "messages, document", "values, document", "counted ÷ document"], rows)
 
 
