@@ -51,7 +51,7 @@ def build(kind: type[T], given: Mapping[str, Any], where: str = "") -> T:
         if key not in hints:
             raise ConfigError(f"unknown key {named(where, key)!r}{nearest(key, hints)} Known: {', '.join(hints)}")
         values[key] = convert(hints[key], value, named(where, key))
-    missing = [f.name for f in data_fields(kind) if required(f) and f.name not in values]
+    missing = [f.name for f in data_fields(kind) if f.default is f.default_factory is MISSING and f.name not in values]
     if missing:
         raise ConfigError(f"{where or 'the file'} lacks {', '.join(missing)}: each needs a value")
     return kind(**values)
@@ -67,11 +67,6 @@ def hints_of(kind: type[Any]) -> dict[str, Any]:
 def data_fields(kind: type[Any]) -> tuple[Field[Any], ...]:
     """The fields of a dataclass."""
     return fields(kind)
-
-
-def required(field: Field[Any]) -> bool:
-    """Whether a field has no default."""
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def named(where: str, key: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -151,7 +150,7 @@ class Dry:
             return tensor
 
         instead = AS_ON[self.device].get(node.func)
-        with torch.enable_grad(), tally, torch.autograd.graph.saved_tensors_hooks(keep, partial(pick_up)):
+        with torch.enable_grad(), tally, torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             outputs = call(node, inputs, instead=instead)
         of = {memory(tensor): place for place, tensor in reversed(list(enumerate(inputs)))}
         made: list[Made] = []
@@ -216,11 +215,6 @@ class Dry:
 def writes_first(node: Node) -> bool:
     """Whether a call writes to the first tensor that it is given; norms write to buffers alone."""
     return bool(node.writes) and not fact_of(node).buffers
-
-
-def pick_up(tensor: Tensor) -> Tensor:
-    """The saved tensor itself."""
-    return tensor
 
 
 def memory(tensor: Tensor) -> int:

@@ -30,7 +30,11 @@ def materialize(model: nn.Module, device: torch.device | str | None, what: str =
     """
     if lazy := next((name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)), None):
         raise PlanError(f"{lazy} has no shape yet: run {what} once on an image before, so that its lazy layers get one")
-    bare = [(name, m) for name, m in model.named_modules() if any(t.is_meta for t in own_tensors(m))]
+    bare = [
+        (name, m)
+        for name, m in model.named_modules()
+        if any(t.is_meta for t in (*m.parameters(False), *m.buffers(False)))
+    ]
     if not bare:
         if device is not None:
             model.to(device)
@@ -41,7 +45,9 @@ def materialize(model: nn.Module, device: torch.device | str | None, what: str =
             f"{what} is on the meta device, and {', '.join(unable[:5])} hold tensors but have no reset_parameters() "
             f"that would give them values: give them one, or build {what} on the CPU"
         )
-    target = torch.device(device) if device is not None else default_device()
+    if device is None:
+        device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device)
     give_memory(model, target)
     model.to(target)
     for _, module in bare:
@@ -61,13 +67,3 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
                     empty, trains = torch.empty_like(tensor, device=device), tensor.requires_grad
                     made[id(tensor)] = nn.Parameter(empty, trains) if isinstance(tensor, nn.Parameter) else empty
                 held[key] = made[id(tensor)]  # type: ignore[assignment]
-
-
-def own_tensors(module: nn.Module) -> list[torch.Tensor]:
-    """The parameters and buffers of this module itself."""
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-
-def default_device() -> torch.device:
-    """The current GPU, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -113,11 +113,8 @@ def _written_and_read(graph: Graph) -> Iterator[tuple[Source, int, int]]:
     for sources, writes, reader in reads:
         for write in writes:
             shared = set(graph.nodes[write].writes)
-            yield from ((source, write, reader) for source in sources if source in shared and _older(source, write))
-
-
-def _older(source: Source, write: int) -> bool:
-    return not isinstance(source, int) or source < write
+            older = (source for source in sources if not isinstance(source, int) or source < write)
+            yield from ((source, write, reader) for source in older if source in shared)
 
 
 def _first_view(writer: Node) -> int:

@@ -235,7 +235,8 @@ class Recorder(TorchFunctionMode):
 
         A call on parameters alone stays only if something reads it: counting batches is not part of the dataflow.
         """
-        outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves_with_path(result)]
+        leaves = pytree.tree_flatten_with_path(result)[0]
+        outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
         self.modules.end(0, result)
         ends = {source for output in outputs for source in (output.source, *output.after) if isinstance(source, int)}
         kept = sorted(needed_by(reached_from(set(inputs), self._nodes) | ends, self._nodes))
@@ -292,8 +293,3 @@ def with_refs(tree: Any, count: Counter[str]) -> Any:
         return Ref(count["refs"] - 1)
 
     return pytree.tree_map_only(Tensor, ref, tree)
-
-
-def leaves_with_path(tree: Any) -> list[tuple[Any, Tensor]]:
-    """The tensors that a model returns, each with its place in what it returns."""
-    return [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0] if isinstance(leaf, Tensor)]

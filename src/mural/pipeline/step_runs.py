@@ -109,15 +109,11 @@ def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
     """Raise unless two runs left the same."""
     for name in {**before, **after}:
         if name not in before or name not in after or not same(before[name], after[name]):
-            raise left_apart(name)
-
-
-def left_apart(name: Name) -> PlanError:
-    """The error for an attribute that differs between runs."""
-    return PlanError(
-        f"{'.'.join(filter(None, name))} differs after each micro-batch, where one forward pass of the "
-        f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on the module"
-    )
+            raise PlanError(
+                f"{'.'.join(filter(None, name))} differs after each micro-batch, where one forward pass of the "
+                f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on "
+                f"the module"
+            )
 
 
 def shared_apart(names: Iterable[Name]) -> PlanError:
