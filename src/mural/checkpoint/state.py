@@ -96,7 +96,7 @@ def restore(
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The model inside of `DistributedDataParallel` and `torch.compile`."""
+    """The model inside `DistributedDataParallel` and `torch.compile`."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):

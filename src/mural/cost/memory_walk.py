@@ -179,13 +179,13 @@ class StepWalk:
         ledger.touch(0, node.site, "forward")
 
     def leave_forward(self) -> None:
-        """Let go of what calls kept whose results nobody reads."""
+        """Release what was kept by calls whose results nobody reads."""
         for number in sorted(self.kept.keys() - self.needed):
             for memory in self.kept.pop(number):
                 self.ledger.drop(memory)
 
     def backward(self) -> None:
-        """Run the backward of all calls that gradients come to, in reverse."""
+        """Run the backward of all calls that gradients reach, in reverse."""
         self.enter_gradients()
         self.ledger.touch(0, "", "backward")
         for node in self.walk.nodes:
@@ -205,7 +205,7 @@ class StepWalk:
                 self.ledger.hold(self.coming[at])  # the caller has it too
 
     def backward_node(self, node: Node) -> None:
-        """Make the gradients of a call's inputs, then let go of what came in and what was kept."""
+        """Make the gradients of a call's inputs, then release what came in and what was kept."""
         effect, ledger = self.walk.effects[node.id].backward, self.ledger
         mine = [self.coming.pop((node.id, pick), None) for pick in range(len(node.output_shapes))]
         if effect is None or all(memory is None for memory in mine):

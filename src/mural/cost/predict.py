@@ -192,7 +192,7 @@ def plain_work(family: str, read: int, written: int, dtype: str, shape: Sequence
 
 
 HOSTS: dict[str, str] = {"add": "binary", "multiply": "binary", "loss": "softmax", "mean": "mean"}
-"""The chain that stands for a family, where it has another name."""
+"""The chain used for a family, where it has another name."""
 
 
 def hosts(

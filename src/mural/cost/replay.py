@@ -84,7 +84,7 @@ def inputs_of(node: Node) -> list[tuple[tuple[int, ...], torch.dtype, Place]]:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A type as one writes it, without the module."""
+    """A type's name without the module."""
     return str(dtype).removeprefix("torch.")
 
 

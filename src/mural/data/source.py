@@ -77,7 +77,7 @@ class Source(ABC):
         """The pixels of a box of that level, channels first; without a box, of all of the level."""
 
     def close(self) -> None:  # noqa: B027 (a source that holds nothing has nothing to close)
-        """Let go of files; a later `read` takes them up again."""
+        """Release files; a later `read` opens them again."""
 
     def __enter__(self) -> Self:
         return self

@@ -129,7 +129,7 @@ def with_trained(
 
 
 def release(model: nn.Module, division: Division) -> None:
-    """Let go of the parameters and buffers that other ranks hold; names and shapes stay."""
+    """Release the parameters and buffers that other ranks hold; names and shapes stay."""
     first = first_names(model)
     swapped: dict[int, Tensor] = {}
     for module in model.modules():

@@ -30,7 +30,7 @@ from mural.ranks import Mesh
 LOSS = "loss"
 Held = tuple[Path, nn.Module | Tensor]
 Place = tuple[dict[str, Any], str, Any]
-"""A dict of a module (its parameters, buffers or submodules), a key in it, and what stands there in a block."""
+"""A dict of a module (its parameters, buffers or submodules), a key in it, and what is there in a block."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class LossTerms:
 
 
 def distinct(held: Iterable[Held], model: nn.Module) -> list[Held]:
-    """Modules and then tensors, without the model's, those inside of another module of the list, and repetitions."""
+    """Modules and then tensors, without the model's, those inside another module of the list, and repetitions."""
     known, tensors = ids_of(model)
     found = list(held)
     modules = [(path, value) for path, value in found if isinstance(value, nn.Module)]
@@ -132,7 +132,7 @@ def distinct(held: Iterable[Held], model: nn.Module) -> list[Held]:
 
 
 def ids_of(module: nn.Module) -> tuple[set[int], set[int]]:
-    """The identities of a module and all modules inside of it, and of their tensors."""
+    """The identities of a module and all modules inside it, and of their tensors."""
     return {id(m) for m in module.modules()}, {id(t) for t in (*module.parameters(), *module.buffers())}
 
 

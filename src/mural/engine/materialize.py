@@ -1,4 +1,4 @@
-"""The module that a user gives: inside of `torch.compile`, or on the meta device without memory."""
+"""The module that a user gives: inside `torch.compile`, or on the meta device without memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mural.errors import PlanError
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model whose names count: the one inside of `torch.compile`."""
+    """The model whose names count: the one inside `torch.compile`."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
 

@@ -159,7 +159,7 @@ class Nesting:
         return self.graph.calls[index].parent or 0
 
     def opens(self, index: int) -> bool:
-        """Whether units are to be looked for inside of a call."""
+        """Whether units are to be looked for inside a call."""
         children = self.children[index]
         composite = [child for child in children if self.children[child]]
         kind = self.graph.calls[index].kind

@@ -39,7 +39,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands in a recorded call for a tensor: the i-th of the node's inputs."""
+    """A placeholder for a tensor in a recorded call: the i-th of the node's inputs."""
 
     index: int
 
@@ -63,7 +63,7 @@ class Node:
 
     `inputs[i]` says who made the i-th tensor among the arguments, and `picks[i]` which of its outputs it is.
     An in-place call is a node whose output is the next version of what it wrote. A call that wrote to an
-    argument's memory through another tensor (a view of it, a buffer) stands in `after`: it comes first too.
+    argument's memory through another tensor (a view of it, a buffer) is in `after`: it comes first too.
     `kind` is that of the rule in the table of operations, None where there is no rule. `func(*args, **kwargs)` is the
     call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps,
     `call` is the index of the innermost call of a module that it happened in, `gradients` says for each output whether

@@ -93,7 +93,7 @@ class Recorder(TorchFunctionMode):
         return self._run(called, lambda: apply(*called.args, **called.kwargs))
 
     def _run(self, called: Called, run: Callable[[], Any]) -> Any:
-        """The result of a call, which is noted unless it happens inside of another."""
+        """The result of a call, which is noted unless it happens inside another."""
         if self._inside:
             return self._result(called, run)
         self._saving, self._inside = [], True
@@ -166,7 +166,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Generator[None]:
-        """Record what the model does; raise what was refused, whoever caught it."""
+        """Record what the model does; raise what was refused, even if it was caught."""
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
             watching = scripted.refusing_compiled(self._compiled), functions.seeing_functions(self._function)

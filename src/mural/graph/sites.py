@@ -21,7 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class At:
-    """Stands in the call of a module for a tensor: who made it, which of its outputs it is, what wrote to it since."""
+    """A placeholder for a tensor in a module's call: who made it, which of its outputs it is, what wrote to it."""
 
     source: int | str
     pick: int = 0

@@ -41,7 +41,7 @@ class Absent(Tensor):
     ) -> Any:
         raise AbsentValue(
             f"{func} reads the result of another stage, which was not sent here: the model passes it in a way that "
-            f"cannot be seen (inside of an object, a closure or a hook). Move the cut so that both are in one stage"
+            f"cannot be seen (inside an object, a closure or a hook). Move the cut so that both are in one stage"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

@@ -40,7 +40,7 @@ Ends = list[tuple[Tensor, Tensor | None]]
 Name = tuple[Key, int]
 """A tensor that crosses: its value, the seat that makes it."""
 Telling = tuple[Name, Work, int]
-"""What is told once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
+"""What is sent once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
 
 
 class StepJob(Protocol):
@@ -145,7 +145,7 @@ class Runner:
             self.channels.finish()
 
     def forget(self) -> None:
-        """Let go of what a step that raised left."""
+        """Release what a step that raised left."""
         self.arrivals.clear()
         self.handed.clear()
 

@@ -197,7 +197,7 @@ class Stage:
         return true_gradient(raw, Layout(self.mesh, shape, none, none, ()))
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.kept.clear()
 
 

@@ -121,7 +121,7 @@ def shared_apart(names: Iterable[Name]) -> PlanError:
     told = ", ".join(sorted({".".join(filter(None, name)) for name in names})) or "what modules have in common"
     return PlanError(
         f"forward changes or draws from {told} in some stages and not in others, or ranks began with different states: "
-        f"seed random and numpy.random alike on all ranks, keep variables on modules, do it in the model's forward, "
+        f"seed random and numpy.random equally on all ranks, keep variables on modules, do it in the model's forward, "
         f"or use one stage"
     )
 
@@ -137,7 +137,7 @@ def within(modules: Mapping[str, nn.Module], roots: frozenset[str]) -> list[str]
 
 
 def paths_of(script: Script, modules: Mapping[str, nn.Module]) -> dict[int, frozenset[str]]:
-    """For each stage the modules whose forward its runs may come to: open ones, and its own closed ones."""
+    """For each stage the modules whose forward its runs may reach: open ones, and its own closed ones."""
     roots: dict[int, set[str]] = {}
     for item in script.items:
         if isinstance(item.run, ModuleCall):

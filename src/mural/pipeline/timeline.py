@@ -205,7 +205,7 @@ class PlayedRun:
 # ----------------------------------------------------------------------------------------------------------- memory
 
 Hold = Callable[[int, float, float, float], None]
-"""Notes that a seat holds so many bytes from one moment to another."""
+"""Notes that a seat holds some bytes from one moment to another."""
 
 
 def changes(run: PlayedRun) -> list[list[tuple[float, int]]]:

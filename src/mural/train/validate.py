@@ -36,7 +36,7 @@ def file_stem(name: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """A text with what may stand in the name of a file."""
+    """A text with only the characters that a file's name may have."""
     return re.sub(r"[^\w.-]+", "_", text)
 
 

@@ -93,7 +93,7 @@ def fill(file: int, buffer: memoryview, offset: int) -> None:
 
 
 PIXEL = 64
-"""A last dim of up to so many bytes, such as the channels of a pixel, is always read whole."""
+"""A last dim of up to this many bytes, such as the channels of a pixel, is always read whole."""
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Loader:
             for _ in range(start, stop):
                 if ready := self._next(ahead):
                     found = True
-                    yield ready.pop()  # from here on it is the training's alone, which may let go of its memory
+                    yield ready.pop()  # from here on it is the training's alone, which may release its memory
         if not found:
             raise DataError(f"no sample could be read in epoch {epoch}: {self.summary()}")
 

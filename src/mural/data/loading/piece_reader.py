@@ -60,7 +60,7 @@ class SampleForm:
 
 
 def placed(mesh: Mesh, form: SampleForm, counts: Sequence[int], align: int) -> Layout:
-    """The layout of images of a form, of which each coordinate of the data axis holds so many."""
+    """The layout of images of a form, of which each coordinate of the data axis holds a given number."""
     shape = (sum(counts), form.channels, *form.extents)
     axes = dict(zip(spatial_dims(len(shape), mesh, None), SPATIAL, strict=False)) | {0: "data"}
     return layout_of(mesh, shape, axes, cuts_of(shape, mesh, axes, {0: Cuts.sized(counts)}, align))
@@ -84,7 +84,7 @@ class SamplePiece:
 
 @dataclass(frozen=True)
 class Reader:
-    """Everything that says what a sample's piece holds on this rank, whoever asks for it and whenever."""
+    """Everything that determines what a sample's piece holds on this rank."""
 
     samples: Samples
     needs: Needs

@@ -170,7 +170,7 @@ class ScaledSource(Source):
         return ScaledSource(self.source, replace(self.pixels, dtype=dtype))
 
     def close(self) -> None:
-        """Let go of files; a later `read` takes them up again."""
+        """Release files; a later `read` opens them again."""
         self.source.close()
 
 

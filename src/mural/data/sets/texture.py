@@ -121,7 +121,7 @@ class Ellipses:
         # Depth is 1 - q: q = a·y² + 2b·y·x + c·x² over the last two dims, and z² / short² over those before.
         a, c = cos * cos / short**2 + sin * sin / long**2, cos * cos / long**2 + sin * sin / short**2
         b = cos * sin * (1 / long**2 - 1 / short**2)
-        # A tenth more than the radius, for whoever bends the rim a little.
+        # A tenth more than the radius, for callers that bend the rim a little.
         reach = np.clip((width - 1) / 2 - np.float32(1.1) * long, 0, np.float32(0.38 * self.spacing))
         offsets: list[Field] = []
         for dim in range(ndim):

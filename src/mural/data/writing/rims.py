@@ -105,7 +105,7 @@ class Rims:
         return self._stored[index][2] if index in self._stored else (box,)
 
     def close(self) -> None:
-        """Let go of all rims."""
+        """Release all rims."""
         self._kept.clear()
         self._stored.clear()
         if self._scratch is not None:

@@ -264,7 +264,7 @@ class Growing:
         return tuple(self.shape_at(at) for at in outputs if isinstance(at, At))
 
     def shape_at(self, at: At) -> Shape:
-        """The shape of the tensor that stands there."""
+        """The shape of the tensor there."""
         if isinstance(at.source, int):
             return self.graph.nodes[at.source].output_shapes[at.pick]
         values = (*self.graph.inputs, *self.graph.parameters)
