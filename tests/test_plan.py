@@ -57,7 +57,7 @@ def test_defaults_change_nothing() -> None:
         ('precision = "float16"', "did you mean 'bfloat16'?"),
         ('batchnorm = "globl"', "did you mean 'global'?"),
         ("data = ", "is not TOML"),
-        ('offload = ["weights"]', "offload[0] = 'weights' is none of"),
+        ('offload = ["weights"]', "offload[0] = 'weights' is not one of"),
         ("stage = 2\ngrids = [[2, 1]]", "give each stage a grid"),
         ("stage = 2\ngrids = [[2, 1], [1, 1]]\nspatial = [2]", "leave spatial empty"),
         ("stage = 2\nseats = [0, 0]", "use every place"),

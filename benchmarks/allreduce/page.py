@@ -105,7 +105,7 @@ def measured_text(results: Results) -> str:
             caption(results),
             "The backend's own time, and each algorithm's divided by it (medians); the fastest in bold.",
             markdown(["ranks", "bytes", "backend", *names], rows),
-            "Predicted over measured, of all sizes and ranks: the median, and how many lie within 20%.",
+            "Predicted over measured, of all sizes and ranks: the median, and how many are within 20%.",
             markdown(["algorithm", "predicted ÷ measured", "within 20%"], said),
             "Working memory of a rank for 1 MiB, the most of all ranks: by the rounds alone, and as it runs.",
             markdown(["algorithm", *heads], memory),
@@ -121,7 +121,7 @@ def memory_cell(record: Results) -> str:
 
 
 def near(quotients: list[float]) -> float:
-    """Which share of quotients lies within 20% of one."""
+    """The share of quotients within 20% of one."""
     return sum(abs(q - 1) <= 0.2 for q in quotients) / len(quotients)
 
 

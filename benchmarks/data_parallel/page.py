@@ -74,7 +74,7 @@ def share_rows(results: dict[str, Any]) -> list[list[str]]:
         name, mesh, when = key.split("/")
         for rank, spent in enumerate(ranks):
             parts = [f"{100 * spent[part] / spent['step']:.1f}%" for part in COLOURS]
-            when_words = "in backward" if when == "overlap" else "behind backward"
+            when_words = "in backward" if when == "overlap" else "after backward"
             hidden = f"{1e3 * spent['hidden']:.1f}" if when == "overlap" else "–"
             rows.append([f"{name}, {mesh}", when_words, str(rank), f"{1e3 * spent['step']:.1f}", *parts, hidden])
     return rows
@@ -140,7 +140,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for column, when in enumerate(("behind", "overlap")):
             chosen = [key for key in keys if key.startswith(f"{name}/") and key.endswith(f"/{when}")]
             draw_panel(axes[row][column], results["shares"], chosen)
-            where = "behind backward, as in the document" if when == "behind" else "in buckets during backward"
+            where = "after backward, as in the document" if when == "behind" else "in buckets during backward"
             axes[row][column].set_title(f"{name}: gradients {where}", fontsize=9)
         axes[row][0].set_ylabel("share of the step, %")
     handles, labels = axes[0][0].get_legend_handles_labels()

@@ -86,7 +86,7 @@ def measure_shares(options: argparse.Namespace, device: str) -> dict[str, Any]:
     for name in options.models if device == "cpu" else ():
         for title, data, spatial in MESHES[: 1 if options.quick else None]:
             for overlap in (True, False):
-                print(f"shares: {name}, {title}, {'in' if overlap else 'behind'} backward", flush=True)
+                print(f"shares: {name}, {title}, {'in' if overlap else 'after'} backward", flush=True)
                 given = (name, data, spatial, overlap, options.steps, options.quick)
                 traces = on_ranks(shares.measure, data * spatial, *given)
                 key = f"{name}/{title}/{'overlap' if overlap else 'behind'}"

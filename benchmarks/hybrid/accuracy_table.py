@@ -1,4 +1,4 @@
-"""Tables of training beside the document's, and its three conclusions, checked."""
+"""Tables of training next to the document's, and its three conclusions, checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agreement_text(runs: Runs) -> str:
         rows.append([r.get("dtype", "float32"), way, *cells])
     last = [r["losses"][-1] for r in double]
     apart = (max(last) - min(last)) / min(last)
-    words = f"lie within {apart:.0e} of each other" if apart else "are the same in the six digits that are kept"
+    words = f"are within {apart:.0e} of each other" if apart else "are the same in the six digits that are kept"
     text = (
         f"Do the ways differ by more than rounding? Batch {double[0]['batch']} in float32, also with first weights "
         f"that were changed as rounding may, and in float64, where the last losses of all ways {words}. "
@@ -148,7 +148,7 @@ def gains_text(devices: Mapping[str, Runs]) -> str:
     text = (
         f"GPU gain: the document says {published.GAIN}×; its own tables give "
         + ", ".join(f"{gain:.0f}× at batch {batch}" for batch, gain in theirs.items())
-        + ", and more only beside the run that failed."
+        + ", and more only compared with the run that failed."
     )
     for (way, width), pairs in found.items():
         text += f" Here, {way}, width {width}: " + ", ".join(f"{g:.1f}× at batch {b}" for b, g in sorted(pairs)) + "."

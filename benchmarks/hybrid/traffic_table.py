@@ -80,8 +80,10 @@ def formulas_text(records: Sequence[Record]) -> str:
                 f"{values / theirs.values:.2f}" if theirs else NONE,
             ]
         )  # fmt: skip
-    head = ["network", "way", "ranks", "images", "messages, counted", "values, counted", "beside mural's formulas"]
-    return markdown([*head, "messages, document", "values, document", "counted ÷ document"], rows)
+    head = ["network", "way", "ranks", "images", "messages, counted", "values, counted"]
+    return markdown(
+        [*head, "against mural's formulas", "messages, document", "values, document", "counted ÷ document"], rows
+    )
 
 
 def counted_text(records: Sequence[Record]) -> str:

@@ -35,11 +35,11 @@ class ConfigError(PlanError):
 
 
 class TrainingError(MuralError, RuntimeError):
-    """A run that cannot go on: a loss that is no number, a rank that hangs."""
+    """A run that cannot go on: a loss that is not a number, a rank that hangs."""
 
 
 class CheckpointError(MuralError, RuntimeError):
-    """A checkpoint that could not be written, or that cannot be read; raised on every rank alike."""
+    """A checkpoint that could not be written, or that cannot be read; raised on every rank."""
 
 
 class DataError(MuralError, ValueError):

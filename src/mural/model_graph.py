@@ -67,7 +67,7 @@ class ModelGraph(Graph):
         return bytes_in(self, start, stop)
 
     def alive(self, cut: str | int) -> tuple[Flow, ...]:
-        """The tensors alive at a cut, named by what begins there: made before it and read behind it."""
+        """The tensors alive at a cut, named by what begins there: made before it and read after it."""
         return alive(self, self._node(cut))
 
     def cut_points(self, level: Level = "layer") -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from mural.engine.alignment import graph_for, likely_graph
 from mural.engine.division import Division
 from mural.engine.materialize import unwrapped
 from mural.engine.recompute import recompute
-from mural.engine.stage_ranks import Seating, check_mesh
+from mural.engine.stage_ranks import StageRanks, check_mesh
 from mural.engine.stage_starts import stage_starts
 from mural.errors import PeerError
 from mural.pipeline.route import Route
@@ -59,14 +59,14 @@ def parallelize(
         split_channels(unwrapped(model), mesh, plan.channel_layers, plan.channel_exchange)
     recompute(model, plan.recompute)
     world = mesh.folded
-    plain, seating = unwrapped(model), Seating.of(plan, world)
+    plain, stage_ranks = unwrapped(model), StageRanks.of(plan, world)
     if plan.stages == 1:
-        return Parallel(model, plan, world, loss, seed, Division.whole(plain, seating))
+        return Parallel(model, plan, world, loss, seed, Division.whole(plain, stage_ranks))
     graph = likely_graph(plain) if image is None else graph_for(plain, image)
     kind = next((p.device.type for p in model.parameters()), "cpu")
     # For cuts by time, calls compare with each other as they do on the hardware that was measured for the package.
     route = Route.of(graph, stage_starts(graph, plan, "h200" if kind == "cuda" else "cpu"))
-    return Parallel(model, plan, world, loss, seed, Division.of(plain, route, seating))
+    return Parallel(model, plan, world, loss, seed, Division.of(plain, route, stage_ranks))
 
 
 def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:

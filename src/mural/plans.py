@@ -1,7 +1,7 @@
 """The plan: how a model and its images are divided over ranks, as frozen data, in and out of TOML.
 
 Written by hand or by a planner, applied by `parallelize`. The result of a run does not depend on it, up to rounding;
-`average`, `batchnorm` and `precision` alone ask for another one.
+only `average`, `batchnorm` and `precision` change it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Plan:
     """
 
     data: int = 1
-    """Ranks among which the images of a batch are divided."""
+    """Ranks over which the images of a batch are divided."""
     stage: int = 1
     """Parts of the model that follow each other, each on ranks of its own."""
     spatial: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Plan:
     grids: tuple[tuple[int, ...], ...] = ()
     """The grid of each stage, where they differ; then `spatial` stays empty."""
     channel: int = 1
-    """Ranks among which the channels of split layers are divided; of all other layers, the images of a batch."""
+    """Ranks over which split layers divide their channels, and all other layers the images of a batch."""
     channel_layers: str | tuple[str, ...] = "linear"
     """Which layers are split: "linear" ones alone (convolutions stay data-parallel), "all" with convolutions, or names
     as "fc1:output" and "fc2:input"."""
@@ -67,7 +67,7 @@ class Plan:
     """How the images of a channel group meet at a split layer: the whole "batch" at once, one "rank"'s at a time, or a
     "part" of every rank's at a time; the next ones travel while these are computed on."""
     domain: int = 1
-    """Ranks among which the domains of a separation network are divided. Not run by this version, as `stream` and
+    """Ranks over which the domains of a separation network are divided. Not run by this version, as `stream` and
     `offload` are not."""
     schedule: Schedule = "sequential"
     """The order in which stages work on micro-batches."""

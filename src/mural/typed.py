@@ -51,7 +51,7 @@ def build(kind: type[T], given: Mapping[str, Any], where: str = "") -> T:
         if key not in hints:
             raise ConfigError(f"unknown key {named(where, key)!r}{nearest(key, hints)} Known: {', '.join(hints)}")
         values[key] = convert(hints[key], value, named(where, key))
-    missing = [f.name for f in data_fields(kind) if required(f) and f.name not in values]
+    missing = [f.name for f in data_fields(kind) if f.default is f.default_factory is MISSING and f.name not in values]
     if missing:
         raise ConfigError(f"{where or 'the file'} lacks {', '.join(missing)}: each needs a value")
     return kind(**values)
@@ -67,11 +67,6 @@ def hints_of(kind: type[Any]) -> dict[str, Any]:
 def data_fields(kind: type[Any]) -> tuple[Field[Any], ...]:
     """The fields of a dataclass."""
     return fields(kind)
-
-
-def required(field: Field[Any]) -> bool:
-    """Whether a field has no default."""
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def named(where: str, key: str) -> str:
@@ -96,7 +91,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         if value in arguments and type(value) in {type(a) for a in arguments}:
             return value
         near = nearest(value, dict.fromkeys(map(str, arguments))) if isinstance(value, str) else "."
-        raise ConfigError(f"{where} = {value!r} is none of {', '.join(map(repr, arguments))}{near}")
+        raise ConfigError(f"{where} = {value!r} is not one of {', '.join(map(repr, arguments))}{near}")
     if origin is tuple and isinstance(value, (list, tuple)):
         return convert_items(arguments, cast("list[Any]", list(value)), where)
     if (origin or kind) in (dict, Mapping) and isinstance(value, Mapping):
@@ -109,7 +104,7 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def scalar_fits(kind: type[Any], value: Any) -> bool:
-    """Whether a value may stand for a scalar type: no number for a string, no boolean for a number."""
+    """Whether a value fits a scalar type: a number is not a string, a boolean is not a number."""
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     if kind is float:

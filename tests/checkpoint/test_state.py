@@ -273,7 +273,7 @@ def test_another_model_is_refused_and_left_alone(checkpoints: Checkpoints, model
         ),
         (
             lambda m: torch.optim.Adam([nn.Parameter(torch.ones(5))]),
-            r"has a tensor of shape \(5,\), which is no parameter",
+            r"has a tensor of shape \(5,\), which is not a parameter",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from ranks import run_on
 
 def links() -> Link:
     mesh = mural.init(spatial=2)
-    with pytest.raises(PlanError, match="are no pair of a mesh of 2 ranks"):
+    with pytest.raises(PlanError, match="are not a pair of a mesh of 2 ranks"):
         measure_link(mesh, 1, 1)
     return measure_link(mesh, 0, 1)
 

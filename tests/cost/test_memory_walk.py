@@ -216,5 +216,5 @@ def test_a_stage_outside_the_graph_is_refused() -> None:
     from mural.cost import Estimate, Hardware
 
     graph = capture(nn.Conv2d(3, 4, 3), (1, 3, 16, 16))
-    with pytest.raises(PlanError, match="nodes 1 to 3 are no stage of a graph of 1 nodes"):
+    with pytest.raises(PlanError, match="nodes 1 to 3 are not a stage of a graph of 1 nodes"):
         Estimate(graph, Hardware.named("h200")).peak(1, 3)

@@ -372,7 +372,7 @@ def test_options_that_do_not_fit_are_named(options: dict[str, Any], words: str) 
         (torch.zeros(10, 24), "spatial extents (10, 24), but its image"),
         (torch.zeros(3, 20, 24), "3 channels"),
         (torch.full((20, 24), 0.5), "fractions"),
-        (["a", "list"], "neither a path"),
+        (["a", "list"], "is not a path"),
         (Path("nowhere.png"), "nowhere.png"),
     ],
 )

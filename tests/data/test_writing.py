@@ -133,7 +133,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=r"does not fill box .*its shape must be \(3, 4, 5\)") as caught:
                 writer.write(box, tensor)
             assert caught.value.box == box
-        with pytest.raises(DataError, match="does not lie within the shape"):
+        with pytest.raises(DataError, match="is not within the shape"):
             writer.write(((0, 3), (0, 41), (0, 5)), torch.zeros(3, 41, 5, dtype=torch.uint8))
     with pytest.raises(DataError, match="it was closed"):
         writer.write(box, torch.zeros(3, 4, 5, dtype=torch.uint8))

@@ -181,7 +181,7 @@ def alike(options: dict[str, Any]) -> int:
     own = torch.full((4, 3, 6, 10), float(mesh.rank)).double()
     rows = (0, 6) if mesh.rank == 0 else (6, 12)
     pm.step(mural.shard(own, mesh, box=((0, 4), (0, 3), rows, (0, 10))), target)
-    before = pm.likeness.calls["step"]
+    before = pm.same_inputs.calls["step"]
     while not due(before):
         pm.step(x, target)
         before += 1

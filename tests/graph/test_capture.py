@@ -149,7 +149,7 @@ def test_what_hooks_call_belongs_to_their_module() -> None:
 
 def test_an_unknown_site_names_those_of_its_module() -> None:
     graph = mural.capture(Net(lambda m, x: m.act(x), act=nn.ReLU()), IMAGE)
-    with pytest.raises(KeyError, match=r"'act@2' is no call-site of this graph; module 'act' has \['act'\]"):
+    with pytest.raises(KeyError, match=r"'act@2' is not a call-site of this graph; module 'act' has \['act'\]"):
         graph["act@2"]
 
 

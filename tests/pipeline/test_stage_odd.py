@@ -373,7 +373,7 @@ def test_a_micro_batch_without_a_part_in_the_loss() -> None:
 def test_dice_over_the_batch_needs_all_results_at_once() -> None:
     assert not worst(run_on(2, with_loss, "dice", mural.Plan(stage=2, schedule="gpipe", microbatches=2), False))
     message = step_of(made("fan").float(), mural.Plan(schedule="1f1b", microbatches=2), dice)
-    assert "no weighted sum" in message
+    assert "not a weighted sum" in message
     assert "gpipe" in message
 
 
@@ -386,7 +386,7 @@ class Bent(nn.Module):
 
 def test_a_loss_without_gradient_for_trials_is_no_silent_zero() -> None:
     message = step_of(nn.Conv2d(3, 3, 1), mural.Plan(schedule="1f1b", microbatches=2), Bent())
-    assert "no part in it for trial results" in message
+    assert "adds nothing to it for trial results" in message
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -402,7 +402,7 @@ def test_a_loss_without_gradient_for_trials_is_no_silent_zero() -> None:
         ({"stage": 3, "cuts": ("up.0",)}, "name the block at which each stage but the first begins"),
         ({"stage": 2, "cuts": ("stem",)}, "the first stage does"),
         ({"stage": 2, "cuts": "weight"}, "balance by"),
-        ({"recompute": ("nothing",)}, "no module of the model"),
+        ({"recompute": ("nothing",)}, "not a module of the model"),
     ],
 )
 def test_what_a_plan_gets_wrong_is_said(options: dict[str, Any], said: str) -> None:

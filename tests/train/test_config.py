@@ -43,7 +43,7 @@ def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
         ({"train": {"epochs": 0}}, "train.epochs = 0: the least is 1"),
         ({"data": {"batch": 0}}, "data.batch = 0: the least is 1"),
         ({"validation": {"fraction": 1.5}}, "give a part of 1"),
-        ({"checkpoint": {"resume": "yes"}}, "checkpoint.resume = 'yes' is none of"),
+        ({"checkpoint": {"resume": "yes"}}, "checkpoint.resume = 'yes' is not one of"),
         ({"plan": {"spacial": [2]}}, "unknown key 'plan.spacial': did you mean 'spatial'?"),
         ({"model": 3}, "model = 3 should be a table"),
     ],

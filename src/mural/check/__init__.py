@@ -1,4 +1,4 @@
-"""A plan beside plain autograd: the same steps on both, and whether rounding explains how far apart they are."""
+"""A plan compared with plain autograd: the same steps on both, and whether rounding explains how far apart they are."""
 
 from mural.check.comparison import Comparison, Row
 from mural.check.side_by_side import check

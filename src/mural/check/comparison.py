@@ -41,7 +41,7 @@ class Row:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """What sorts rows, the worst last: what differs in an early step is behind what differs in later ones."""
+        """The sort key of rows, the worst last: a difference in an early step comes after those in later steps."""
         return self.differs, -self.step if self.differs else 0, self.excess, self.difference
 
     def title(self) -> str:

@@ -121,7 +121,7 @@ def wide(tensor: Tensor) -> torch.dtype:
 
 @contextmanager
 def watching_draws(model: nn.Module) -> Generator[list[str]]:
-    """The names of the modules that draw random numbers themselves inside of the block, in order."""
+    """The names of the modules that draw random numbers themselves inside the block, in order."""
     found, running = list[str](), [""]
     device = device_of(model)
     state = random_state(device)
@@ -150,7 +150,7 @@ def watching_draws(model: nn.Module) -> Generator[list[str]]:
 
 
 def quiet(model: nn.Module, loss: Loss, drawing: Sequence[str]) -> tuple[nn.Module, Loss]:
-    """A copy of model and loss; modules that draw are in evaluation mode, and those inside of them are not."""
+    """A copy of model and loss; modules that draw are in evaluation mode, and those inside them are not."""
     silent, copy = copied(model, loss)
     for name in drawing:
         if name != LOSS:

@@ -35,7 +35,7 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, eps: float) -> Reach:
-        """That of numbers whose neighbours are this far apart."""
+        """The rounding of numbers whose neighbours are this far apart."""
         if eps > 2**-12:
             return cls(1.0, 8.0, 2.0)
         return cls(8.0, 64.0, 64.0) if eps > 2**-30 else cls(8.0, 512.0, 4096.0)
@@ -73,7 +73,7 @@ class Reference:
     def limit(self, at: At) -> float:
         """What rounding explains of a value's difference.
 
-        A value that is no larger than its noise is a zero: there, an ulp of the model's largest counts.
+        A value that is not larger than its noise is a zero: there, an ulp of the model's largest counts.
         """
         (step, (kind, name)), value = at, self.values[at]
         reach = Reach.of(self.eps)
@@ -89,7 +89,7 @@ class Reference:
         return explained + floor
 
     def row(self, at: At, found: Gap) -> Row:
-        """A value's difference beside what rounding explains."""
+        """A value's difference, with what rounding explains of it."""
         step, (kind, name) = at
         if at not in self.values:
             return Row(kind, name, step, inf, 0.0, found.words or "is not there on one device", inf)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved beside the training, complete or absent, the last few kept.
+"""Checkpoints of a run: saved while training goes on, complete or absent, the last few kept.
 
     training   step  step  save  step  step  step  save  …
                             │ copy to host                 │ waits for the one before, raises what it met
@@ -49,7 +49,7 @@ class Checkpoints:
         self.staging = Staging()
         self.rank, self.world = place_in(self.group)
         self.continues = False
-        """Whether this run has read or saved here: what is newer than its step then belongs to a past it left."""
+        """Whether this run has read or saved here: then whatever is newer than its step belongs to an abandoned run."""
         self.divided: tuple[list[str], tuple[WrittenPart, ...]] = ([], ())
         self.thread = ThreadPoolExecutor(1, "mural-checkpoint")
         self.writing: Future[None] | None = None
@@ -68,7 +68,7 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor | Piece], values: Mapping[str, Any]) -> None:
         """Begin to save tensors and values (rank 0's, plain JSON) as the checkpoint of a step.
 
-        A full tensor is held alike by every rank, and written once; pieces together make up a tensor. What is given
+        A full tensor is the same on every rank, and is written once; pieces together make up a tensor. What is given
         may change as soon as this returns. A save that is still under way is waited for first, and its error raised.
         """
         self.wait()

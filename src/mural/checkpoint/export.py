@@ -20,8 +20,8 @@ PREFIX = "model."
 def export(source: Path | str, out: Path | str, step: int | None = None) -> Snapshot:
     """Write the model's state dict from a folder of checkpoints, or from one of them; the snapshot that it came from.
 
-    The names are the plain model's: `model.load_state_dict(safetensors.torch.load_file(out))`; what the loss has of its
-    own stays behind. One tensor at a time is in memory. The file appears whole, or not at all.
+    The names are the plain model's: `model.load_state_dict(safetensors.torch.load_file(out))`; what belongs to the
+    loss is left out. One tensor at a time is in memory. The file appears whole, or not at all.
     """
     source, out = Path(source), Path(out)
     snapshot = _opened(source, step)

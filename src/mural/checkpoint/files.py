@@ -39,14 +39,14 @@ def header(
 
 
 def write_tensor(file: BinaryIO, tensor: Tensor) -> int:
-    """Write a tensor's bytes; the CRC-32 of them."""
+    """Write a tensor's bytes, and return their CRC-32."""
     data = as_bytes(tensor)
     file.write(data)
     return zlib.crc32(data)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The values of a tensor in host memory, without a copy where they lie there one after the other."""
+    """The values of a tensor in host memory, without a copy where they are contiguous there."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return _view(plain.reshape(-1).view(torch.uint8))
 

@@ -29,7 +29,7 @@ LOCK_SECONDS = 10.0
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Where a complete checkpoint lies."""
+    """Where a complete checkpoint is."""
     return folder / f"step-{step:08d}"
 
 

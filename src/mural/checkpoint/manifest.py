@@ -115,7 +115,7 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise Damaged(f"is damaged: it is not JSON ({error})") from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:  # type: ignore[reportUnknownMemberType]
-            raise Damaged("is no manifest of a mural checkpoint")
+            raise Damaged("is not the manifest of a mural checkpoint")
         if found.get("schema") != SCHEMA:
             raise Damaged(
                 f"has schema {found.get('schema')!r}, but this version of mural reads schema {SCHEMA}: use the version "

@@ -163,7 +163,7 @@ def fitting(entry: StoredTensor, shape: tuple[int, ...], have: Any, device: torc
 _PARAMETERS = ("params", "param_names")
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how the optimizer works, not what it computes: they stay as they are here."""
-_FOREIGN = "which is no parameter of the model: build the optimizer from the parameters of the model that is saved"
+_FOREIGN = "which is not a parameter of the model: build the optimizer from the parameters of the model that is saved"
 
 
 def _names_of(index: int, group: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
@@ -193,7 +193,7 @@ def _check(packed: Mapping[str, Any], optimizer: Optimizer, names: Mapping[int, 
 
 
 def _device(on_host: bool, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
-    """Where a state lives: beside its parameter, but in host memory where it was there, unless kernels need it."""
+    """Where a state lives: next to its parameter, but in host memory if it was there, unless kernels need it."""
     needed = group.get("capturable") or group.get("fused")
     return torch.device("cpu") if on_host and not needed else parameter.device
 

@@ -52,10 +52,10 @@ def as_piece(name: str, given: Tensor | Piece) -> Piece:
     tensor = given.tensor if isinstance(given, Piece) else given
     if isinstance(tensor, ShardedTensor | DTensor):
         raise CheckpointError(
-            f"{name} is a {type(tensor).__name__}: give Piece(local tensor, global shape, box) in its place"
+            f"{name} is a {type(tensor).__name__}: give Piece(local tensor, global shape, box) instead"
         )
     if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CheckpointError(f"{name} is a {type(tensor).__name__}, no tensor: give it among the values")
+        raise CheckpointError(f"{name} is a {type(tensor).__name__}, not a tensor: give it among the values")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout} and type {tensor.dtype}"
         raise CheckpointError(f"{name} is {kind}: a checkpoint holds dense tensors that have values")

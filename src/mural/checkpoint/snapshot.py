@@ -46,7 +46,7 @@ class Snapshot:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The values that were saved beside the tensors."""
+        """The values that were saved along with the tensors."""
         return self.manifest.values
 
     @property
@@ -107,7 +107,7 @@ class Snapshot:
 
 
 def lacking(name: str, names: Collection[str], there: str = "there") -> str:
-    """That a name is not among others, with those nearest to it."""
+    """The message that a name is not among others, with those nearest to it."""
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     return f"{name} is not {there}" + (f" (nearest: {', '.join(near)})" if near else "")
 

@@ -96,7 +96,7 @@ def restore(
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The model inside of `DistributedDataParallel` and `torch.compile`."""
+    """The model inside `DistributedDataParallel` and `torch.compile`."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
@@ -196,7 +196,7 @@ def _model_targets(snapshot: Snapshot, model: nn.Module) -> tuple[dict[str, Tens
     targets = {name: tensor for name, tensor in found.items() if not _is_extra(name)}
     saved = {name for name in snapshot.tensors if name.startswith("model.") and not _is_extra(name)}
     terms = {f"model.{name}" for name in there.get("loss", ())}
-    if not terms & targets.keys():  # the model alone, as for inference: what the loss has of its own stays behind
+    if not terms & targets.keys():  # the model alone, as for inference: what belongs to the loss is left out
         saved -= terms
     faults = [lacking(name, saved) for name in targets if name not in saved]
     faults += [lacking(name, targets, "here") for name in sorted(saved) if name not in targets]

@@ -35,14 +35,14 @@ SINGLE: dict[str, Callable[[Any], Any]] = {
     "$complex": lambda parts: complex(*parts),
     "$dtype": lambda name: dtype_of(name),
 }
-"""What a mark of a single value makes of what stands under it."""
+"""How the value under each mark of a single value is decoded."""
 
 
 def dtype_of(name: str) -> torch.dtype:
     """The type of that name."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"{name!r} is no type of tensors")
+        raise CheckpointError(f"{name!r} is not a type of tensors")
     return found
 
 

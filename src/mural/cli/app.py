@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and leave, if it was asked for."""
+    """Print the version and exit, if it was asked for."""
     if wanted:
         typer.echo(f"mural {version('mural')}")
         raise typer.Exit

@@ -14,14 +14,6 @@ from mural.errors import PlanError
 DEFAULTS = Settings()
 
 
-def grid_option(text: str) -> tuple[int, int]:
-    """The grid, or an error of the command line."""
-    try:
-        return parse_grid(text)
-    except PlanError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Training steps.")] = DEFAULTS.steps,
@@ -31,9 +23,8 @@ def demo(
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the picture.")] = Path("demo-out"),
 ) -> None:
     """Train a U-Net in one process and on a grid of local ranks, and compare every step."""
-    rows_columns = grid_option(grid)
     try:
-        settings = Settings(steps=steps, size=size, grid=rows_columns, seed=seed)
+        settings = Settings(steps=steps, size=size, grid=parse_grid(grid), seed=seed)
     except PlanError as error:
         raise typer.BadParameter(str(error)) from error
     run_demo(settings, out)

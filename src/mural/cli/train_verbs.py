@@ -31,7 +31,7 @@ def configured(file: Path | None, changes: Mapping[str, Any], devices: int | Non
 def train(
     file: File = None,
     devices: Devices = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the resolved configuration and leave.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the resolved configuration and exit.")] = False,
     *,
     changes: Mapping[str, Any],
 ) -> None:

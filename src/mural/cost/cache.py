@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 
 def setting(device: torch.device | str) -> str:
-    """All that a measured time depends on beside the call itself: device, torch, threads, and TF32."""
+    """All that a measured time depends on besides the call itself: device, torch, threads, and TF32."""
     device = torch.device(device)
     if device.type == "cuda":
         tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32

@@ -1,6 +1,6 @@
 """The work of a call: its family, operations, bytes, and the sizes on which its time depends.
 
-Everything here follows from shapes and arguments; nothing is measured. Backward is described beside forward.
+Everything here follows from shapes and arguments; nothing is measured. Backward is described along with forward.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def work_of(node: Node, wanted: Collection[Place] = ()) -> CallFeatures:
 def timed_operations(node: Node, family: str) -> float:
     """The operations on which the time of a call depends: those of products, and of what a pool adds up.
 
-    A maximum counts once, however many values it is taken of: so the shipped models were fitted.
+    A maximum counts once, however many values it is taken of: the shipped models were fitted that way.
     """
     if family == "max_pool":
         return float(made(node))

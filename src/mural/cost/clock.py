@@ -26,7 +26,7 @@ CYCLES = 2e9
 PAUSE = 4e-4
 """Seconds in which a host queues a layer, with what goes before it."""
 KEPT = 8
-"""So many results stay, while more are made, on a CPU."""
+"""How many results are kept on a CPU while more are made."""
 
 
 class Clock(Protocol):
@@ -43,12 +43,12 @@ class Clock(Protocol):
         ...
 
     def peak(self, work: Callable[[], Any]) -> tuple[int, Any]:
-        """The most bytes beyond those held before while the work runs, and its result."""
+        """The most bytes that the work needs beyond those held before, and its result."""
         ...
 
 
 class CudaClock:
-    """Time on the device itself: kernels are queued behind a pause, so that none waits for the host."""
+    """Time on the device itself: kernels are queued after a pause, so that none waits for the host."""
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)
@@ -132,7 +132,7 @@ class CpuClock:
 
 
 def resident(field: str) -> int:
-    """A size of this process, in bytes: VmRSS now, VmHWM at most; 0 where the system does not tell."""
+    """A size of this process, in bytes: VmRSS now, VmHWM at most; 0 where the system does not say."""
     if not STATUS.exists():
         return 0
     lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)

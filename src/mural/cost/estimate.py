@@ -32,7 +32,7 @@ class Seconds:
 class Estimate:
     """What a graph takes on some hardware. `image` says that its inputs have gradients too, as those of a stage do.
 
-    `cache` holds what was measured on the very device; it counts more than any prediction.
+    `cache` holds what was measured on this very device; it takes precedence over any prediction.
     """
 
     graph: Graph
@@ -96,7 +96,7 @@ class Estimate:
         """The walk over nodes `start` to `stop` - 1."""
         stop = len(self.graph.nodes) if stop is None else stop
         if not 0 <= start < stop <= len(self.graph.nodes):
-            raise PlanError(f"nodes {start} to {stop} are no stage of a graph of {len(self.graph.nodes)} nodes")
+            raise PlanError(f"nodes {start} to {stop} are not a stage of a graph of {len(self.graph.nodes)} nodes")
 
         def workspace(node: Node, phase: str) -> int:
             return self.workspaces[phase][node.id]
@@ -117,7 +117,7 @@ class Estimate:
 
 
 class HeldGraph:
-    """A graph that is told apart from others by being another object, not by all that is in it."""
+    """A graph that is compared by identity, not by its content."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -131,7 +131,7 @@ class HeldGraph:
 
 @lru_cache(maxsize=16)
 def remembered(graph: HeldGraph, hardware: Hardware, image: bool) -> Estimate:
-    """The estimate of a graph, that asked for before where it was asked for before."""
+    """The estimate of a graph; a second call returns the first one's."""
     return Estimate(graph.graph, hardware, image)
 
 

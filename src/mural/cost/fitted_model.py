@@ -1,4 +1,4 @@
-"""Regression trees as plain data: a prediction needs numpy alone."""
+"""The fitted model of a device and its regression trees, as plain data: a prediction needs only numpy."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Model:
     """What was fitted on one device; `curves` and `workspaces` by family and direction ("conv forward").
 
     A workspace is memory that a kernel takes while it runs, as a share of what it reads and writes. `host` are seconds
-    that the host spends on a call, forward and backward, by family, on a device that works beside it.
+    that the host spends on a call, forward and backward, by family, on a device that works concurrently.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Model:
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def seconds(self, works: Sequence[CallFeatures], phase: Phase) -> list[float]:
-        """The time of each call on the device itself; calls that only look at memory otherwise take none."""
+        """The time of each call on the device itself; calls that only make views take none."""
         found = [0.0] * len(works)
         for family in sorted({work.family for work in works} - {"view"}):
             places = [i for i, work in enumerate(works) if work.family == family]

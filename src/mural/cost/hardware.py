@@ -62,7 +62,7 @@ def measure_link(mesh: Mesh, first: int, second: int, device: torch.device | str
     """The link between two ranks, the same answer on every rank; all ranks of the mesh call it together."""
     if first == second or not {first, second} <= set(mesh.ranks or range(mesh.world)):
         raise PlanError(
-            f"ranks {first} and {second} are no pair of a mesh of {mesh.world} ranks: give two different ones"
+            f"ranks {first} and {second} are not a pair of a mesh of {mesh.world} ranks: give two different ones"
         )
     seconds = torch.zeros(len(SIZES), dtype=torch.float64)
     for place, size in enumerate(SIZES):
@@ -74,7 +74,7 @@ def measure_link(mesh: Mesh, first: int, second: int, device: torch.device | str
 
 
 def round_trip(mesh: Mesh, first: int, second: int, size: int, device: torch.device) -> float:
-    """Seconds in which a message goes to the other rank and comes back; ranks beside take part with nothing."""
+    """Seconds in which a message goes to the other rank and comes back; other ranks take part without sending."""
     pair = {first: second, second: first}
     peer = pair.get(mesh.rank)
     data = torch.ones(size, dtype=torch.uint8, device=device)
@@ -138,7 +138,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class KnownMachine:
-    """What is known of a machine beside the rates, which stand in its fitted model."""
+    """What is known of a machine besides the rates, which are in its fitted model."""
 
     kind: str
     memory: int

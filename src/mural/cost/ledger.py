@@ -15,7 +15,7 @@ class Ledger:
         self._holders: Counter[int] = Counter()
 
     def make(self, size: int) -> int:
-        """New memory, that nobody holds yet."""
+        """New memory that nobody holds yet."""
         number = len(self._size)
         self._size[number] = size
         self.live += size
@@ -27,14 +27,14 @@ class Ledger:
             self._holders[memory] += 1
 
     def drop(self, memory: int | None) -> None:
-        """One fewer holds it; without any it goes."""
+        """One fewer holds it; when nobody does, it is freed."""
         if memory is not None:
             self._holders[memory] -= 1
             if self._holders[memory] == 0:
                 self.live -= self._size[memory]
 
     def alone(self, memory: int) -> bool:
-        """Whether one alone holds it."""
+        """Whether it has exactly one holder."""
         return self._holders[memory] == 1
 
     def size(self, memory: int) -> int:

@@ -69,7 +69,7 @@ class MeasuredBlock:
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Its outputs for these inputs."""
         values = {at: tensor for (_, _, at), tensor in zip(self.inputs, tensors, strict=True)}
-        # A single call is run beside what it would write to, so that it can be repeated; in a block of several, what
+        # A single call writes to new memory instead, so that it can be repeated; in a block of several, what
         # comes from outside is copied before it is written to.
         outside = set(values)
         for node in self.nodes:
@@ -82,7 +82,7 @@ class MeasuredBlock:
 def block(graph: Graph, start: int, stop: int, wanted: Collection[Place] | None = None) -> MeasuredBlock:
     """The block of nodes `start` to `stop` - 1."""
     if not 0 <= start < stop <= len(graph.nodes):
-        raise PlanError(f"nodes {start} to {stop} are no block of a graph of {len(graph.nodes)} nodes")
+        raise PlanError(f"nodes {start} to {stop} are not a block of a graph of {len(graph.nodes)} nodes")
     return MeasuredBlock(graph, start, stop, frozenset(differentiable(graph) if wanted is None else wanted))
 
 
@@ -102,7 +102,7 @@ def blocks(graph: Graph, level: int = 1, wanted: Collection[Place] | None = None
 def measure(
     found: Sequence[MeasuredBlock], device: torch.device | str, *, cache: Cache | None = None
 ) -> tuple[Timing, ...]:
-    """The times and memory of blocks on a device; those whose like was measured before are looked up.
+    """The times and memory of blocks on a device; those of a kind that was measured before are looked up.
 
     On a CPU, memory is the growth of this process's resident size: measure in a process that does nothing else.
     """

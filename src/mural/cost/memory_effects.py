@@ -1,7 +1,7 @@
 """Effects: what each call of a graph does to memory, forward and backward, found by running it alone without memory.
 
 A call is run on meta tensors with the very strides that it gets in the model, so it is known whether a `reshape`
-copies, which inputs share memory with outputs, what autograd keeps, and what gradients share. Calls that are alike
+copies, which inputs share memory with outputs, what autograd keeps, and what gradients share. Equal calls
 are run once.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that a call made: its bytes, or which given tensor's memory it lies in (`shares`), and its strides.
+    """A tensor that a call made: its bytes, or which given tensor's memory it shares (`shares`), and its strides.
 
     `view` says that autograd knows it as a view of another: writing to it in place costs more in backward.
     """
@@ -57,8 +56,8 @@ class Forward:
 class Backward:
     """A backward call: the gradient of each input (None: it has none), and the most bytes while it runs.
 
-    `shares` of a gradient is the place of the output whose gradient it lies in; two gradients may have a `twin`: the
-    later lies in the memory of the earlier, given as −1 − place.
+    `shares` of a gradient is the place of the output whose gradient's memory it shares; two gradients may be twins: the
+    later shares the memory of the earlier, given as −1 − place.
     """
 
     gradients: tuple[Made | None, ...]
@@ -151,7 +150,7 @@ class Dry:
             return tensor
 
         instead = AS_ON[self.device].get(node.func)
-        with torch.enable_grad(), tally, torch.autograd.graph.saved_tensors_hooks(keep, partial(pick_up)):
+        with torch.enable_grad(), tally, torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             outputs = call(node, inputs, instead=instead)
         of = {memory(tensor): place for place, tensor in reversed(list(enumerate(inputs)))}
         made: list[Made] = []
@@ -218,18 +217,13 @@ def writes_first(node: Node) -> bool:
     return bool(node.writes) and not fact_of(node).buffers
 
 
-def pick_up(tensor: Tensor) -> Tensor:
-    """What was kept, as it was."""
-    return tensor
-
-
 def memory(tensor: Tensor) -> int:
     """The same number for tensors in the same memory."""
     return tensor.untyped_storage()._cdata
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
-    """The strides of a tensor whose values lie in order.
+    """The strides of a contiguous tensor.
 
     >>> contiguous((2, 3, 4))
     (12, 4, 1)
@@ -268,7 +262,7 @@ def effects(graph: Graph, wanted: Collection[Place], device: str = "cuda") -> tu
             backward[node.id] = found
             for read, made in zip(node.reads, found.gradients, strict=True):
                 if made is not None and isinstance(read[0], int):
-                    # a sum of gradients lies in order
+                    # a sum of gradients is contiguous
                     coming[read] = contiguous(shapes[read]) if read in coming else made.strides
     return tuple(
         Effect(ahead, back, tuple(made.strides for made in given), grads)

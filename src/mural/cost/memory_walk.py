@@ -4,7 +4,7 @@
     backward   in reverse: a call makes gradients, then what it kept goes, and the gradients that came in; a tensor
                that several calls read gets the sum of their gradients, added up as they come
 
-What lies in one memory counts once. Sizes are rounded as the device's allocator does it.
+Shared memory counts once. Sizes are rounded as the device's allocator does it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class StepWalk:
         return self.rounded(product(node.output_shapes[pick]) * node.dtypes[pick].itemsize)
 
     def forward(self) -> None:
-        """Run all calls; what is read no more goes, if backward does not keep it."""
+        """Run all calls; what is no longer read is freed, unless backward keeps it."""
         last: dict[Place, int] = {}
         for node in self.walk.nodes:
             last |= {(node.id, pick): node.id for pick in range(len(node.output_shapes))}
@@ -179,13 +179,13 @@ class StepWalk:
         ledger.touch(0, node.site, "forward")
 
     def leave_forward(self) -> None:
-        """Let go of what calls kept whose results nobody reads."""
+        """Release what was kept by calls whose results nobody reads."""
         for number in sorted(self.kept.keys() - self.needed):
             for memory in self.kept.pop(number):
                 self.ledger.drop(memory)
 
     def backward(self) -> None:
-        """Run the backward of all calls that gradients come to, in reverse."""
+        """Run the backward of all calls that gradients reach, in reverse."""
         self.enter_gradients()
         self.ledger.touch(0, "", "backward")
         for node in self.walk.nodes:
@@ -205,7 +205,7 @@ class StepWalk:
                 self.ledger.hold(self.coming[at])  # the caller has it too
 
     def backward_node(self, node: Node) -> None:
-        """Make the gradients of a call's inputs, then let go of what came in and what was kept."""
+        """Make the gradients of a call's inputs, then release what came in and what was kept."""
         effect, ledger = self.walk.effects[node.id].backward, self.ledger
         mine = [self.coming.pop((node.id, pick), None) for pick in range(len(node.output_shapes))]
         if effect is None or all(memory is None for memory in mine):
@@ -223,7 +223,7 @@ class StepWalk:
         ledger.touch(0, node.site, "backward")
 
     def memory_of(self, gradient: Made, mine: Sequence[int | None], made: dict[int, int]) -> int:
-        """Where a gradient lies: in memory of its own, in that of one that came in, or of another input's."""
+        """The memory of a gradient: its own, that of a gradient that came in, or that of another input's."""
         if gradient.shares is None:
             return self.ledger.make(gradient.bytes)
         found = made[-1 - gradient.shares] if gradient.shares < 0 else mine[gradient.shares]

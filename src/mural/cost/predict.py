@@ -1,7 +1,7 @@
 """Predicted times of the calls of a graph, and of whole steps.
 
-A call's own time comes from the fitted model. Around it stand what shapes alone do not tell: copies of tensors whose
-values do not lie in order, and sums of gradients that come from several readers.
+A call's own time comes from the fitted model. Added to it is what shapes alone do not tell: copies of tensors
+that are not contiguous, and sums of gradients that come from several readers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVEN = frozenset(["add", "multiply", "pointwise"])
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each node, forward and backward, on the device itself; and of the host, where it works beside."""
+    """Seconds of each node, forward and backward, on the device itself; and of the host if it works concurrently."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -100,7 +100,7 @@ def times(
 
 
 def copies_ahead(node: Node, work: CallFeatures, effect: Effect) -> list[CallFeatures]:
-    """The copies that a forward call makes beside its own work."""
+    """The copies that a forward call makes in addition to its own work."""
     if work.family == "view":
         return [move(made.bytes, node) for made in effect.forward.outputs if made.bytes]
     found: list[CallFeatures] = []
@@ -116,7 +116,7 @@ def copies_ahead(node: Node, work: CallFeatures, effect: Effect) -> list[CallFea
 
 
 def copies_back(node: Node, work: CallFeatures, effect: Effect) -> list[CallFeatures]:
-    """The copies that a backward call makes beside its own work."""
+    """The copies that a backward call makes in addition to its own work."""
     if effect.backward is None:
         return []
     if work.family == "view":
@@ -153,7 +153,7 @@ def sums(node: Node, effect: Effect, heard: set[Place]) -> list[CallFeatures]:
 
 
 def in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether values lie one behind the other; dims of extent 1 may have any stride."""
+    """Whether a tensor is contiguous; dims of extent 1 may have any stride."""
     return all(e == 1 or a == b for e, a, b in zip(shape, strides, contiguous(shape), strict=True))
 
 
@@ -172,7 +172,7 @@ def move(size: int, node: Node) -> CallFeatures:
 
 
 def plain_work(family: str, read: int, written: int, dtype: str, shape: Sequence[int]) -> CallFeatures:
-    """The work of a copy or a sum that stands in no graph."""
+    """The work of a copy or a sum that is not in the graph."""
     half = dtype in ("bfloat16", "float16")
     features = {
         "read": log2(read) if read else 0.0,
@@ -192,7 +192,7 @@ def plain_work(family: str, read: int, written: int, dtype: str, shape: Sequence
 
 
 HOSTS: dict[str, str] = {"add": "binary", "multiply": "binary", "loss": "softmax", "mean": "mean"}
-"""The chain that stands for a family, where it has another name."""
+"""The chain used for a family, where it has another name."""
 
 
 def hosts(

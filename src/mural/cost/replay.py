@@ -25,7 +25,7 @@ def call(
     """
     func, args, kwargs = node.func, node.args, dict(node.kwargs)
     if func is None:
-        raise UnsupportedOp(f"{node.site}: this graph does not know the function behind {node.op!r}; capture it again")
+        raise UnsupportedOp(f"{node.site}: this graph does not know the function of {node.op!r}; capture it again")
     device = tensors[0].device if tensors else torch.get_default_device()
     if not inplace and node.writes:
         func, args, kwargs, clean = beside(node)
@@ -84,7 +84,7 @@ def inputs_of(node: Node) -> list[tuple[tuple[int, ...], torch.dtype, Place]]:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A type as one writes it, without the module."""
+    """A type's name without the module."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -52,7 +52,7 @@ def trial(forward: Forward, leaves: Sequence[Tensor], fresh: Sequence[Tensor], c
 def peaks(forward: Forward, leaves: Sequence[Tensor], clock: Clock) -> tuple[int, int, list[Tensor]]:
     """The most bytes that forward and backward need, and gradients for the outputs.
 
-    Both run once before: what happens once only, as loading kernels and making workspaces, is no part of it.
+    Both run once before, so that one-time work such as loading kernels and making workspaces does not count.
     """
     with torch.enable_grad():
         outputs = [output for output in forward() if output.requires_grad]

@@ -21,7 +21,7 @@ Opener = Callable[[str], Source]
 
 @dataclass(frozen=True)
 class Sample:
-    """An image, and what a model shall say of it: a mask, a label (class or value), or nothing (None).
+    """An image, and what a model should predict for it: a mask, a label (class or value), or nothing (None).
 
     Image and mask are each a path, a `Source`, or an array or tensor (C, H, W), (C, D, H, W) or (H, W). A label is a
     number, or a tensor (K,) of K numbers.
@@ -90,7 +90,7 @@ def opened(value: Any, name: str, opener: Opener, spatial: int = 2) -> Source:
     if isinstance(value, Tensor | np.ndarray):
         return ArraySource(value[None] if value.ndim == spatial else value, name)
     raise DataError(
-        f"{name}: {type(value).__name__} is neither a path, nor a Source, nor an array or tensor: "
+        f"{name}: {type(value).__name__} is not a path, a Source, an array or a tensor: "
         f"pass one of these as an image or a mask",
         name,
     )

@@ -82,7 +82,7 @@ def open(
     """The image in a file or Zarr folder, of which boxes can be read: (C, H, W) or (C, D, H, W).
 
     `axes` names each dim of the file where it does not say itself, or says wrong: C, D, H, W, or S, Z, Y, X. `threads`
-    decode the tiles of one read beside each other. `reader` chooses a reader by name instead of by the file's:
+    decode the tiles of one read in parallel. `reader` chooses a reader by name instead of by the file's:
     tiff, zarr, nifti, npy, npz, picture, openslide, rasterio. `series` chooses an image of a TIFF or OME-Zarr that
     holds several, `key` an array inside a Zarr folder or .npz. `whole=True` allows files of any size that can only be
     decoded all at once.

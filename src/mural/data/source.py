@@ -77,7 +77,7 @@ class Source(ABC):
         """The pixels of a box of that level, channels first; without a box, of all of the level."""
 
     def close(self) -> None:  # noqa: B027 (a source that holds nothing has nothing to close)
-        """Let go of files; a later `read` takes them up again."""
+        """Release files; a later `read` opens them again."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +96,7 @@ def level_of(source: Source, level: int) -> Level:
 
 
 def checked_box(name: str, box: Box | None, shape: Sequence[int]) -> geometry.Box:
-    """The box as intervals (None: all of the shape), or an error unless it lies within the shape.
+    """The box as intervals (None: all of the shape), or an error unless it is within the shape.
 
     >>> checked_box("x.tif", [(0, 3), (5, 9)], (3, 16))
     (Interval(start=0, stop=3), Interval(start=5, stop=9))
@@ -115,7 +115,7 @@ def checked_box(name: str, box: Box | None, shape: Sequence[int]) -> geometry.Bo
             f"{name}: box {pairs(found)} has {len(found)} dims, but the shape has {len(shape)}: {rule}", name, box
         )
     if any(not 0 <= i.start <= i.stop <= extent for i, extent in zip(found, shape, strict=True)):
-        raise DataError(f"{name}: box {pairs(found)} does not lie within the shape {tuple(shape)}: {rule}", name, box)
+        raise DataError(f"{name}: box {pairs(found)} is not within the shape {tuple(shape)}: {rule}", name, box)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Memory of this process: its largest resident size so far, and the bytes that autograd keeps for backward."""
+"""The demo's two runs, in one plain process and on ranks, with the memory that each process needs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def plain_process(rank: int, settings: Settings, folder: Path, reports: Reports)
 
 
 def sharded_rank(rank: int, settings: Settings, folder: Path, reports: Reports) -> None:
-    """Train on this rank's piece of the image, and hold every step against the plain one."""
+    """Train on this rank's piece of the image, and compare every step with the plain one."""
     end_with_parent()
     before = peak_resident()
     mesh = mural.init(spatial=settings.grid)

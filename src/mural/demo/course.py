@@ -1,4 +1,4 @@
-"""The demo's course: the plain process, then the ranks, a line per step, the comparison, the picture."""
+"""The demo from start to end: the plain process, then the ranks, a line per step, the comparison, the picture."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def largest(usages: list[Usage]) -> Usage:
 
 
 def needs(usages: dict[Run, list[Usage]]) -> Table:
-    """One process beside the ranks: memory, and what travelled."""
+    """One process compared with the ranks: memory, and what was sent."""
     plain, ranks = largest(usages["plain"]), largest(usages["sharded"])
     table = Table("", "one process", "each rank (largest)", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_row("peak memory above the imports", bytes_in_words(plain.resident), bytes_in_words(ranks.resident))

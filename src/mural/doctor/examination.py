@@ -21,7 +21,7 @@ from mural.ranks.join import join
 def examine(folder: Path | str = ".", measure: bool = True) -> Report:
     """What mural finds on this machine; `measure` takes some seconds more for the speeds, the disk's in a folder.
 
-    Nothing of it raises: what fails is an item with its reason. Under a launcher all ranks call it; they join, the
+    It never raises: what fails becomes an item with its reason. Under a launcher all ranks call it; they join, the
     real link between them is measured, and rank 0 shows the report.
     """
     launch = found("placement", lambda: placed(placement()))
@@ -61,7 +61,7 @@ def joining() -> str:
 
 
 def not_joined() -> tuple[Finding, ...]:
-    """No link between ranks that did not meet."""
+    """No link between ranks that did not join."""
     return (Finding("link", "not measured, since the ranks did not join", "failed"),)
 
 

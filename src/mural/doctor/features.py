@@ -22,7 +22,7 @@ SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that needs a package which mural does not bring by itself."""
+    """Something that needs a package that mural does not depend on."""
 
     name: str
     module: str
@@ -107,7 +107,7 @@ def nccl() -> Finding:
 
 
 def mpi() -> Finding:
-    """The MPI library behind mpi4py, and whether it takes device pointers; asked in a process of its own."""
+    """The MPI library that mpi4py uses, and whether it takes device pointers; asked in a process of its own."""
     done = subprocess.run([sys.executable, "-c", MPI_PROBE], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -117,7 +117,7 @@ def mpi() -> Finding:
 
 
 def launcher(name: str) -> Finding:
-    """Where a launcher is: beside this Python, or on the path."""
+    """Where a launcher is: next to this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
     path = str(beside) if beside.exists() else shutil.which(name)
     return Finding(name, path) if path else Finding(name, "not found", "missing")

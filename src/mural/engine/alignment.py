@@ -87,7 +87,7 @@ CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 def likely_graph(model: nn.Module) -> Graph:
-    """The graph of a model for the first likely image that it takes.
+    """The graph of a model for the first plausible image that it takes.
 
     The first convolution tells channels and dims, else the first linear layer tells the features.
     """

@@ -1,4 +1,4 @@
-"""One passage of a batch through the stages: what each stage takes of it, and what happens behind the last."""
+"""One pass of a batch through the stages: what each stage takes of it, and what happens after the last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mural.shard.in_time import Rows, batch_dim, lifted, lowered, rows_of_batch
 Loss = Callable[[Any, Any], Tensor]
 
 
-class Passage:
+class BatchPass:
     """The micro-batches of one batch, without gradients: collects the results of the last stage."""
 
     def __init__(self, inputs: Inputs, image: Image, rows: Sequence[Rows], stages: Mapping[tuple[int, int], Stage]):
@@ -74,7 +74,7 @@ class Passage:
 
 
 def check_result(result: Any) -> None:
-    """Raise for a result in which tensors may be that cannot be seen."""
+    """Raise for a result that may contain tensors that cannot be seen."""
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, Tensor) or not any(isinstance(v, Tensor) for v in getattr(leaf, "__dict__", {}).values()):
             continue
@@ -84,23 +84,23 @@ def check_result(result: Any) -> None:
         )
 
 
-class Training(Passage):
-    """The same with the loss behind the last stage.
+class Training(BatchPass):
+    """The same, with the loss after the last stage.
 
-    `whole` says that all results are there before the first backward begins; then the loss is computed from all.
+    `whole` says that all results are there before the first backward; the loss is then computed from all of them.
     """
 
     def __init__(
         self,
-        passage: Passage,
+        batch: BatchPass,
         target: Any,
         loss: Loss,
         weight: float,
         whole: bool,
         observe: Callable[[Any], None] | None = None,
     ):
-        super().__init__(passage.data, passage.image, passage.every, passage.stages)
-        self.names = passage.names
+        super().__init__(batch.data, batch.image, batch.every, batch.stages)
+        self.names = batch.names
         self.observe = observe
         self.target, self.loss, self.weight, self.whole = target, loss, weight, whole  # `loss` runs in the plan's scope
         self.losses: list[Tensor] = []
@@ -157,12 +157,12 @@ class Training(Passage):
         return [(loss * self.weight if self.weight != 1.0 else loss, None)]
 
     def _check_empty(self, result: Any, microbatch: int) -> None:
-        """Raise where a micro-batch that has no part in the loss for trial results has one for its own."""
+        """Raise where a micro-batch contributes nothing to the loss for trial results, but does for its own."""
         trial = pytree.tree_map_only(Tensor, cut_off, result)
         loss = self.loss(trial, self._target(microbatch))
         (grads,) = gradients(loss, [trial], self.data.mesh)
         if any(bool((grad.isfinite() & (grad != 0)).any()) for grad in grads):
-            raise undivided(f"micro-batch {microbatch} has no part in it for trial results, but one for its own")
+            raise undivided(f"micro-batch {microbatch} adds nothing to it for trial results, but does for its own")
 
     def _all_at_once(self) -> None:
         """The loss of all results, and the gradients that it has for each; parameters that it reads get theirs too."""

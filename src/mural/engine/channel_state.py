@@ -44,7 +44,7 @@ def load_joined(model: nn.Module, state: Mapping[str, Any], mesh: Mesh, strict: 
 
 @contextmanager
 def whole_parameters(model: nn.Module, *, wanted: bool) -> Generator[dict[int, nn.Parameter]]:
-    """Whole parameters on the CPU, in the shares' place inside of the block, by the identity of the shares.
+    """Whole parameters on the CPU, which replace the shares inside the block, by the identity of the shares.
 
     So torch's own `state_dict` and `load_state_dict` see the unsplit model, and a module's hooks on them, too. Where
     they are not `wanted`, the rank only gives its parts. Collective.

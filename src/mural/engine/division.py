@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mural.comm.groups import group_of
 from mural.engine.loss_terms import LOSS, LossTerms
-from mural.engine.stage_ranks import Seating
+from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError
 from mural.gradients.replicated import Replicated
 from mural.graph import Graph
@@ -29,7 +29,7 @@ class Division:
     `takers` those that take an input of the model.
     """
 
-    seating: Seating
+    stage_ranks: StageRanks
     sites: tuple[str, ...]
     stages: Mapping[str, frozenset[int]]
     holders: Mapping[str, tuple[int, ...]]
@@ -37,48 +37,48 @@ class Division:
     takers: frozenset[int]
 
     @classmethod
-    def of(cls, model: nn.Module, route: Route, seating: Seating) -> Division:
+    def of(cls, model: nn.Module, route: Route, stage_ranks: StageRanks) -> Division:
         """The division that a route makes of a model."""
         stages = route.held(model)
         sites = tuple(route.graph.nodes[start].site for start in route.starts)
-        holders = {name: seating.holders(found) for name, found in stages.items()}
+        holders = {name: stage_ranks.holders(found) for name, found in stages.items()}
         homes = {path: route.stage_around(f"{path}." if path else "") for path, _ in model.named_modules()}
         inputs = {(value.name, 0) for value in route.graph.inputs}
         takers = frozenset(s for s, stretch in enumerate(route.stretches) if inputs.intersection(stretch.takes))
-        return cls(seating, sites, stages, with_trained(model, holders, seating), homes, takers)
+        return cls(stage_ranks, sites, stages, with_trained(model, holders, stage_ranks), homes, takers)
 
     @classmethod
-    def whole(cls, model: nn.Module, seating: Seating) -> Division:
+    def whole(cls, model: nn.Module, stage_ranks: StageRanks) -> Division:
         """The division of a model in one stage."""
         stages = {name: frozenset([0]) for name in dict.fromkeys(first_names(model).values())}
-        holders = dict.fromkeys(stages, seating.holders([0]))
+        holders = dict.fromkeys(stages, stage_ranks.holders([0]))
         homes = {path: 0 for path, _ in model.named_modules()}
-        return cls(seating, ("",), stages, holders, homes, frozenset([0]))
+        return cls(stage_ranks, ("",), stages, holders, homes, frozenset([0]))
 
     def with_loss(self, terms: LossTerms) -> Division:
         """The same with what the loss brings along, on the ranks of the last stage."""
         names = [name for name, _ in (*terms.named_parameters(), *terms.named_buffers())]
-        last = self.seating.plan.stages - 1
+        last = self.stage_ranks.plan.stages - 1
         with terms.alone() as root:
             homes = {f"{LOSS}.{path}" if path else LOSS: last for path, _ in root.named_modules()} if terms else {}
         return replace(
             self,
             stages={**self.stages, **dict.fromkeys(names, frozenset([last]))},
-            holders={**self.holders, **dict.fromkeys(names, self.seating.last_ranks())},
+            holders={**self.holders, **dict.fromkeys(names, self.stage_ranks.last_ranks())},
             homes={**self.homes, **homes},
         )
 
     def holds(self, name: str) -> bool:
         """Whether this rank holds a parameter or buffer; one that a module made later is where the module runs."""
-        return name not in self.holders or self.seating.mesh.rank in self.holders[name]
+        return name not in self.holders or self.stage_ranks.mesh.rank in self.holders[name]
 
     def owner(self, name: str) -> int:
         """The first rank whose stages use a parameter or buffer."""
-        return self.seating.holders(self.stages[name])[0]
+        return self.stage_ranks.holders(self.stages[name])[0]
 
     def keeper(self, path: str) -> int:
         """The rank whose extra state of a module counts: the first that calls it, or what is around it."""
-        return self.seating.holders([self.homes[path]])[0]
+        return self.stage_ranks.holders([self.homes[path]])[0]
 
     def route(self, graph: Graph) -> Route:
         """The route of another capture of the model (other shapes, evaluation) through the same stages."""
@@ -116,12 +116,12 @@ def first_names(model: nn.Module) -> dict[int, str]:
 
 
 def with_trained(
-    model: nn.Module, holders: Mapping[str, tuple[int, ...]], seating: Seating
+    model: nn.Module, holders: Mapping[str, tuple[int, ...]], stage_ranks: StageRanks
 ) -> dict[str, tuple[int, ...]]:
     """The ranks that hold each tensor, with the model's smallest trained parameter on those that would train none."""
     trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     found, busy = dict(holders), {rank for name in trained for rank in holders[name]}
-    every = {rank for seat in range(len(seating.meshes)) for rank in seating.ranks(seat)}
+    every = {rank for seat in range(len(stage_ranks.meshes)) for rank in stage_ranks.ranks(seat)}
     if trained and every - busy:
         smallest = min(trained, key=lambda name: trained[name])
         found[smallest] = tuple(sorted({*found[smallest], *(every - busy)}))
@@ -129,7 +129,7 @@ def with_trained(
 
 
 def release(model: nn.Module, division: Division) -> None:
-    """Let go of the parameters and buffers that other ranks hold; names and shapes stay."""
+    """Release the parameters and buffers that other ranks hold; names and shapes stay."""
     first = first_names(model)
     swapped: dict[int, Tensor] = {}
     for module in model.modules():
@@ -155,7 +155,7 @@ class Holders:
         self.division, self.world = division, world
         self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for ranks in sorted(set(division.holders.values()), key=lambda ranks: (len(ranks), ranks)):
-            apart = len(ranks) > 1 and not division.seating.alone
+            apart = len(ranks) > 1 and not division.stage_ranks.alone
             self.groups[ranks] = group_of(world.transport, ranks, "parameters") if apart else None
 
     def sets(self, named: Iterable[tuple[str, Tensor]], share: float) -> list[Replicated]:

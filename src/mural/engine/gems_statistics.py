@@ -58,7 +58,7 @@ class Statistics:
                     f"{node.site or node.op} writes to {written[0]}: under GEMS two replicas would each write their "
                     f"own, and mural can put together the running statistics of norms alone; use another schedule"
                 )
-            if written and node.id < len(graph):  # not what counts batches beside the dataflow
+            if written and node.id < len(graph):  # not what counts batches outside the dataflow
                 calls[node.module] = calls.get(node.module, 0) + 1
         for path, count in calls.items():
             module: Any = modules[path]
@@ -68,7 +68,7 @@ class Statistics:
                 yield Moved(path, module, stage, count, before)
 
     def aside(self, replica: int, stage: int) -> list[tuple[Tensor, Tensor]]:
-        """Buffers, and those that a replica uses in their place: where both replicas of a stage are on one rank."""
+        """Buffers, and those that a replica uses instead: where both replicas of a stage are on one rank."""
         found = self.beside.get(stage, []) if replica == 1 else []
         return [pair for moved, copies in found for pair in zip(buffers_of(moved), copies, strict=True)]
 
@@ -96,10 +96,10 @@ class Statistics:
     def _merge(self, moved: Moved, holders: Holders) -> None:
         parts = self._parts(moved)
         seats = [self.schedule.seat_of[replica, moved.stage] for replica in (0, 1)]
-        own, ranks = self.division.seating.own, self.division.holders[f"{moved.name}.running_mean"]
+        own, ranks = self.division.stage_ranks.own, self.division.holders[f"{moved.name}.running_mean"]
         counted = moved.module.num_batches_tracked
         n0 = int(counted) - (parts[0] if own == seats[0] else parts[1]) if counted is not None else 0
-        share = 1 / len(self.division.seating.ranks(own))
+        share = 1 / len(self.division.stage_ranks.ranks(own))
         for buffer, r0 in zip(buffers_of(moved), moved.before, strict=True):
             first, second = factors(moved.module.momentum, n0, *parts)
             mine = buffer * first[0] if own == seats[0] else buffer * second[0] - r0 * second[1]
@@ -117,7 +117,7 @@ def buffers_of(moved: Moved) -> tuple[Tensor, Tensor]:
 
 
 def factors(momentum: float | None, n0: int, a: int, b: int) -> tuple[tuple[float], tuple[float, float]]:
-    """What A's buffers count, and what B's and the first ones count in B's part."""
+    """The weight of A's buffers, and that of B's and the first ones in B's part."""
     if momentum is not None:
         kept = (1 - momentum) ** b
         return (kept,), (1.0, kept)

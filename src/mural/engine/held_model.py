@@ -20,7 +20,7 @@ from mural.engine.extra_state import extra_of_owners, load_replicated, on_cpu
 from mural.engine.inputs import Inputs
 from mural.engine.loss_terms import LossTerms
 from mural.engine.materialize import unwrapped
-from mural.engine.same_inputs import Likeness
+from mural.engine.same_inputs import SameInputs
 from mural.engine.step_span import StepSpan
 from mural.engine.whole_state import WholeState
 from mural.errors import LayoutError
@@ -54,10 +54,10 @@ class HeldModel:
         self.loss_terms = LossTerms.of(loss, self.plain)
         """The loss's own parameters and buffers, `loss.*` among the model's names."""
         self.loss_terms.settle(self.device, mesh)
-        self.division, self.seating = division.with_loss(self.loss_terms), division.seating
-        self.span = StepSpan.of(plan, self.seating.mesh)
+        self.division, self.stage_ranks = division.with_loss(self.loss_terms), division.stage_ranks
+        self.span = StepSpan.of(plan, self.stage_ranks.mesh)
         self.mesh = self.span.mesh
-        self.inputs, self.likeness = Inputs(self.plain, self.mesh, self.seating.mesh), Likeness(mesh)
+        self.inputs, self.same_inputs = Inputs(self.plain, self.mesh, self.stage_ranks.mesh), SameInputs(mesh)
         self.shares = shares_among(model.parameters())
         """What this rank holds of parameters that are split by channels."""
         self.holders = Holders(self.division, mesh)
@@ -67,7 +67,7 @@ class HeldModel:
     def _sums(self) -> GradientSums:
         """How gradients are added up over the ranks that hold the same parameters."""
         named, algorithm = dict(self.named_parameters()), self.plan.all_reduce
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             return Reducer(named, self.world_mesh, self.span.axes, algorithm=algorithm)
         sets = self.holders.sets(named.items(), 1 / self.mesh.replicas)
         return GradientSums(sets, self.world_mesh, algorithm=algorithm)
@@ -97,7 +97,7 @@ class HeldModel:
     @property
     def first_stage(self) -> int:
         """The first stage of the model that this rank holds."""
-        return min(self.seating.stages_here())
+        return min(self.stage_ranks.stages_here())
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class HeldModel:
         """
         wanted = not rank0 or self.world_mesh.rank == 0
         with self.loss_terms.attached():
-            if not self.seating.alone:
+            if not self.stage_ranks.alone:
                 with shared_fate(self.world_mesh.transport):
                     return WholeState(self.plain, self.division, self.world_mesh).gathered(rank0)
             if self.shares:
@@ -121,7 +121,7 @@ class HeldModel:
         Missing and unexpected keys are returned as torch returns them, on every rank.
         """
         with self.loss_terms.attached():
-            if not self.seating.alone:
+            if not self.stage_ranks.alone:
                 return WholeState(self.plain, self.division, self.world_mesh).load(state, strict, rank0)
             load = load_joined if self.shares else load_replicated
             return load(self.plain, state, self.world_mesh, strict, rank0)
@@ -129,7 +129,7 @@ class HeldModel:
     @contextmanager
     def whole_extra_states(self) -> Generator[None]:
         """A block in which every module's `get_extra_state` gives that of the unsplit model. Collective."""
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             yield
             return
         with self.loss_terms.attached(), extra_of_owners(self.plain, self.world_mesh, self.division.keeper):
@@ -147,7 +147,7 @@ class HeldModel:
         """Make running statistics their mean over the ranks, where each normalized by its own. Collective."""
         if self.plan.norm_scope != "rank" or not self.plain.training:
             return
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             average([b for _, b in self.named_buffers()], self.world_mesh, self.span.axes)
             return
         for each in self.holders.sets(self.named_buffers(), 1.0):

@@ -114,7 +114,7 @@ class Inputs:
         if x.mesh == self.mesh:
             return x
         if x.mesh.sizes != self.world.sizes:
-            raise LayoutError(f"the tensor lies on {x.mesh}, the model on {self.world}: shard it on the model's mesh")
+            raise LayoutError(f"the tensor is on {x.mesh}, the model on {self.world}: shard it on the model's mesh")
         self.own_images(int(x.shape[0]))
         box = [(0, x.box[0].size), *x.box[1:]]
         return shard(x.local, self.mesh, dims=[d for d, a in enumerate(x.placement.axes) if a in SPATIAL], box=box)
@@ -160,7 +160,7 @@ class Inputs:
 
 
 def on_seat(x: ShardedTensor | Unread, world: Mesh, inputs: Inputs) -> ShardedTensor | Unread:
-    """What lies on the run's mesh as it lies on the mesh of a stage; what was not read stays so."""
+    """What is on the run's mesh, moved to the mesh of a stage; what was not read stays unread."""
     return x.then(lambda read: seated(read, world, inputs)) if isinstance(x, Unread) else seated(x, world, inputs)
 
 
@@ -169,7 +169,7 @@ def seated(x: ShardedTensor, world: Mesh, inputs: Inputs) -> ShardedTensor:
     if x.mesh == inputs.mesh:
         return x
     if x.mesh != world:
-        raise LayoutError(f"the tensor lies on {x.mesh}, the model on {world}: shard it on the model's mesh")
+        raise LayoutError(f"the tensor is on {x.mesh}, the model on {world}: shard it on the model's mesh")
     mesh, layout = inputs.mesh, x.placement
     dims = [d for d, axis in enumerate(layout.axes) if axis in SPATIAL]
     if world.spatial == mesh.spatial:

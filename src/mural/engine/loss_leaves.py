@@ -1,7 +1,7 @@
 """The leaves of a loss's graph: each is a parameter whose gradient is averaged, an input, or refused by its name.
 
-Backward adds to the gradient of a stray leaf on each rank by itself. With several ranks that is a part of it, or a
-multiple, and nobody brings the parts together.
+Backward adds to the gradient of an unknown leaf on each rank by itself. With several ranks that is a part of it, or a
+multiple, and nothing adds up the parts.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class AbsentReads(TorchFunctionMode):
 
 @contextmanager
 def naming_absent(loss: Callable[..., Any], model: nn.Module, given: tuple[Any, Any]) -> Generator[None]:
-    """Where a loss fails in the block, as it reads a parameter that another stage holds, the error says which."""
+    """If a loss fails in the block because it reads a parameter that another stage holds, the error says which."""
     try:
         yield
     except MuralError:

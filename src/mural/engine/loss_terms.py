@@ -4,7 +4,7 @@
     loss = partial(criterion, temperature=t)      loss.temperature
     def loss(o, y): return net(o, y)              loss.net.conv.weight
 
-For as long as torch's own `state_dict` and its like run, the loss stands in the model as a submodule. So names, hooks,
+For as long as torch's own `state_dict` and its like run, the loss is a submodule of the model. So names, hooks,
 ties and strictness are torch's.
 """
 
@@ -30,7 +30,7 @@ from mural.ranks import Mesh
 LOSS = "loss"
 Held = tuple[Path, nn.Module | Tensor]
 Place = tuple[dict[str, Any], str, Any]
-"""A dict of a module (its parameters, buffers or submodules), a key in it, and what stands there in a block."""
+"""A dict of a module (its parameters, buffers or submodules), a key in it, and what is there in a block."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LossTerms:
 
     @classmethod
     def of(cls, loss: Callable[..., Any], model: nn.Module) -> LossTerms:
-        """Those of a loss for a model; raises where the model has a module `loss` with a state of its own."""
+        """The terms of a loss for a model; raises where the model has a module `loss` with a state of its own."""
         held = distinct(held_by(loss), model)
         itself = next((value for path, value in held if not path and isinstance(value, nn.Module)), None)
         others = tree_of((path, value) for path, value in held if path)
@@ -119,7 +119,7 @@ class LossTerms:
 
 
 def distinct(held: Iterable[Held], model: nn.Module) -> list[Held]:
-    """Modules and then tensors, without the model's, those inside of another module of the list, and repetitions."""
+    """Modules and then tensors, without the model's, those inside another module of the list, and repetitions."""
     known, tensors = ids_of(model)
     found = list(held)
     modules = [(path, value) for path, value in found if isinstance(value, nn.Module)]
@@ -132,7 +132,7 @@ def distinct(held: Iterable[Held], model: nn.Module) -> list[Held]:
 
 
 def ids_of(module: nn.Module) -> tuple[set[int], set[int]]:
-    """The identities of a module and all modules inside of it, and of their tensors."""
+    """The identities of a module and all modules inside it, and of their tensors."""
     return {id(m) for m in module.modules()}, {id(t) for t in (*module.parameters(), *module.buffers())}
 
 
@@ -184,7 +184,7 @@ def borrowed(held: Iterable[nn.Module | Tensor], model: nn.Module) -> Iterator[P
 
 @contextmanager
 def swapped(places: Sequence[Place]) -> Generator[None]:
-    """A block in which other things stand at some places of modules' dicts."""
+    """A block in which some entries of modules' dicts are replaced."""
     before = [(table, key, key in table, table.get(key)) for table, key, _ in places]
     try:
         for table, key, value in places:

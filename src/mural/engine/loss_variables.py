@@ -51,7 +51,7 @@ def _held(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, nn.Mod
 
 
 def variables(value: Any, whole: bool) -> Iterable[tuple[str, Any]]:
-    """What a value refers to, by name; "" for what stands in its place. `whole` looks into objects of any class."""
+    """What a value refers to, by name; "" for what replaces it. `whole` looks into objects of any class."""
     if isinstance(value, FunctionType):
         return of_function(value)
     if isinstance(value, MethodType):
@@ -95,7 +95,7 @@ def of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def globals_of(code: CodeType) -> Iterator[str]:
-    """The names of the globals that a function reads, and those that are defined inside of it."""
+    """The names of the globals that a function reads, and those that are defined inside it."""
     yield from dict.fromkeys(str(i.argval) for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -1,4 +1,4 @@
-"""The module that a user gives: inside of `torch.compile`, or on the meta device without memory."""
+"""The module that a user gives: inside `torch.compile`, or on the meta device without memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mural.errors import PlanError
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model whose names count: the one inside of `torch.compile`."""
+    """The model whose names count: the one inside `torch.compile`."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
 
@@ -24,13 +24,17 @@ def uncompiled(function: Any) -> Any:
 
 
 def materialize(model: nn.Module, device: torch.device | str | None, what: str = "the model") -> None:
-    """Move the model to a device (None: where it is); what is on meta gets memory and the values of its own reset.
+    """Move the model to a device (None: where it is); what is on meta gets memory and is reset.
 
     A module that keeps tensors on meta and has no `reset_parameters` cannot be given values, and raises.
     """
     if lazy := next((name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)), None):
         raise PlanError(f"{lazy} has no shape yet: run {what} once on an image before, so that its lazy layers get one")
-    bare = [(name, m) for name, m in model.named_modules() if any(t.is_meta for t in own_tensors(m))]
+    bare = [
+        (name, m)
+        for name, m in model.named_modules()
+        if any(t.is_meta for t in (*m.parameters(False), *m.buffers(False)))
+    ]
     if not bare:
         if device is not None:
             model.to(device)
@@ -41,7 +45,9 @@ def materialize(model: nn.Module, device: torch.device | str | None, what: str =
             f"{what} is on the meta device, and {', '.join(unable[:5])} hold tensors but have no reset_parameters() "
             f"that would give them values: give them one, or build {what} on the CPU"
         )
-    target = torch.device(device) if device is not None else default_device()
+    if device is None:
+        device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device)
     give_memory(model, target)
     model.to(target)
     for _, module in bare:
@@ -50,7 +56,7 @@ def materialize(model: nn.Module, device: torch.device | str | None, what: str =
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
-    """Memory in the place of tensors on meta; what was one tensor under several names stays one."""
+    """Memory for tensors on meta; what was one tensor under several names stays one."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -61,13 +67,3 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
                     empty, trains = torch.empty_like(tensor, device=device), tensor.requires_grad
                     made[id(tensor)] = nn.Parameter(empty, trains) if isinstance(tensor, nn.Parameter) else empty
                 held[key] = made[id(tensor)]  # type: ignore[assignment]
-
-
-def own_tensors(module: nn.Module) -> list[torch.Tensor]:
-    """The parameters and buffers of this module itself."""
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-
-def default_device() -> torch.device:
-    """The current GPU, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -46,7 +46,7 @@ def part_of(batch: Any, rows: Rows) -> Any:
 
 
 def sharded_part(batch: ShardedTensor, rows: Rows) -> ShardedTensor:
-    """Those images of a sharded tensor, cut among the data ranks anew."""
+    """Those images of a sharded tensor, cut again among the data ranks."""
     if batch.shape[0] != rows.total:
         return batch
     part: Any = batch[rows.start : rows.stop]

@@ -60,10 +60,10 @@ class Parallel(HeldModel):
 
     def from_last(self, value: Any) -> Any:
         """What was computed where the model's results are, on every rank. Collective."""
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             return value
         told = [value]
-        owner = self.seating.ranks(self.seating.schedule(1).seat_of[0, self.plan.stages - 1])[0]
+        owner = self.stage_ranks.ranks(self.stage_ranks.schedule(1).seat_of[0, self.plan.stages - 1])[0]
         dist.broadcast_object_list(told, src=owner, group=self.world_mesh.transport.group)
         return told[0]
 
@@ -78,7 +78,7 @@ class Parallel(HeldModel):
     # -- gradients and updates ----------------------------------------------------------------------------------------
 
     def reduce_gradients(self) -> None:
-        """Bring together what steps with `reduce=False` left. Collective; calling it again changes nothing."""
+        """Reduce the gradients that steps with `reduce=False` left. Collective; calling it again changes nothing."""
         settle(self.world_mesh.transport)
         if self.unreduced:
             with self.reducer.watching():
@@ -90,7 +90,7 @@ class Parallel(HeldModel):
         self.reduce_gradients()
         if self.shares:
             return clip_shared(list(self.parameters()), max_norm, norm_type)
-        if self.seating.alone:
+        if self.stage_ranks.alone:
             return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
         return self._clip_stages(max_norm, norm_type)
 
@@ -111,7 +111,7 @@ class Parallel(HeldModel):
         return norm.to(self.device)
 
     def found_inf(self) -> bool:
-        """Whether any gradient on any rank is infinite or no number. Collective."""
+        """Whether any gradient on any rank is infinite or not a number. Collective."""
         settle(self.world_mesh.transport)
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         return any_rank(self.world_mesh, not all(bool(g.isfinite().all()) for g in grads))[0]

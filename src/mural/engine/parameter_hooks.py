@@ -1,6 +1,6 @@
-"""What modules do to their parameters and buffers besides computing: hooks on gradients, buffers bound anew.
+"""What modules do to their parameters and buffers besides computing: hooks on gradients, buffers rebound.
 
-A hook sees parts of a gradient, which is exact for those that are linear. A buffer may be bound anew, as by
+A hook sees parts of a gradient, which is exact for those that are linear. A buffer may be rebound, as by
 `self.average = 0.9 * self.average + 0.1 * x.mean((0, 2, 3))`: what a reduction over a sharded tensor gives is whole on
 every rank, but still a sharded tensor. As a buffer it becomes the plain tensor that it is on one device: state dicts
 hold it, and its owner reads it between steps.

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mural.comm.channels import Channels
 from mural.comm.failure.agree import AgreedSteps
-from mural.engine.batch_pass import Passage, Training
+from mural.engine.batch_pass import BatchPass, Training
 from mural.engine.gems_statistics import Statistics
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, check_image, on_seat, shape_of
@@ -23,7 +23,7 @@ from mural.engine.loss_terms import StepLoss
 from mural.engine.microbatches import rows_of
 from mural.engine.parameter_hooks import check_hooks, make_plain
 from mural.engine.remote_results import staged
-from mural.engine.stage_programs import Itineraries, Trip
+from mural.engine.stage_programs import StageProgram, StagePrograms
 from mural.graph import Graph
 from mural.pipeline.runner import Runner
 from mural.pipeline.schedule import Action
@@ -41,10 +41,10 @@ class Pipelined:
     """
 
     def __init__(self, held: HeldModel):
-        self.held, self.plan, self.seating = held, held.plan, held.seating
-        channels = Channels.of(held.world_mesh.transport) if len(self.seating.meshes) > 1 else None
+        self.held, self.plan, self.stage_ranks = held, held.plan, held.stage_ranks
+        channels = Channels.of(held.world_mesh.transport) if len(self.stage_ranks.meshes) > 1 else None
         self.runner = Runner(channels, held.device)
-        self.itineraries = Itineraries(held.plain, held.division)
+        self.stage_programs = StagePrograms(held.plain, held.division)
         self.steps = AgreedSteps(held.world_mesh.transport, held.mesh.transport, channels)
 
     @property
@@ -56,23 +56,23 @@ class Pipelined:
         """The loss of the whole batch, on every rank, after forward and backward. Collective."""
         # All ranks agree how the step ended before the block does: where one failed, all send void gradients.
         with self.held.reducer.watching(self._is_last) if reduce else nullcontext(), self.steps.step():
-            self.held.likeness.check("step", image=image, target=target)
+            self.held.same_inputs.check("step", image=image, target=target)
             image, target = self._adopted(image), self._adopted(target)
             check_image(image)
             rows = rows_of(shape_of(image)[0], self.plan.microbatches)
-            hooked = any(p._backward_hooks for p in self.itineraries.parameters)
+            hooked = any(p._backward_hooks for p in self.stage_programs.parameters)
             if hooked and (self.held.world_mesh.world > 1 or len(rows) > 1):
                 check_hooks(self.held.plain, self.held.hooks)
-            passage, trip, graph = self._prepared(image, rows, training=True)
+            batch, lists, graph = self._prepared(image, rows, training=True)
             whole = self.plan.schedule == "gpipe" or len(rows) == 1
             loss = self._scoped_loss if whole else StepLoss(self._scoped_loss, self.held.loss, self.held.plain)
-            job = Training(passage, target, loss, weight, whole, self.held.observe)
-            statistics = Statistics(self.held.plain, self.held.division, graph, trip.program.schedule)
-            for (replica, stage), found in passage.stages.items():
+            job = Training(batch, target, loss, weight, whole, self.held.observe)
+            statistics = Statistics(self.held.plain, self.held.division, graph, lists.program.schedule)
+            for (replica, stage), found in batch.stages.items():
                 found.aside = statistics.aside(replica, stage)
             self.held.calls += 1
             self.held.reducer.reopen()
-            self._run(job, trip)
+            self._run(job, lists)
         with torch.no_grad():
             statistics.merge(self.held.holders)
         self.held.average_statistics()
@@ -81,9 +81,9 @@ class Pipelined:
     def call(self, image: Image) -> Any:
         """The model's result without gradients: a sharded tensor on the last stage's ranks. Collective."""
         with torch.no_grad(), self.steps.step():
-            self.held.likeness.check("call", image=image)
-            passage = self._passed(image)
-        return staged(passage.joined, self.seating, self.held.world_mesh, self.held.device)
+            self.held.same_inputs.check("call", image=image)
+            batch = self._passed(image)
+        return staged(batch.joined, self.stage_ranks, self.held.world_mesh, self.held.device)
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective.
@@ -92,25 +92,25 @@ class Pipelined:
         """
         output, goal, loss = None, None, None
         with torch.no_grad(), self.steps.step():
-            self.held.likeness.check("evaluate", image=image, target=target)
-            passage = self._passed(image)
-            if passage.results:
-                output, goal = passage.joined(), self.held.inputs.target(self._adopted(target), passage.image)
+            self.held.same_inputs.check("evaluate", image=image, target=target)
+            batch = self._passed(image)
+            if batch.results:
+                output, goal = batch.joined(), self.held.inputs.target(self._adopted(target), batch.image)
                 loss = self._scoped_loss(output, goal).double()
         return output, goal, self._shared(loss)
 
-    def _passed(self, image: Image) -> Passage:
+    def _passed(self, image: Image) -> BatchPass:
         """All micro-batches forward; batch norms that look at the batch see it whole."""
         image = self._adopted(image)
         check_image(image)
         rows = rows_of(shape_of(image)[0], 1 if self.held.plain.training else self.plan.microbatches)
-        passage, trip, _ = self._prepared(image, rows, training=False)
-        self._run(passage, trip)
-        return passage
+        batch, lists, _ = self._prepared(image, rows, training=False)
+        self._run(batch, lists)
+        return batch
 
     def needs(self, training: bool) -> Needs:
         """What this rank's stages take of every batch: the image where one reads it, the target where the loss is."""
-        stages = {stage for _, stage in self.itineraries.schedule(1, training).holds(self.seating.own)}
+        stages = {stage for _, stage in self.stage_programs.schedule(1, training).holds(self.stage_ranks.own)}
         return Needs(self.held.mesh, bool(stages & self.held.division.takers), self.plan.stages - 1 in stages)
 
     def _adopted(self, batch: Any) -> Any:
@@ -123,32 +123,34 @@ class Pipelined:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def _prepared(self, image: Image, rows: Sequence[Rows], training: bool) -> tuple[Passage, Trip, Graph | None]:
-        """The passage of a batch in these micro-batches, the lists that ranks run for it, and its stages' calls."""
+    def _prepared(
+        self, image: Image, rows: Sequence[Rows], training: bool
+    ) -> tuple[BatchPass, StageProgram, Graph | None]:
+        """The pass of a batch in these micro-batches, the lists that ranks run for it, and its stages' calls."""
         device = self.held.device
-        route = self.itineraries.route(image, device)
-        stages = self.itineraries.stages(route, image, self._scope, device)
-        passage = Passage(self.held.inputs, image, rows, stages)
-        passage.names = () if route is None else tuple(value.name for value in route.graph.inputs)
+        route = self.stage_programs.route(image, device)
+        stages = self.stage_programs.stages(route, image, self._scope, device)
+        batch = BatchPass(self.held.inputs, image, rows, stages)
+        batch.names = () if route is None else tuple(value.name for value in route.graph.inputs)
         several = len(rows) > 1 or len(stages) > 1 or self.plan.recompute == "stages"
-        passed = moving(self.itineraries.modules) if self.plan.norms_apart and len(rows) > 1 else frozenset[int]()
-        self.runs = Runs(self.itineraries.modules, None if route is None else route.script, several, passed)
+        passed = moving(self.stage_programs.modules) if self.plan.norms_apart and len(rows) > 1 else frozenset[int]()
+        self.runs = Runs(self.stage_programs.modules, None if route is None else route.script, several, passed)
         for (_, stage), found in stages.items():
             found.first, found.second = partial(self.runs.run, stage), partial(self.runs.again, stage)
-        trip = self.itineraries.trip(route, image, len(rows), training)
-        return passage, trip, None if route is None else route.graph
+        lists = self.stage_programs.stage_program(route, image, len(rows), training)
+        return batch, lists, None if route is None else route.graph
 
-    def _run(self, job: Passage, trip: Trip) -> None:
+    def _run(self, job: BatchPass, lists: StageProgram) -> None:
         """Carry out this rank's actions."""
         self.steps.begin()
         try:
-            self.runner.run(trip.program, trip.seats, job, trip.known, trip.learning, self.held.draw())
+            self.runner.run(lists.program, lists.seats, job, lists.known, lists.learning, self.held.draw())
             self.drawn = self.runs.end()
         except BaseException:
             self.runner.forget()
             self.runs.undo()
             raise
-        trip.known.complete = True
+        lists.known.complete = True
 
     @contextmanager
     def _scope(self) -> Generator[None]:
@@ -175,7 +177,7 @@ class Pipelined:
 
         `drawn` has to be the same on all ranks: equal numbers have a mean of squares that is the square of their mean.
         """
-        first = loss is not None and self.held.mesh.rank == self.seating.ranks(self.seating.own)[0]
+        first = loss is not None and self.held.mesh.rank == self.stage_ranks.ranks(self.stage_ranks.own)[0]
         value = torch.tensor([0.0, drawn, drawn**2], dtype=torch.float64)
         if loss is not None and first:
             value[0] = loss.double()
@@ -189,5 +191,5 @@ class Pipelined:
         return value[0].to(self.held.device, next(kinds, torch.float32))
 
     def _is_last(self, name: str) -> bool:
-        """Whether no backward to come on this rank adds to a parameter."""
+        """Whether no later backward on this rank adds to a parameter."""
         return not any(self.runner.left[stage] for stage in self.held.division.stages[name])

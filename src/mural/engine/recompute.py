@@ -17,7 +17,7 @@ from mural.graph.held_state import HeldState
 
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
-    """Let some blocks of a model be computed again in backward: named ones, or all. What they hold changes once."""
+    """Let some blocks of a model be computed again in backward: named ones, or all. Their state changes only once."""
     if blocks == "stages" or not blocks:
         return
     for module in chosen(model, blocks):
@@ -31,7 +31,7 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
         for name in blocks:
             if name not in modules or not name:
                 raise PlanError(
-                    f"recompute names {name!r}, which is no module of the model: choose from {[*modules][1:9]}…"
+                    f"recompute names {name!r}, which is not a module of the model: choose from {[*modules][1:9]}…"
                 )
             yield modules[name]
     elif blocks == "all":

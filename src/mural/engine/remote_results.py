@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.engine.extra_state import shared
-from mural.engine.stage_ranks import Seating
+from mural.engine.stage_ranks import StageRanks
 from mural.geometry import Box, Interval
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
@@ -62,12 +62,12 @@ class Elsewhere:
         return shared(torch.empty(self.shape, dtype=self.dtype, device=self.device), self.world, self.owner)
 
 
-def staged(result: Callable[[], Any], seating: Seating, world: Mesh, device: torch.device) -> Any:
+def staged(result: Callable[[], Any], stage_ranks: StageRanks, world: Mesh, device: torch.device) -> Any:
     """A model's result as every rank of the run gets it. Collective."""
-    if len(seating.meshes) == 1:
+    if len(stage_ranks.meshes) == 1:
         return result()
-    last = seating.schedule(1).seat_of[0, seating.plan.stages - 1]
-    here, owner = seating.own == last, seating.ranks(last)[0]
+    last = stage_ranks.schedule(1).seat_of[0, stage_ranks.plan.stages - 1]
+    here, owner = stage_ranks.own == last, stage_ranks.ranks(last)[0]
     found = result() if here else None
     told: list[Any] = [pytree.tree_map(described, found) if here else None]
     dist.broadcast_object_list(told, src=owner, group=world.transport.group)

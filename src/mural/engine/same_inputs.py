@@ -1,6 +1,6 @@
-"""Likeness: a plain tensor given to a call of a model is the same on every rank, and the ranks see to it.
+"""Same inputs: a plain tensor given to a call of a model has to be the same on every rank, and the ranks check it.
 
-They compare checksums of all values in the first calls, and after that ever more seldom: in call 4, 8, 16, …
+They compare checksums of all values in the first calls, and then less and less often: in calls 4, 8, 16, …
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GivenTensor(NamedTuple):
     sum: int
 
 
-class Likeness:
+class SameInputs:
     """Compares what the ranks of a run give to the calls of one model."""
 
     def __init__(self, mesh: Mesh):

@@ -1,7 +1,7 @@
-"""Itineraries: for the shapes and modes that a model meets, its route through the stages and the lists that ranks run.
+"""Stage programs: for each shape and mode of a batch, its route through the stages and the lists that ranks run.
 
-A model is captured for each shape of a batch, training mode and set of trained parameters, and anew where its own
-Python takes another way. One stage alone needs none of this: the model itself runs.
+A model is captured for each shape of a batch, training mode and set of trained parameters, and again where its
+own Python takes another path. One stage alone needs none of this: the model itself runs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from mural.pipeline.transfers import Edge, Program, with_messages
 from mural.shard.unread import Unread
 
 ROUTES = 16
-"""How many ways through a model are remembered for each kind of batch."""
+"""How many routes through a model are kept for each kind of batch."""
 Signature = tuple[Any, ...]
 Number = tuple[int, int]
 """A stage of a replica on this rank: the replica and the stage."""
 
 
 @dataclass(frozen=True)
-class Trip:
-    """What the runner needs for one kind of batch; `learning` is true until it was run once."""
+class StageProgram:
+    """What the runner needs for one kind of batch; `learning` is true until it has run once."""
 
     program: Program
     seats: Seats
@@ -46,16 +46,16 @@ class Trip:
     learning: bool
 
 
-class Itineraries:
+class StagePrograms:
     """The routes of one model through the stages of its division."""
 
     def __init__(self, model: nn.Module, division: Division):
-        self.model, self.division, self.seating = model, division, division.seating
+        self.model, self.division, self.stage_ranks = model, division, division.stage_ranks
         self.routes: dict[Signature, list[Route]] = {}
         self.modules, self.paths = dict(model.named_modules()), paths_of(model)
         self.parameters = tuple(model.parameters())
         self.programs: dict[Any, Program] = {}
-        self.trips: dict[Any, tuple[Seats, LearnedForms]] = {}
+        self.learned: dict[Any, tuple[Seats, LearnedForms]] = {}
 
     def signature(self, image: Image) -> Signature:
         """What a capture depends on, besides the model's own Python."""
@@ -66,10 +66,10 @@ class Itineraries:
     def route(self, image: Image, device: torch.device) -> Route | None:
         """The route of a batch, whose calls a rehearsal has just made again; None for a model in one stage.
 
-        The model's own Python decides what it calls. Where that has changed, the model is captured anew; all ranks run
-        the same Python, and come to the same end.
+        The model's own Python decides what it calls. Where that has changed, the model is captured again; all ranks run
+        the same Python, and reach the same result.
         """
-        if self.seating.plan.stages == 1:
+        if self.stage_ranks.plan.stages == 1:
             return None
         signature = self.signature(image)
         known = self.routes.setdefault(signature, [])
@@ -113,28 +113,28 @@ class Itineraries:
         self, route: Route | None, image: Image, scope: Callable[[], Any], device: torch.device
     ) -> dict[Number, Stage]:
         """This rank's stages, by replica and stage."""
-        again = self.seating.plan.recompute == "stages"
+        again = self.stage_ranks.plan.recompute == "stages"
         found: dict[Number, Stage] = {}
-        for replica, stage in self.seating.schedule(1).holds(self.seating.own):
+        for replica, stage in self.stage_ranks.schedule(1).holds(self.stage_ranks.own):
             if route is None:
                 part: StagePart = WholeModel(self.model, len(shapes_of(image)))
             else:
                 part = CutPart(self.model, route.script, stage, self.paths)
-            found[replica, stage] = Stage(part, self.seating.mesh, scope, device, again)
+            found[replica, stage] = Stage(part, self.stage_ranks.mesh, scope, device, again)
         return found
 
-    def trip(self, route: Route | None, image: Image, microbatches: int, training: bool) -> Trip:
+    def stage_program(self, route: Route | None, image: Image, microbatches: int, training: bool) -> StageProgram:
         """The lists of all seats for a batch in micro-batches, and what is known of the tensors that cross."""
         key = (self.signature(image), id(route), microbatches, training)
-        if key not in self.trips:
-            meshes = self.seating.meshes
+        if key not in self.learned:
+            meshes = self.stage_ranks.meshes
             aligns = {mesh.spatial: alignment(self.model, shape_of(image), mesh.spatial) for mesh in meshes}
-            seats = Seats(meshes, self.seating.own, tuple(aligns[mesh.spatial] for mesh in meshes))
-            self.trips[key] = (seats, LearnedForms())
-        seats, known = self.trips[key]
+            seats = Seats(meshes, self.stage_ranks.own, tuple(aligns[mesh.spatial] for mesh in meshes))
+            self.learned[key] = (seats, LearnedForms())
+        seats, known = self.learned[key]
         learning = not known.complete
         edges = () if route is None else route.edges
-        return Trip(self.program(edges, microbatches, training, 0 if learning else 1), seats, known, learning)
+        return StageProgram(self.program(edges, microbatches, training, 0 if learning else 1), seats, known, learning)
 
     def program(self, edges: tuple[Edge, ...], microbatches: int, training: bool, prefetch: int) -> Program:
         """The full lists, proven to run to their end."""
@@ -149,11 +149,11 @@ class Itineraries:
 
     def schedule(self, microbatches: int, training: bool) -> Schedule:
         """The plan's schedule; inference takes one replica alone, in order."""
-        plan = self.seating.plan
+        plan = self.stage_ranks.plan
         if training:
-            return self.seating.schedule(microbatches)
+            return self.stage_ranks.schedule(microbatches)
         own = plan.schedule == "interleaved" or plan.seats
-        return forward_only(self.seating.schedule(microbatches) if own else gpipe(plan.stage, microbatches))
+        return forward_only(self.stage_ranks.schedule(microbatches) if own else gpipe(plan.stage, microbatches))
 
 
 def shapes_of(image: Image) -> tuple[tuple[int, ...], ...]:
@@ -176,6 +176,6 @@ def check_hooks(model: nn.Module, opened: Container[str]) -> None:
     for path, module in model.named_modules():
         if path in opened and (module._forward_hooks or module._forward_pre_hooks):
             raise PlanError(
-                f"module {path!r} has a forward hook, but is not called as a whole: its parts lie in several stages, "
-                f"or exchange tensors past it. Hang the hook on a module inside of a stage, or move the cut"
+                f"module {path!r} has a forward hook, but is not called as a whole: its parts are in several stages "
+                f"or exchange tensors other than through it. Put the hook on a module inside a stage, or move the cut"
             )

@@ -1,4 +1,4 @@
-"""Where the stages of a plan sit: seats, their ranks and meshes, and which ranks hold a parameter."""
+"""Which ranks run which stages of a plan: seats, their ranks and meshes, and which ranks hold a parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mural.ranks.mesh import AXES
 
 
 @dataclass(frozen=True)
-class Seating:
+class StageRanks:
     """The seats of a plan on the ranks of a run: `meshes[i]` is that of seat i, as this rank sees it."""
 
     plan: Plan
@@ -27,8 +27,8 @@ class Seating:
     own: int
 
     @classmethod
-    def of(cls, plan: Plan, world: Mesh) -> Seating:
-        """The seating of a plan; ranks of a pipeline follow each other, and data replicas of it do. Collective."""
+    def of(cls, plan: Plan, world: Mesh) -> StageRanks:
+        """The seats of a plan: the ranks of a pipeline follow each other, and so do its data replicas. Collective."""
         if len(plan.seat_grids) == 1:
             return cls(plan, (world,), 0)
         sizes, run = [prod(grid) for grid in plan.seat_grids], world.peers(AXES)
@@ -88,14 +88,14 @@ class Seating:
         return self.holders([last])
 
     def stages_here(self) -> frozenset[int]:
-        """The stages that this rank holds, of whatever replica."""
+        """The stages that this rank holds, of any replica."""
         if self.alone:
             return frozenset(range(self.plan.stages))
         return frozenset(stage for (_, stage), seat in self.schedule(1).seat_of.items() if seat == self.own)
 
 
 def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
-    """Messages among the ranks of a seat, in a group of their own: those of other seats never meet them. Collective."""
+    """Messages among the ranks of a seat, in their own group: they never mix with other seats' messages. Collective."""
 
     def build() -> Transport:
         group = group_of(world, ranks, "seat") if len(ranks) > 1 else None

@@ -1,4 +1,4 @@
-"""Over which ranks a step goes: those that share its loss, its gradients, and its weights."""
+"""Which ranks a step spans: those that share its loss, its gradients, and its weights."""
 
 from __future__ import annotations
 

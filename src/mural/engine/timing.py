@@ -9,20 +9,20 @@ from mural.comm.failure.agree import gather
 from mural.engine.inputs import Image, shape_of
 from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Parallel
-from mural.engine.stage_programs import Itineraries
+from mural.engine.stage_programs import StagePrograms
 from mural.errors import ConfigError
 from mural.pipeline.timeline import ActionSpan, StageCosts, Timeline, simulate
 from mural.report import gantt
 
 
 def measured_spans(pm: Parallel) -> tuple[ActionSpan, ...]:
-    """When each seat's first rank worked in the last step, in seconds from the first beginning. Collective.
+    """When each seat's first rank worked in the last step, in seconds from the start of the first action. Collective.
 
     Ranks of one machine have one clock; between machines the clocks differ.
     """
-    own = pm.seating.own
+    own = pm.stage_ranks.own
     mine = [(own, action, begin, end) for action, begin, end in pm.way.spans]
-    first = pm.world_mesh.rank == pm.seating.ranks(own)[0]
+    first = pm.world_mesh.rank == pm.stage_ranks.ranks(own)[0]
     told = gather(pm.world_mesh, mine if first else [], "spans")
     found = [span for spans in told.values() for span in spans]
     start = min((begin for _, _, begin, _ in found), default=0.0)
@@ -33,10 +33,10 @@ def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware
     """The timeline of a step on such a batch: seconds and bytes of the stages as predicted for some hardware."""
     machine = hardware if isinstance(hardware, cost.Hardware) else cost.Hardware.named(hardware)
     rows = rows_of(shape_of(image)[0], pm.plan.microbatches)
-    itineraries = Itineraries(pm.plain, pm.division)
-    route = itineraries.route_of(image, rows[0].count)
-    ranks = [mesh.world // mesh.size("data") for mesh in pm.seating.meshes]
-    schedule = pm.seating.schedule(len(rows))
+    stage_programs = StagePrograms(pm.plain, pm.division)
+    route = stage_programs.route_of(image, rows[0].count)
+    ranks = [mesh.world // mesh.size("data") for mesh in pm.stage_ranks.meshes]
+    schedule = pm.stage_ranks.schedule(len(rows))
     share = [ranks[schedule.seat_of[0, stage]] for stage in range(schedule.stages)]
     seconds = cost.seconds(route.graph, machine)
     known = cost.estimate(route.graph, machine)
@@ -52,7 +52,7 @@ def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware
         latency=machine.link.latency,
         bandwidth=machine.link.bandwidth,
     )
-    program = itineraries.program(route.edges, len(rows), training=True, prefetch=1)
+    program = stage_programs.program(route.edges, len(rows), training=True, prefetch=1)
     return simulate(program, costs)
 
 

@@ -38,9 +38,9 @@ class Unsplit:
 
     def _step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         held = self.held
-        held.likeness.check("step", image=image, target=target)
+        held.same_inputs.check("step", image=image, target=target)
         images, goal = held.inputs.images(image), held.inputs.target(target, image)
-        check_filled(image)  # now that all ranks brought the same
+        check_filled(image)  # now that all ranks gave the same inputs
         if held.world_mesh.world > 1 and any(p._backward_hooks for _, p in held.reducer.named):
             check_hooks(held.plain, held.hooks)
         held.calls += 1  # by steps alone: how many batches a validation has depends on the plan
@@ -63,7 +63,7 @@ class Unsplit:
     def call(self, image: Image) -> Any:
         """The model's result without gradients. Collective."""
         with shared_fate(self.transport), torch.no_grad(), self._scope(), self.transport.attentive("inference"):
-            self.held.likeness.check("call", image=image)
+            self.held.same_inputs.check("call", image=image)
             return self.held.module(*self.held.inputs.images(image))
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
@@ -71,7 +71,7 @@ class Unsplit:
         held = self.held
         inputs = Inputs(held.plain, held.world_mesh, held.world_mesh)
         with shared_fate(self.transport), torch.no_grad(), self._scope():
-            held.likeness.check("evaluate", image=image, target=target)
+            held.same_inputs.check("evaluate", image=image, target=target)
             images, goal = inputs.images(image), inputs.target(target, image)
             check_filled(image)
             output = held.module(*images)

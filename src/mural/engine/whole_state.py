@@ -88,7 +88,7 @@ class WholeState:
 
 @contextmanager
 def substituted(model: nn.Module, swaps: Mapping[int, Tensor]) -> Generator[None]:
-    """A block in which other tensors stand in the place of some of the model's, which are named by their identity."""
+    """A block in which other tensors replace some of the model's, which are named by their identity."""
     places = [
         (held, key, tensor)
         for module in model.modules()

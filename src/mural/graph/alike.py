@@ -15,13 +15,13 @@ from mural.graph.sites import At
 from mural.graph.without_memory import Absent
 
 PLAIN = frozenset([int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device])
-"""The types of most arguments that are no tensors."""
+"""The types of most arguments that are not tensors."""
 
 
 def alike(recorded: Any, given: Any, key_of: Callable[[Any], Key | None], loose: bool = False) -> bool:
     """Whether what is given has the form that was recorded, with the same tensors of the graph at the same places.
 
-    Floating-point numbers may be others, and so may whole numbers if the call is `loose`: they change values alone.
+    Floating-point numbers may differ, and so may whole numbers if the call is `loose`: they only change values.
     """
     key = key_of(recorded)
     if key is not None:
@@ -49,7 +49,7 @@ def alike(recorded: Any, given: Any, key_of: Callable[[Any], Key | None], loose:
 
 
 def same_leaf(recorded: Any, given: Any, loose: bool) -> bool:
-    """Whether two arguments that are no tensors mean the same, as far as shapes go."""
+    """Whether two arguments that are not tensors mean the same, as far as shapes go."""
     if recorded is given or isinstance(recorded, (torch.device, torch.Generator)):
         return True
     if isinstance(recorded, bool) or isinstance(given, bool):
@@ -62,7 +62,7 @@ def same_leaf(recorded: Any, given: Any, loose: bool) -> bool:
         return False
     try:
         return bool(recorded == given) or (isinstance(recorded, object) and type(recorded).__eq__ is object.__eq__)
-    except Exception:  # arrays and the like: they are compared by nobody
+    except Exception:  # arrays and the like are not compared
         return True
 
 

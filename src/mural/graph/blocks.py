@@ -8,7 +8,7 @@
 Each level tiles the nodes in the order in which they ran, and a boundary of one level is one of all finer levels.
 A call of a function between two modules (at the levels above `layer`) belongs to the module before it as long as it
 reads nothing but that module's results, as activations and reshapes do; from the first that reads something else, as
-`cat` and `add` do, they belong to the module behind. Where one of the two is missing, they join the other.
+`cat` and `add` do, they belong to the module after. Where one of the two is missing, they join the other.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def spans_of(graph: Graph, level: Level) -> list[NestedSpan]:
 
 
 def check_level(level: str) -> None:
-    """Raises ValueError for a level that there is not."""
+    """Raises ValueError for an unknown level."""
     if level not in LEVELS:
         raise ValueError(f"there is no level {level!r}, but {', '.join(map(repr, LEVELS))}: write 'block'")
 

@@ -17,7 +17,7 @@ from mural.graph.nodes import Graph, Node, Ref, Shape, Source, Value
 class Bytes:
     """The bytes of some calls.
 
-    Of the parameters and buffers (and constants) that they read, of their results that lie in memory of their own,
+    Of the parameters and buffers (and constants) that they read, of their results that have memory of their own,
     and of what their backward keeps that is neither parameter nor buffer.
     """
 
@@ -80,7 +80,7 @@ def kept(node: Node, known: Mapping[str, Value]) -> list[HeldMemory]:
 
 
 def owning(graph: Graph) -> frozenset[Source]:
-    """The nodes of which it was seen that they have memory of their own."""
+    """The nodes that were seen to have memory of their own."""
     return frozenset(saved.owner for node in graph for saved in node.saved if saved.owner is not None)
 
 
@@ -92,7 +92,7 @@ def made_bytes(node: Node, owners: frozenset[Source]) -> int:
 
 
 def lies_in(node: Node, owners: frozenset[Source]) -> Source | None:
-    """The source in whose memory a call's result lies, None if it has its own.
+    """The source whose memory a call's result shares, None if it has its own.
 
     A reshape is taken for a view unless backward was seen to keep its result as memory of its own.
     """

@@ -1,5 +1,5 @@
-"""What modules have in common: attributes of their classes, variables past them that their forward names, and Python's
-own generators; kept, put back and compared as `held.py` does it for each module.
+"""What modules have in common: attributes of their classes, variables outside them that their forward names, and
+Python's own generators; kept, put back and compared as `held_state.py` does for each module.
 
     CALLS = [0]
 
@@ -37,7 +37,7 @@ DRAWS = (("random", ""), ("numpy.random", ""))
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable past a class that its methods name: a global one, or one of an enclosing function."""
+    """A variable outside a class that its methods name: a global one, or one of an enclosing function."""
 
     owner: str
     name: str
@@ -131,8 +131,8 @@ def is_state(name: str, value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def variables_of(kind: type) -> tuple[Variable, ...]:
-    """The variables past a class that its forward may change: those that it names, or methods and functions that it
-    calls, the latter as far as they are of the same package.
+    """The variables outside a class that its forward may change: those named in it, or in methods and functions that it
+    calls, as far as these are of the same package.
     """
     kinds = own_kinds(kind)
     found: dict[Variable, None] = {}
@@ -186,7 +186,7 @@ def named_by(function: FunctionType, names: set[str]) -> Iterator[Variable]:
 
 
 def stored_in(code: CodeType) -> set[str]:
-    """The variables past a function that it sets."""
+    """The variables outside a function that it sets."""
     steps = (step for inner in codes_in(code) for step in dis.get_instructions(inner))
     return {step.argval for step in steps if step.opname in ("STORE_GLOBAL", "STORE_DEREF")}
 

@@ -42,7 +42,7 @@ def cut_names(graph: Graph) -> dict[str, int]:
 
 
 def node_named(known: Mapping[str, int], name: str) -> int:
-    """The node that one of all names means; raises PlanError, with the names that are close, for one that is none."""
+    """The node that a name means; raises PlanError, with the names that are close, for an unknown one."""
     if name in known:
         return known[name]
     near = get_close_matches(name, known, n=3, cutoff=0.4)
@@ -52,7 +52,7 @@ def node_named(known: Mapping[str, int], name: str) -> int:
 
 
 def resolve_cuts(graph: Graph, names: Sequence[str]) -> tuple[int, ...]:
-    """The nodes at which stages begin, for the names of the cuts in order; raises PlanError for cuts that are none."""
+    """The nodes at which stages begin, for the names of the cuts in order; raises PlanError for invalid cuts."""
     known = cut_names(graph)
     nodes = [node_named(known, name) for name in names]
     _check_order(graph, names, nodes)
@@ -66,7 +66,7 @@ def resolve_cuts(graph: Graph, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _check_order(graph: Graph, names: Sequence[str], nodes: Sequence[int]) -> None:
-    """Raises PlanError for cuts that leave a stage empty, or that stand in another order than the model runs."""
+    """Raises PlanError for cuts that leave a stage empty, or that are not in the order in which the model runs."""
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise PlanError(f"two stages cannot both begin at {twice!r}: name each cut once")
@@ -76,9 +76,9 @@ def _check_order(graph: Graph, names: Sequence[str], nodes: Sequence[int]) -> No
     for i, (name, node) in enumerate(zip(names, nodes, strict=True)):
         if node == 0:
             raise PlanError(
-                f"a stage cannot begin at {name!r}: the first stage does, nothing lies before it; leave it out"
+                f"a stage cannot begin at {name!r}: the first stage does, and nothing is before it: leave it out"
             )
         if i and nodes[i - 1] == node:
             raise PlanError(
-                f"{names[i - 1]!r} and {name!r} begin at the same call, nothing lies between: leave one out"
+                f"{names[i - 1]!r} and {name!r} begin at the same call, with nothing between them: leave one out"
             )

@@ -1,7 +1,7 @@
 """Which values carry a gradient: those that a parameter reaches through calls that autograd follows.
 
-The answer leans to yes: a stage that expects a gradient where none comes waits for zeros, one that expects none
-where one comes would be wrong. Parameters count as trained.
+When in doubt, the answer is yes: a stage that expects a gradient where none comes waits for zeros, one that expects
+none where one comes would be wrong. Parameters count as trained.
 """
 
 from __future__ import annotations

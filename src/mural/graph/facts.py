@@ -61,7 +61,7 @@ class Fact:
     """What is known of an operation, whatever it is called on.
 
     Operations of one `family` run kernels of one kind, so that one curve of times serves them. `formula` gives work and
-    depth; without one, that of the kind of rule does. The result of an `alias` lies in the memory of what it reads,
+    depth; without one, that of the kind of rule does. The result of an `alias` shares the memory of what it reads,
     where type and order allow. Autograd follows a call with a `gradient`, and `buffers` are all that a norm writes to.
     """
 

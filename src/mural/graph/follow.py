@@ -1,4 +1,4 @@
-"""A stage's part of a model's own forward: open modules run as they are, and what other stages do is passed over.
+"""A stage's part of a model's own forward: open modules run as they are, and what other stages do is skipped.
 
 Every rank runs the forward of the open modules (`script.py`) in Python as it is now: its branches, attributes, contexts
 and hooks. What happens at each call depends on its stage:
@@ -7,7 +7,7 @@ and hooks. What happens at each call depends on its stage:
     of another one    it is not: shapes stand for its results, or tensors that were sent here where this stage reads any
 
 The calls have to be those of the script, one after the other. A rehearsal, in which all calls are of other stages, says
-whether they still are, before anything is computed or sent; else the model is captured anew.
+whether they still are, before anything is computed or sent; else the model is captured again.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Changed(PlanError):
 
 
 class Unused:
-    """The handle of a hook on a tensor of another stage, where the hook hangs."""
+    """The handle of a hook on a tensor of another stage, which registers the hook."""
 
     def remove(self) -> None:
-        """Nothing hangs here."""
+        """Nothing is registered here."""
 
 
 class Follower(TorchFunctionMode):
@@ -83,7 +83,7 @@ class Follower(TorchFunctionMode):
             raise self._changed("ends before", "")
         wanted = graph.calls[0].outputs
         if self.stage is None and not alike(wanted, result, at_of):
-            raise self._changed("returns something else than", "")
+            raise self._changed("returns something other than", "")
         return self._present(result)
 
     # -- calls of torch functions -------------------------------------------------------------------------------------
@@ -153,13 +153,13 @@ class Follower(TorchFunctionMode):
         return Absent((node.id, pick), node.output_shapes[pick], node.dtypes[pick], self.device, flows(node, pick))
 
     def _beside(self, func: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that is no part of the script: one that asks for shapes and types, or hangs hooks."""
+        """A call that is not in the script: one that asks for shapes and types, or registers hooks."""
         name = name_of(func).partition(".")[0]
         given = tensors_in((args, kwargs))
         absent = any(isinstance(tensor, Absent) for tensor in given)
         if absent and KINDS.get(name) == "gradient":
             held = given[0] if not isinstance(given[0], Absent) else self.here.get(given[0].key)
-            if name in HOOKS:  # a hook hangs where the tensor is made
+            if name in HOOKS:  # a hook is registered where the tensor is made
                 return Unused()
             return given[0] if held is None or name != "grad" else None
         try:
@@ -203,10 +203,10 @@ class Follower(TorchFunctionMode):
                     self.here[absent.key] = tensor
 
     def _take(self, call: ModuleCall, result: Any) -> None:
-        """Keep what a module of this stage gives to others, and see that it is what they expect."""
+        """Keep what a module of this stage gives to others, and check that it is what they expect."""
         wanted, found = pytree.tree_leaves(call.outputs), pytree.tree_leaves(result)
         if len(wanted) != len(found):
-            raise self._changed(f"gets {len(found)} values in the place of {len(wanted)} from", call.module)
+            raise self._changed(f"gets {len(found)} values instead of {len(wanted)} from", call.module)
         nodes = self.script.graph.nodes
         for at, value in zip(wanted, found, strict=True):
             if not isinstance(at, At):
@@ -215,7 +215,7 @@ class Follower(TorchFunctionMode):
                 continue
             shape, dtype = nodes[at.source].output_shapes[at.pick], nodes[at.source].dtypes[at.pick]
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-                raise self._changed(f"gets {described(value)} in the place of {shape}, {dtype} from", call.module)
+                raise self._changed(f"gets {described(value)} instead of {shape}, {dtype} from", call.module)
             if (at.source, at.pick) in self.wanted:
                 self.made[at.source, at.pick] = value
 
@@ -244,7 +244,7 @@ class Follower(TorchFunctionMode):
         return self.script.items[self.at] if self.at < len(self.script.items) else None
 
     def _present(self, tree: Any) -> Any:
-        """The tree with the tensors that were sent here in the place of those that stand for them."""
+        """The tree with the tensors that were sent here instead of their placeholders."""
         if isinstance(tree, Absent):
             return self.here.get(tree.key, tree)
         kind = type(tree)
@@ -259,7 +259,7 @@ class Follower(TorchFunctionMode):
         return pytree.tree_map_only(Absent, lambda leaf: self.here.get(leaf.key, leaf), tree)
 
     def _alone(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a call gives that runs as if nobody followed."""
+        """What a call gives when it runs without being followed."""
         popped = _get_current_function_mode() is self
         if popped:
             _pop_mode()
@@ -303,22 +303,22 @@ class Follower(TorchFunctionMode):
         stages = {item.stage for item in self.script.items[start : self.at]}
         if len(stages) > 1:
             raise PlanError(
-                f"a cut goes through a region of torch.utils.checkpoint, which lies in stages {sorted(stages)}: it is "
+                f"a cut goes through a region of torch.utils.checkpoint, which is in stages {sorted(stages)}: it is "
                 f"run again in backward, and has to be one stage's. Move the cut"
             )
         next(inner, None)
 
-    def _changed(self, what: str, whom: str) -> Changed:
+    def _changed(self, what: str, call: str) -> Changed:
         item = self._next()
         expected = "the end" if item is None else item.run.site if isinstance(item.run, Node) else item.run.label
         return Changed(
-            f"the model {what} {whom or 'what it did'}, where {expected} came when its stages were made: what it calls "
-            f"may depend on shapes, and on what it holds before a step, alone"
+            f"the model {what} {call or 'what it did'}, where {expected} came when its stages were made: what it calls "
+            f"may depend only on shapes, and on what it holds before a step"
         )
 
 
 def is_followed() -> bool:
-    """Whether the code that calls this is that of an open module, in which other stages have a part."""
+    """Whether the calling code belongs to an open module, part of which is in other stages."""
     return isinstance(_get_current_function_mode(), Follower)
 
 

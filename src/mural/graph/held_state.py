@@ -137,7 +137,7 @@ class Touches:
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Notice what happens in the block; afterwards `changed` has the attributes that are not what they were."""
+        """Watch the block; afterwards `changed` has the attributes that changed in it."""
         held = HeldState.by(self.modules, values=False)
         plain = nn.Module.__setattr__
 
@@ -169,5 +169,5 @@ class Touches:
 
 
 def registered(module: nn.Module, name: str) -> bool:
-    """Whether an attribute is a parameter or buffer of a module: their ways are those of tensors."""
+    """Whether an attribute is a parameter or buffer of a module: these are followed as tensors."""
     return name in module._parameters or name in module._buffers

@@ -32,7 +32,7 @@ class KeptValue:
     content: Any = None
     restore: Callable[[], None] | None = None
     always: bool = False
-    """Whether it is put back without a look: torch's batch norm does not count its writes."""
+    """Whether it is put back without a comparison: torch's batch norm does not count its writes."""
 
 
 def renew(was: KeptValue) -> None:
@@ -42,7 +42,7 @@ def renew(was: KeptValue) -> None:
 
 
 def moved(value: Any, was: KeptValue | None) -> bool:
-    """Whether a value is another one than it was, or has other content."""
+    """Whether a value is another object than it was, or has other content."""
     if was is None or (value is not was.value and not (isinstance(value, NUMBERS) and equal(value, was.value))):
         return True
     if isinstance(value, Tensor) and isinstance(was.content, tuple):
@@ -94,7 +94,7 @@ _looking: set[int] = set()
 
 
 def inside(value: Any, copied: bool) -> Any:
-    """The content of a value that others may hang in."""
+    """The content of a value that may contain others."""
     if isinstance(value, (list, tuple, deque)):
         return type(value), [content(item, copied) for item in value]
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Liveness: which values are alive at a cut, between two calls, and which cuts may not be made.
 
-A value is alive at a cut if it was made before and is read behind it, near or far, or is returned by the model. The
+A value is alive at a cut if it was made before and is read after it, near or far, or is returned by the model. The
 model's inputs do not count: every stage has them. Neither do parameters and buffers: a stage holds those it reads.
 
     0  a = conv(x)        ── cut at 1: a
@@ -9,7 +9,7 @@ model's inputs do not count: every stage has them. Neither do parameters and buf
     3  return cat(a, c)
 
 A stage that receives a tensor has a copy. So where memory is written through one tensor and read through another,
-all from the first of them up to the write must lie in one stage, or the other would not see the write.
+everything from the first of them up to the write must be in one stage, or the other would not see the write.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def alive_bytes(graph: Graph) -> tuple[int, ...]:
 
 
 def refused(graph: Graph) -> dict[int, str]:
-    """The cuts that would separate memory from those who share it, each with the reason."""
+    """The cuts that would separate tensors that share memory, each with the reason."""
     found: dict[int, str] = {}
     for source, write, reader in _written_and_read(graph):
         writer = graph.nodes[write]
@@ -113,15 +113,12 @@ def _written_and_read(graph: Graph) -> Iterator[tuple[Source, int, int]]:
     for sources, writes, reader in reads:
         for write in writes:
             shared = set(graph.nodes[write].writes)
-            yield from ((source, write, reader) for source in sources if source in shared and _older(source, write))
-
-
-def _older(source: Source, write: int) -> bool:
-    return not isinstance(source, int) or source < write
+            older = (source for source in sources if not isinstance(source, int) or source < write)
+            yield from ((source, write, reader) for source in older if source in shared)
 
 
 def _first_view(writer: Node) -> int:
-    """The first call whose result lies in the memory that a call writes to: the call itself if none does."""
+    """The first call whose result shares the memory that a call writes to: the call itself if none does."""
     return min([writer.id, *(source for source in writer.writes if isinstance(source, int))])
 
 

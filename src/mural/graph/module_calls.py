@@ -1,4 +1,4 @@
-"""The calls of modules while a forward pass runs: seen, noted, and handed to somebody who decides about them."""
+"""The calls of modules while a forward pass runs: seen, noted, and handed to a callback that decides about them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ attribute of the class, and setting it does not make Python look at every class 
 
 
 class Interception:
-    """Stands in the slot of all modules. Those of the model are handed to `seen`, and others called as before.
+    """Is in the slot of all modules. Calls of the model's modules are handed to `seen`, others run as before.
 
-    While it is `paused`, all are called as before.
+    While it is `paused`, all run as before.
     """
 
     def __init__(self, paths: Mapping[int, str], seen: Seen, before: Any):
@@ -42,7 +42,7 @@ class Interception:
         return plain if path is None else partial(self._call, module, path, plain or module._call_impl)
 
     def __set__(self, module: nn.Module, value: Any) -> None:
-        """A module is compiled: it is called by that, if anybody lets it be called."""
+        """A compiled module is called by this, if it is called at all."""
         vars(module)[SLOT] = value
 
     def _call(self, module: nn.Module, path: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

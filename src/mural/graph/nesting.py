@@ -6,8 +6,8 @@ A unit is looked for by opening modules from the outside. A module that calls ot
 - each module it calls reads the one before it, and it is called only once in the model (an encoder) or all it calls
   is composite too, three of them or composite inside (a dense block of layers, a stage of transformer blocks).
 
-What does not open is a unit: a residual unit has leaves beside its shortcut, the branches of an Inception module do
-not read each other, an AmoebaNet cell neither.
+What does not open is a unit: a residual unit has leaves next to its shortcut, the branches of an Inception module do
+not read each other, and neither do those of an AmoebaNet cell.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Nesting:
         return pieces
 
     def _list_of(self, index: int, piece: NestedSpan) -> str:
-        """The path of the list that a module hangs in, "" if in none: a list is never called itself."""
+        """The path of the list that a module is in, "" if in none: a list is never called itself."""
         if not piece.calls:
             return ""
         path = self.graph.calls[piece.calls[0]].module
@@ -124,7 +124,7 @@ class Nesting:
         return "" if owner == path or any(call.module == owner for call in self.graph.calls) else owner
 
     def joined(self, pieces: list[NestedSpan]) -> list[NestedSpan]:
-        """The pieces with each call of a function in the module before or behind; as they are if there is no module."""
+        """The pieces, each call of a function in the module before or after it; unchanged if there is no module."""
         if not any(piece.calls for piece in pieces):
             return pieces
         found: list[NestedSpan] = []
@@ -159,7 +159,7 @@ class Nesting:
         return self.graph.calls[index].parent or 0
 
     def opens(self, index: int) -> bool:
-        """Whether units are to be looked for inside of a call."""
+        """Whether units are to be looked for inside a call."""
         children = self.children[index]
         composite = [child for child in children if self.children[child]]
         kind = self.graph.calls[index].kind
@@ -170,7 +170,7 @@ class Nesting:
         return self.chained(index) and (once or (composite == children and repeats))
 
     def height(self, index: int) -> int:
-        """How many levels of modules lie in a call."""
+        """How many levels of modules are in a call."""
         return 1 + max(map(self.height, self.children[index])) if self.children[index] else 0
 
     def chained(self, index: int) -> bool:
@@ -183,7 +183,7 @@ class Nesting:
         )
 
     def _sources(self, call: ModuleCall, bare: Iterable[int]) -> set[int]:
-        """What a call reads from outside, followed through the functions beside it."""
+        """What a call reads from outside, followed through the functions around it."""
         bare = set(bare)
         waiting = [node.id for node in self.graph.nodes[call.start : call.stop]]
         found: set[int] = set()

@@ -39,7 +39,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands in a recorded call for a tensor: the i-th of the node's inputs."""
+    """A placeholder for a tensor in a recorded call: the i-th of the node's inputs."""
 
     index: int
 
@@ -48,7 +48,7 @@ class Ref:
 class Saved:
     """Memory that autograd keeps for the backward of a call.
 
-    The same `memory` is the same storage, to be counted once. `owner` is whose tensor lies there: a node's id or a
+    The same `memory` is the same storage, to be counted once. `owner` says whose tensor is there: a node's id or a
     name; None for memory that the call itself made, as the mask of a dropout.
     """
 
@@ -63,13 +63,13 @@ class Node:
 
     `inputs[i]` says who made the i-th tensor among the arguments, and `picks[i]` which of its outputs it is.
     An in-place call is a node whose output is the next version of what it wrote. A call that wrote to an
-    argument's memory through another tensor (a view of it, a buffer) stands in `after`: it comes first too.
+    argument's memory through another tensor (a view of it, a buffer) is in `after`: it comes first too.
     `kind` is that of the rule in the table of operations, None where there is no rule. `func(*args, **kwargs)` is the
     call, with a `Ref` for each tensor; `writes` says whose memory it writes to, `saved` what its backward keeps,
     `call` is the index of the innermost call of a module that it happened in, `gradients` says for each output whether
     it requires a gradient, and `returns` which inputs are the outputs of a call that writes and returns nothing.
     `result` is what it returned, with a `Ref` for each output, and `same` says for each output which input it is
-    itself. `time` counts all calls, those beside the dataflow too.
+    itself. `time` counts all calls, including those outside the dataflow.
     """
 
     id: int
@@ -116,9 +116,10 @@ class Node:
 class Graph:
     """The nodes of one forward pass in the order in which they ran; `graph[site]` is the node of a call-site.
 
-    `calls` are the calls of modules, that of the model first. `effects` are calls that change the model but are no part
-    of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the constants
-    themselves. `touched` are the attributes that changed, by module and name, with the calls that read or set them.
+    `calls` are the calls of modules, that of the model first. `effects` are calls that change the model but are not
+    part of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the
+    constants themselves. `touched` are the attributes that changed, by module and name, with the calls that read or
+    set them.
     """
 
     nodes: tuple[Node, ...]
@@ -142,7 +143,7 @@ class Graph:
         if site not in self._by_site:
             module = site.partition("/")[0].partition("@")[0]
             near = [node.site for node in self.nodes if node.module == module][:8]
-            raise KeyError(f"{site!r} is no call-site of this graph; module {module!r} has {near or 'none'}")
+            raise KeyError(f"{site!r} is not a call-site of this graph; module {module!r} has {near or 'none'}")
         return self._by_site[site]
 
     @cached_property

@@ -79,7 +79,7 @@ class Origins:
         self._writes.setdefault(memory_of(tensor), []).append(node)
 
     def read(self, tensor: Tensor) -> Read | None:
-        """What a reader of this tensor waits for; None for a tensor that was never entered, nor one in its memory."""
+        """What a reader of this tensor waits for; None if neither it nor another tensor in its memory was entered."""
         origin = self._of.get(id(tensor)) or self._alias(tensor)
         if origin is None:
             return None

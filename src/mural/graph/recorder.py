@@ -93,7 +93,7 @@ class Recorder(TorchFunctionMode):
         return self._run(called, lambda: apply(*called.args, **called.kwargs))
 
     def _run(self, called: Called, run: Callable[[], Any]) -> Any:
-        """The result of a call, which is noted unless it happens inside of another."""
+        """The result of a call, which is noted unless it happens inside another."""
         if self._inside:
             return self._result(called, run)
         self._saving, self._inside = [], True
@@ -116,7 +116,7 @@ class Recorder(TorchFunctionMode):
             raise
 
     def _note(self, called: Called, read: list[Tensor], result: Any, written: list[Tensor]) -> None:
-        """Add a node for a call that made or wrote tensors; what a call only asks for leaves none."""
+        """Add a node for a call that made or wrote tensors; a call that only asks for something adds none."""
         made = tensors_in(result)
         returns = () if made else tuple(next(i for i, t in enumerate(read) if t is tensor) for tensor in written)
         made = made or written
@@ -166,7 +166,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Generator[None]:
-        """Record what the model does; raise what was refused, whoever caught it."""
+        """Record what the model does; raise what was refused, even if it was caught."""
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
             watching = scripted.refusing_compiled(self._compiled), functions.seeing_functions(self._function)
@@ -218,7 +218,7 @@ class Recorder(TorchFunctionMode):
         return self._refusal(f"{why} ({self._where()})")
 
     def _refusal(self, message: str) -> UnsupportedOp:
-        """An error that stands even if the model, or torch's own C++, catches it."""
+        """An error that is raised in the end even if the model, or torch's own C++, catches it."""
         self.refused = self.refused or UnsupportedOp(message)
         return self.refused
 
@@ -233,9 +233,10 @@ class Recorder(TorchFunctionMode):
     def graph(self, inputs: Sequence[str], result: Any) -> Graph:
         """What was recorded.
 
-        A call on parameters alone stays only if something reads it: counting batches is no part of the dataflow.
+        A call on parameters alone stays only if something reads it: counting batches is not part of the dataflow.
         """
-        outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves_with_path(result)]
+        leaves = pytree.tree_flatten_with_path(result)[0]
+        outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
         self.modules.end(0, result)
         ends = {source for output in outputs for source in (output.source, *output.after) if isinstance(source, int)}
         kept = sorted(needed_by(reached_from(set(inputs), self._nodes) | ends, self._nodes))
@@ -292,8 +293,3 @@ def with_refs(tree: Any, count: Counter[str]) -> Any:
         return Ref(count["refs"] - 1)
 
     return pytree.tree_map_only(Tensor, ref, tree)
-
-
-def leaves_with_path(tree: Any) -> list[tuple[Any, Tensor]]:
-    """The tensors that a model returns, each with its place in what it returns."""
-    return [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0] if isinstance(leaf, Tensor)]

@@ -6,7 +6,7 @@
            │                     ├─ relu    a bare call, of stage 1   open, and their forward runs on every rank
            ┈                     ┈
 
-A module that takes or leaves tensors past its arguments and results (through attributes) is open too.
+A module that takes or leaves tensors other than by its arguments and results (through attributes) is open too.
 """
 
 from __future__ import annotations

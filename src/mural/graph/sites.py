@@ -6,8 +6,8 @@
     head@2/add:1      the same in the module's second call
     add:1             the first `add` in the forward of the model itself, which has no name
 
-A call belongs to the innermost module that is running: its forward and its hooks. A module that hangs in the
-model under several names has the first of them. Calls of a module, and of an operation in one call of a
+A call belongs to the innermost module that is running: its forward and its hooks. A module that is in
+the model under several names has the first of them. Calls of a module, and of an operation in one call of a
 module, are counted from 1.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class At:
-    """Stands in the call of a module for a tensor: who made it, which of its outputs it is, what wrote to it since."""
+    """A placeholder for a tensor in a module's call: who made it, which of its outputs it is, what wrote to it."""
 
     source: int | str
     pick: int = 0
@@ -59,7 +59,7 @@ class ModuleCall:
 def sites(ops: Sequence[tuple[int, str]], calls: Sequence[ModuleCall]) -> list[str]:
     """The site of each operation, given as (index of the module's call, name).
 
-    >>> calls = [ModuleCall("", 1, None), Call("conv", 1, 0), Call("conv", 2, 0)]
+    >>> calls = [ModuleCall("", 1, None), ModuleCall("conv", 1, 0), ModuleCall("conv", 2, 0)]
     >>> sites([(1, "conv2d"), (2, "conv2d"), (0, "add"), (0, "add")], calls)
     ['conv', 'conv@2', 'add:1', 'add:2']
     """

@@ -1,4 +1,4 @@
-"""Tensors without memory: what a stage sees of tensors that another one has, and calls on meta tensors."""
+"""Tensors without memory: what a stage sees of another stage's tensors, and calls on meta tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mural.graph.script import Key
 
 
 class AbsentValue(PlanError):
-    """A call that needs the values of a tensor which another stage has."""
+    """A call that needs the values of another stage's tensor."""
 
 
 class Absent(Tensor):
@@ -41,7 +41,7 @@ class Absent(Tensor):
     ) -> Any:
         raise AbsentValue(
             f"{func} reads the result of another stage, which was not sent here: the model passes it in a way that "
-            f"cannot be seen (inside of an object, a closure or a hook). Move the cut so that both lie in one stage"
+            f"cannot be seen (inside an object, a closure or a hook). Move the cut so that both are in one stage"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -62,7 +62,7 @@ def twin_of(tensor: Tensor) -> Tensor:
 
 
 def staying(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call, without its wish for another device: `.to("cuda")` stays on meta."""
+    """The arguments of a call, without a request for another device: `.to("cuda")` stays on meta."""
     if name != "to":
         return args
     return tuple(META if isinstance(a, (torch.device, str)) or type(a) is int else a for a in args)

@@ -33,7 +33,7 @@ class Parallelism:
         (20.0, 30.0)
         """
         if processors < 1:
-            raise ValueError(f"bounds got {processors} processors, but there is at least one: give 1")
+            raise ValueError(f"bounds got {processors} processors, but it needs at least one: give 1")
         share = self.work / processors
         return max(share, float(self.depth)), share + self.depth
 
@@ -56,8 +56,8 @@ class GraphWork:
 def work(graph: Graph) -> GraphWork:
     """The work and depth of each node and of the graph, forward and backward.
 
-    The depth of a pass is that of the longest chain of calls. Backward, the gradients of parameters hang beside the
-    chain: each waits for the gradient of its call's result, and nothing waits for it.
+    The depth of a pass is that of the longest chain of calls. Backward, the gradients of parameters are not in
+    the chain: each waits for the gradient of its call's result, and nothing waits for it.
     """
     nodes = node_costs(graph)
     behind = [0] * len(graph)  # the depth at which a node's result is there

@@ -44,7 +44,7 @@ Formula = Callable[[Node, Wants], CallCosts]
 
 
 def beside(works: Iterable[Work]) -> Work:
-    """Work that is done side by side."""
+    """Work that is done in parallel."""
     all_of = list(works)
     return Work(sum(w.work for w in all_of), max((w.depth for w in all_of), default=0))
 

@@ -68,7 +68,7 @@ def max3(channels: int, stride: int) -> nn.Module:
 
 
 def mean3(channels: int, stride: int) -> nn.Module:
-    """The mean of 3 × 3, of what lies inside at a border."""
+    """The mean of 3 × 3, at a border of what is inside."""
     return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
 
 

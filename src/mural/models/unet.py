@@ -9,7 +9,7 @@ Ronneberger, Fischer and Brox, 2015, for depth 2 (the classic has width 64 and d
 Convolutions are padded to keep their extents, so scores have the extents of the image. Where halving left a
 remainder, what comes up is interpolated to the extents of the skip.
 
-Whoever comes up must give its channels away, so that half of what meets is the skip. `upsample` says how:
+What comes up must halve its channels, so that half of the joined channels are the skip's. `upsample` says how:
 
 - "transposed", "interpolate": a layer between the levels does, learned or before interpolation.
 - "repeat": the blocks do. The lowest ends with the channels of the level above, each block that meets a skip

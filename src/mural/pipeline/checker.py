@@ -1,4 +1,4 @@
-"""The proof that a program runs to its end: no deadlock, no message for another, none left over.
+"""The proof that a program runs to its end: no deadlock, no message received by mistake, none left over.
 
 What is assumed of channels: each direction between two seats is one queue without tags. Sends and receives are posted
 in the order of the list and do not block. The n-th receive of a channel completes once it and the n-th send are
@@ -29,7 +29,7 @@ Channel = tuple[int, int]
 
 @dataclass(frozen=True)
 class SeatEnd:
-    """How a seat ends: at which step of its list (its length: behind the last), and for want of what."""
+    """How a seat ends: at which step of its list (its length: after the last), and what is missing."""
 
     end: End
     at: int
@@ -70,7 +70,7 @@ class Verdict:
         return "\n".join(lines)
 
     def explain(self, seat: int) -> str:
-        """One sentence on how a seat ends."""
+        """A sentence that says how a seat ends."""
         outcome, row = self.outcomes[seat], self.program.seats[seat]
         where = f"before its {described(row[outcome.at])}" if outcome.at < len(row) else "at the end of its list"
         if outcome.end == "stuck" and outcome.parcel and outcome.peer is not None:
@@ -81,11 +81,11 @@ class Verdict:
         if outcome.end == "wrong":
             return f"seat {seat} {where} expects {outcome.parcel} from seat {outcome.peer} and gets {outcome.got}"
         if outcome.end == "unready":
-            return f"seat {seat} cannot go on {where}: {outcome.parcel or 'its forward'} is not there, nor on its way"
+            return f"seat {seat} cannot go on {where}: {outcome.parcel or 'its forward'} is not there, and not sent"
         return f"seat {seat} comes to its end"
 
     def cycle(self) -> tuple[int, ...]:
-        """Seats each of which waits for the next, the first one again at the end; empty if there is no such circle."""
+        """A cycle of seats each of which waits for the next, the first one again at the end; empty if there is none."""
         for start in range(len(self.outcomes)):
             path = [start]
             while (peer := self.outcomes[path[-1]].peer) is not None and self.outcomes[path[-1]].end == "stuck":
@@ -120,7 +120,7 @@ def check(program: Program, strict: bool = True) -> Verdict:
 
 
 def miscounted(program: Program) -> tuple[Action, ...]:
-    """Actions that do not stand exactly once in the lists, on their seat; forwards alone are complete too."""
+    """Actions that are not exactly once in the lists, on their seat; forwards alone are complete too."""
     schedule = program.schedule
     found = Counter((seat, step) for seat, row in enumerate(program.seats) for step in row if isinstance(step, Action))
     backward = any(action.kind == "backward" for row in schedule.seats for action in row)
@@ -162,7 +162,7 @@ class CheckedRun:
 
 
 class Seat:
-    """One seat on its way through its list."""
+    """One seat as it goes through its list."""
 
     def __init__(self, run: CheckedRun, program: Program, number: int, strict: bool) -> None:
         self.run, self.program, self.number, self.strict = run, program, number, strict
@@ -223,7 +223,7 @@ class Seat:
         return None if sent[number] == parcel else SeatEnd("wrong", self.at, parcel, channel[0], sent[number])
 
     def finish(self) -> SeatEnd | None:
-        """Wait for what is still open behind the last step."""
+        """Wait for what is still open after the last step."""
         obstacles = (self.wait(*entry) for entry in self.receives)
         obstacle = next((o for o in obstacles if o is not None), None)
         if obstacle is None and self.strict:

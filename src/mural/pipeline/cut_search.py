@@ -16,7 +16,7 @@ from mural.cost.stage_memory import Matrix
 def least_largest(costs: Sequence[Matrix], ceiling: float) -> float:
     """The least possible cost of the most expensive stage; `costs[k][a, b]` is the k-th stage from point a to b.
 
-    A stage that costs more than the ceiling is not looked at.
+    Stages that cost more than the ceiling are ignored.
     """
     best = costs[0][0]
     for cost, first in with_starts(costs[1:], ceiling):
@@ -61,7 +61,7 @@ def nearest(so_far: Sequence[int], targets: Sequence[float]) -> list[int]:
     best, came = np.zeros(len(so_far)), list[Matrix]()
     for k, target in enumerate(targets):
         off = np.abs(np.asarray(so_far, dtype=np.float64) - target)
-        # Points must be left for the targets before and behind.
+        # Points must be left for the targets before and after.
         off[: k + 1] = np.inf
         off[inner - (len(targets) - 1 - k) :] = np.inf
         best = off + (best if k == 0 else np.concatenate([[np.inf], np.minimum.accumulate(best)[:-1]]))

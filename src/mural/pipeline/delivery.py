@@ -10,7 +10,7 @@ layouts here and there, and from these the boxes that travel between each pair o
     │ rank 1 │ ─────────────┘   └────────┘
     └────────┘ rows 4 to 8
 
-Where several ranks hold the same piece, a receiver takes it from the one that stands as it does.
+Where several ranks hold the same piece, a receiver takes it from the one with the same coordinates.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TensorForm:
         )
 
     def layout(self, mesh: Mesh, align: int = 1) -> Layout:
-        """How the tensor lies on a mesh: as it was cut where the mesh has as many ranks along an axis, else evenly."""
+        """How the tensor is cut over a mesh: as it was where the mesh has as many ranks along an axis, else evenly."""
         images = {axis: on_mesh(bounds, mesh, axis, align) for axis, bounds in self.images}
         kept = tuple(sorted(images.items()))
         plain = Layout(mesh, self.shape, self.axes, (None,) * len(self.shape), kept)

@@ -72,7 +72,7 @@ def on_host(*tensors: Tensor) -> list[Tensor]:
 
 
 def trial_results(results: Sequence[Any], dims: Dims) -> list[Any]:
-    """Random values in the place of results; what has no images is the same for all micro-batches."""
+    """Random values instead of results; what has no images is the same for all micro-batches."""
     found = [pytree.tree_map_only(Tensor, random_leaf, result) for result in results]
     first, form = pytree.tree_flatten(found[0])
     return [
@@ -106,17 +106,17 @@ def tolerance(tree: Any) -> float:
 
 
 def undivided(why: str) -> PlanError:
-    """The error for a loss that is no weighted sum over micro-batches."""
+    """The error for a loss that is not a weighted sum over micro-batches."""
     return PlanError(
-        f"the loss of the batch is no weighted sum of the losses of its micro-batches: {why}. This schedule begins "
+        f"the loss of the batch is not a weighted sum of the losses of its micro-batches: {why}. This schedule begins "
         f'backward before all results are there; use schedule = "gpipe", or microbatches = 1'
     )
 
 
 def random_leaf(value: Tensor) -> Tensor:
-    """Random values in the place of a result, as the beginning of a history.
+    """Random values instead of a result, as the beginning of a history.
 
-    They lie between 0.1 and 0.9, where scores, probabilities and intensities all have losses with gradients.
+    They are between 0.1 and 0.9, where scores, probabilities and intensities all have losses with gradients.
     """
     if not value.is_floating_point():
         return value
@@ -149,7 +149,7 @@ def gradients(loss: Tensor, trees: Sequence[Any], mesh: Mesh) -> list[list[Tenso
 
 
 def layout_of(leaf: Tensor, mesh: Mesh) -> Layout:
-    """How a result lies on the ranks of the last stage."""
+    """How a result is cut over the ranks of the last stage."""
     if isinstance(leaf, ShardedTensor):
         return leaf.placement
     none = (None,) * leaf.ndim

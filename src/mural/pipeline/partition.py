@@ -36,7 +36,7 @@ OBJECTIVES: tuple[By, ...] = ("layers", "time", "memory", "both")
 SLACK = 1 + 1e-12
 """Sums in another order differ by rounding."""
 NEAR = range(-2, 3)
-"""How far, in points, the stages lie that are walked together."""
+"""The distance, in points, within which stages are walked together."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class CutQuestion:
         """The cuts under which the most expensive stage is cheapest.
 
         Stages are first taken for as lean as their bounds. Those of the best cuts found so are walked, which makes some
-        of them dearer, until the best cuts consist of stages that were walked: no others can be better.
+        of them more expensive, until the best cuts consist of stages that were walked: no others can be better.
         """
         if by == "memory" or limit is not None:
             needs = {count: self.memory.least(count) for count in set(self.under_way)}
@@ -196,7 +196,7 @@ class CutQuestion:
         return [found[count] for count in self.under_way]
 
     def _walk(self, bounds: Sequence[int], needs: Mapping[int, Matrix]) -> bool:
-        """Put what the walk finds in the place of bounds, for the stages between these points; whether any was new.
+        """Replace bounds by what the walk finds, for the stages between these points; whether any was new.
 
         The stages next to a new one are walked with it: they are what the best cuts would try next.
         """

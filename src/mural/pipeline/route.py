@@ -66,7 +66,7 @@ class Route:
     def held(self, model: nn.Module) -> dict[str, frozenset[int]]:
         """For each parameter and buffer of the model, by its first name, the stages that hold it.
 
-        A stage holds what its nodes read and what lies in modules that it calls as a whole. What nobody reads stays
+        A stage holds what its nodes read and what is in modules that it calls as a whole. What nobody reads stays
         with the calls around it: the stage of the innermost called module whose path begins its name.
         """
         first = {id(t): name for name, t in reversed(list(named_tensors(model)))}
@@ -102,7 +102,7 @@ def check_starts(graph: Graph, bounds: Sequence[int]) -> None:
     """Raise unless the stages begin in order and none is empty."""
     if bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
         names = [graph.nodes[b].site for b in bounds[:-1] if b < len(graph)]
-        raise PlanError(f"stages begin at {names}: each has to begin behind the one before, the first at the beginning")
+        raise PlanError(f"stages begin at {names}: each has to begin after the one before, the first at the beginning")
 
 
 def check_writes(graph: Graph, bounds: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ def check_writes(graph: Graph, bounds: Sequence[int]) -> None:
                 if written and stage(source) != stage(writer) != stage(node.id):
                     raise PlanError(
                         f"{node.site} reads {graph.nodes[source].site}, which {graph.nodes[writer].site} wrote to in "
-                        f"place, but they lie in stages {stage(node.id)}, {stage(source)} and {stage(writer)}: move a "
+                        f"place, but they are in stages {stage(node.id)}, {stage(source)} and {stage(writer)}: move a "
                         f"cut so that two of them share a stage"
                     )
 

@@ -1,4 +1,4 @@
-"""The runner: carries out a seat's list of actions, with messages beside the computation.
+"""The runner: carries out a seat's list of actions, with messages concurrent with the computation.
 
 receive   make buffers and post what the other seat's ranks will send
 forward   wait for what the stage takes, run it, keep what backward needs
@@ -40,11 +40,11 @@ Ends = list[tuple[Tensor, Tensor | None]]
 Name = tuple[Key, int]
 """A tensor that crosses: its value, the seat that makes it."""
 Telling = tuple[Name, Work, int]
-"""What is told once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
+"""What is sent once: a tensor's form ("forward") or whether it has a gradient, and the seat on the other side."""
 
 
 class StepJob(Protocol):
-    """What one step is about: its inputs, and what happens behind the last stage."""
+    """What one step is about: its inputs, and what happens after the last stage."""
 
     @property
     def microbatches(self) -> int:
@@ -95,7 +95,7 @@ class LearnedForms:
     told: set[Telling] = field(default_factory=set[Telling])
     heard: set[Telling] = field(default_factory=set[Telling])
     reached: dict[tuple[Name, int], bool] = field(default_factory=dict[tuple[Name, int], bool])
-    """Whether the backward of a seat that uses a tensor came to it: without, autograd leaves no gradient at all."""
+    """Whether the backward of a seat that uses a tensor reached it: if not, autograd leaves no gradient at all."""
     complete: bool = False
 
 
@@ -145,7 +145,7 @@ class Runner:
             self.channels.finish()
 
     def forget(self) -> None:
-        """Let go of what a step that raised left."""
+        """Release what a step that raised left."""
         self.arrivals.clear()
         self.handed.clear()
 
@@ -197,7 +197,7 @@ class Runner:
         self._hand(action, made)
 
     def _absent(self, parcel: Parcel, grad: Tensor) -> bool:
-        """Whether there is no gradient, rather than one of zeros: optimizers pass over parameters without one."""
+        """Whether there is no gradient, rather than one of zeros: optimizers skip parameters without one."""
         name, source = self._name(parcel), self._seat(parcel, parcel.source)
         if self.known.reached.get((name, source), True):
             return False
@@ -224,7 +224,7 @@ class Runner:
         return parcel.edge.value, self._seat(parcel, parcel.edge.producer)
 
     def _layouts(self, parcel: Parcel, form: TensorForm) -> tuple[Layout, Layout]:
-        """How the tensor lies on the seat that makes it, and on the one that needs it."""
+        """How the tensor is cut on the seat that makes it, and on the one that needs it."""
         producer = self._seat(parcel, parcel.edge.producer)
         consumer = self._seat(parcel, parcel.target if parcel.work == "forward" else parcel.source)
         time = parcel.microbatch, self.job.microbatches
@@ -291,7 +291,7 @@ class Runner:
         return form.tensor(piece, layout)
 
     def _counterparts(self, source: int, target: int) -> tuple[int, list[int]]:
-        """Which rank of one seat tells this rank of the other about forms, and whom this rank of the one tells."""
+        """Which rank of one seat sends forms to this rank of the other, and which ranks this rank sends them to."""
         givers, takers = self.seats.ranks(source), self.seats.ranks(target)
         told = {taker: givers[i % len(givers)] for i, taker in enumerate(takers)}
         return told.get(self.rank, -1), [taker for taker, giver in told.items() if giver == self.rank]

@@ -148,8 +148,8 @@ def one_f_one_b(stages: int, microbatches: int, eager: bool = False) -> Schedule
         .01..aa2bb3cc.dd..      stage 1 holds 2
         ..0aa1bb2cc3dd....      stage 2 holds 1
 
-    In this order every message is waited for: each micro-batch's way to the last stage and back has no slack. `eager`
-    runs twice as many forwards ahead, which hides messages behind computing, and holds 2 (S - s) - 1 at most.
+    In this order every message is waited for: a micro-batch has no slack on its way to the last stage and back. `eager`
+    runs twice as many forwards ahead, which overlaps messages with computation, and holds 2 (S - s) - 1 at most.
     """
     positive(stages=stages, microbatches=microbatches)
     factor = 2 if eager else 1

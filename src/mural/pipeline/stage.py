@@ -182,7 +182,9 @@ class Stage:
             with self.scope():
                 torch.autograd.backward(roots, seeds)
         wanted = {key: value for key, value in kept.leaves.items() if needs(value)}
-        reached = {key for key, value in wanted.items() if arrived_at(value)}
+        reached = {
+            key for key, x in wanted.items() if (x.local if isinstance(x, ShardedTensor) else x).grad is not None
+        }
         return {key: self._gradient(value) for key, value in wanted.items()}, reached
 
     def _gradient(self, value: Tensor) -> Tensor:
@@ -195,18 +197,13 @@ class Stage:
         return true_gradient(raw, Layout(self.mesh, shape, none, none, ()))
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.kept.clear()
 
 
 def needs(value: Tensor) -> bool:
     """Whether a leaf wants a gradient."""
     return value.local.requires_grad if isinstance(value, ShardedTensor) else value.requires_grad
-
-
-def arrived_at(value: Tensor) -> bool:
-    """Whether a leaf has a gradient."""
-    return (value.local if isinstance(value, ShardedTensor) else value).grad is not None
 
 
 def leaf(value: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mural.cost.stage_memory import Matrix
 from mural.graph.liveness import Flow, flows
@@ -30,7 +29,8 @@ def received_matrix(graph: Graph, points: Sequence[int]) -> Matrix:
     read = Uses(graph, [uses_of(graph, flow) for flow in found])
 
     def row(start: int) -> Matrix:
-        return binned(read.following, np.where(source < start, size, 0.0), len(graph) + 1)
+        sums = np.bincount(read.following, np.where(source < start, size, 0.0), len(graph) + 1)
+        return np.asarray(sums, dtype=np.float64)
 
     return walked(graph, points, row, (read,))
 
@@ -38,11 +38,7 @@ def received_matrix(graph: Graph, points: Sequence[int]) -> Matrix:
 def summed_matrix(points: Sequence[int], amounts: Sequence[float]) -> Matrix:
     """The sum of the nodes' amounts over each stage; infinite where a stage would be empty."""
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(amounts, dtype=np.float64))])[list(points)]
-    return no_empty_stage(sums[None, :] - sums[:, None])
-
-
-def no_empty_stage(matrix: Matrix) -> Matrix:
-    """The matrix with infinity where the end does not lie behind the start."""
+    matrix = sums[None, :] - sums[:, None]
     return np.where(np.tri(len(matrix), dtype=np.bool_), np.inf, matrix)
 
 
@@ -51,13 +47,8 @@ def uses_of(graph: Graph, flow: Flow) -> list[int]:
     return [*flow.readers, len(graph) - 1] if flow.returned else list(flow.readers)
 
 
-def binned(places: NDArray[np.int64], amounts: Matrix, count: int) -> Matrix:
-    """The sum of the amounts at each place from 0 to `count` - 1."""
-    return np.asarray(np.bincount(places, amounts, count), dtype=np.float64)
-
-
 class Uses:
-    """For things that are used at some nodes: the first use at or behind a node, while walking back over the nodes."""
+    """For things that are used at some nodes: the first use at or after a node, while walking back over the nodes."""
 
     def __init__(self, graph: Graph, uses: Sequence[Sequence[int]]) -> None:
         self.following = np.full(len(uses), len(graph), dtype=np.int64)

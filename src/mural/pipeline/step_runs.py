@@ -68,7 +68,7 @@ class Runs:
             now.put_back()
 
     def end(self) -> int:
-        """A number for what runs left in what modules have in common, 0 for nothing; it has to be that of all ranks.
+        """A number for what runs left in what modules have in common, 0 for nothing; it must be the same on all ranks.
 
         Raises where a module that several stages call has changed: each stage has its own.
         """
@@ -92,7 +92,7 @@ class Runs:
                 held.put_back()
 
     def _clear(self) -> None:
-        """Registered tensors that another stage has made anew stay what they were here."""
+        """Registered tensors that another stage has replaced stay what they were here."""
         for path, module in self.opened.items():
             for name, value in module._buffers.items():
                 if isinstance(value, Absent):
@@ -109,15 +109,11 @@ def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
     """Raise unless two runs left the same."""
     for name in {**before, **after}:
         if name not in before or name not in after or not same(before[name], after[name]):
-            raise left_apart(name)
-
-
-def left_apart(name: Name) -> PlanError:
-    """The error for an attribute that runs leave different."""
-    return PlanError(
-        f"{'.'.join(filter(None, name))} is something else after each micro-batch, where one forward pass of the "
-        f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on the module"
-    )
+            raise PlanError(
+                f"{'.'.join(filter(None, name))} differs after each micro-batch, where one forward pass of the "
+                f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on "
+                f"the module"
+            )
 
 
 def shared_apart(names: Iterable[Name]) -> PlanError:
@@ -125,7 +121,7 @@ def shared_apart(names: Iterable[Name]) -> PlanError:
     told = ", ".join(sorted({".".join(filter(None, name)) for name in names})) or "what modules have in common"
     return PlanError(
         f"forward changes or draws from {told} in some stages and not in others, or ranks began with different states: "
-        f"seed random and numpy.random alike on all ranks, keep variables on modules, do it in the model's forward, "
+        f"seed random and numpy.random equally on all ranks, keep variables on modules, do it in the model's forward, "
         f"or use one stage"
     )
 
@@ -141,7 +137,7 @@ def within(modules: Mapping[str, nn.Module], roots: frozenset[str]) -> list[str]
 
 
 def paths_of(script: Script, modules: Mapping[str, nn.Module]) -> dict[int, frozenset[str]]:
-    """For each stage the modules whose forward its runs may come to: open ones, and its own closed ones."""
+    """For each stage the modules whose forward its runs may reach: open ones, and its own closed ones."""
     roots: dict[int, set[str]] = {}
     for item in script.items:
         if isinstance(item.run, ModuleCall):

@@ -150,7 +150,7 @@ def simulate(program: Program, costs: StageCosts) -> Timeline:
 
 
 class PlayedRun:
-    """A program as it is played: each seat as far as it gets, in turn, with the times of everything."""
+    """A program as it is simulated: each seat as far as it gets, in turn, with the times of everything."""
 
     def __init__(self, program: Program, costs: StageCosts) -> None:
         self.program, self.costs = program, costs
@@ -164,7 +164,7 @@ class PlayedRun:
         self.place = [0] * len(program.seats)
 
     def play(self) -> None:
-        """Play all lists to their end; raise where they have none."""
+        """Simulate all lists to their end; raise where they do not end."""
         check(self.program, strict=False).require()
         while any(place < len(row) for place, row in zip(self.place, self.program.seats, strict=True)):
             for seat, row in enumerate(self.program.seats):
@@ -205,7 +205,7 @@ class PlayedRun:
 # ----------------------------------------------------------------------------------------------------------- memory
 
 Hold = Callable[[int, float, float, float], None]
-"""Notes that a seat holds so many bytes from one moment to another."""
+"""Notes that a seat holds some bytes from one moment to another."""
 
 
 def changes(run: PlayedRun) -> list[list[tuple[float, int]]]:

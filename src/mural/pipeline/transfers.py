@@ -4,7 +4,7 @@ A tensor goes straight from the stage that makes it to every stage that uses it;
 each. Stages on one seat need no message. Channels have no tags (NCCL ignores them): between two seats, each direction
 is one queue, and its n-th send meets its n-th receive. So the order of receives is part of the program:
 
-    seat 0    F0 [send 1]  F1 [send 2]  F2 [send 3]         sends stand right behind what makes them:
+    seat 0    F0 [send 1]  F1 [send 2]  F2 [send 3]         sends come right after what makes them:
                                                             that is the order of the channel from 0 to 1
     seat 1    [post 1]  A  [post 2, 3]  B  C  D  E          C needs 3, E needs 2: by itself, 2 would be posted before
                         1                  3     2          D; but 3 is wanted before B, and 2 comes before 3
@@ -15,7 +15,7 @@ takes those before it along: a receive is posted at the earliest place that it o
 So all receives of a channel are posted in the order of its sends, and before they are needed.
 
 Why this cannot deadlock: posts do not block, so a seat stops only before an action, for a message whose receive it has
-posted and whose send stands right behind the action that makes it. The schedule orders all actions so that each comes
+posted and whose send comes right after the action that makes it. The schedule orders all actions so that each comes
 after those that it needs and after those before it in its list. If all seats stood still, take the first action in
 that order that has not run: its seat has come to it, all that it needs has run and was sent, so it does not wait. The
 argument needs a queue for each direction: NCCL runs all messages of two ranks in one group one after the other, so
@@ -59,7 +59,7 @@ class Parcel:
 
     @property
     def made_by(self) -> Action:
-        """The action behind which it is sent."""
+        """The action after which it is sent."""
         return Action(self.work, self.source, self.microbatch, self.replica)
 
     @property
@@ -105,7 +105,7 @@ class Program:
 
 
 def with_messages(schedule: Schedule, edges: Iterable[Edge], prefetch: int = 1) -> Program:
-    """The program of a schedule: its actions, with a send behind what makes each parcel and its receive posted in time.
+    """The program of a schedule: its actions, with a send after what makes each parcel and its receive posted in time.
 
     >>> from mural.pipeline.schedule import gpipe
     >>> program = with_messages(gpipe(stages=2, microbatches=1), [Edge(("x", 0), 0, (1,))])

@@ -3,7 +3,7 @@
     rank 0   │data│▒▒▒ compute ▒▒▒│idle│comm.│▒▒▒▒▒▒│
     rank 1   │data│▒▒▒▒▒ compute ▒▒▒▒▒▒│comm.│▒▒▒▒▒▒│
 
-Up to the latest post of the ranks that it needs, a wait is idle: they were not there yet. From then on it is
+Up to the latest post of the ranks that it needs, a wait is idle: those ranks were not ready. From then on it is
 communication. What is left of the step is compute: on a GPU too, as the host waits for the device before it sends.
 """
 
@@ -97,7 +97,8 @@ def account(notes: Sequence[Notes]) -> tuple[Shares, ...]:
 
     >>> sent = Trace(posts={("halo", 1): 3.0})
     >>> met = Trace(posts={("halo", 1): 1.0}, waits=[Wait("halo", 1.0, 4.0, ((0, ("halo", 1)),))])
-    >>> found = account([Notes(0, (StepAccount(1, 0.0, 5.0, 0.5),), sent), Notes(1, (Step(1, 0.0, 5.0, 0.0),), met)])
+    >>> steps = [StepAccount(1, 0.0, 5.0, waited) for waited in (0.5, 0.0)]
+    >>> found = account([Notes(0, (steps[0],), sent), Notes(1, (steps[1],), met)])
     >>> found[1].idle, found[1].communication, found[1].compute, found[0].compute
     (2.0, {'halo': 1.0}, 2.0, 4.5)
     """

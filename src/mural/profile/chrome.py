@@ -40,7 +40,7 @@ def events(note: Notes, start: float) -> Iterator[Event]:
         yield span(name, "stage", begin, end)
     for wait in note.trace.waits:
         yield span(wait.kind, "wait", wait.begin, wait.end, needs=[rank for rank, _ in wait.needs])
-    # Messages overlap each other and the work, so they are no nested spans but pairs of a begin and an end.
+    # Messages overlap each other and the work, so they are not nested spans but pairs of a begin and an end.
     for number, flight in enumerate(note.trace.flights):
         common = {"name": flight.kind, "cat": "messages", "pid": note.rank, "id": f"{note.rank}.{number}"}
         yield {"ph": "b", "ts": at(flight.begin), **common, "args": {"bytes": flight.bytes}}

@@ -35,7 +35,7 @@ MEETINGS = 9
 def profile(config: Config, steps: int = 10, warmup: int = 2) -> Profile | None:
     """The profile of some steps of a run from its start, on the first rank; None on others that a launcher started.
 
-    The run trains in a folder that is deleted behind it: no checkpoint of the real run is read or written.
+    The run trains in a folder that is deleted afterwards: no checkpoint of the real run is read or written.
     """
     with TemporaryDirectory(prefix="mural-profile-") as folder:
         config = replace(

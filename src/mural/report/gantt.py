@@ -34,7 +34,8 @@ def text(spans: Iterable[ActionSpan], unit: float | None = None) -> str:
 
     Without `unit`, a hundredth of the whole time. Digits are forwards and letters backwards, by micro-batch.
 
-    >>> print(text([ActionSpan(0, Action("forward", 0, 0), 0, 1), Span(1, Action("backward", 1, 0), 1, 3)], unit=1))
+    >>> forward, backward = Action("forward", 0, 0), Action("backward", 1, 0)
+    >>> print(text([ActionSpan(0, forward, 0, 1), ActionSpan(1, backward, 1, 3)], unit=1))
     0..
     .aa
     """
@@ -43,7 +44,7 @@ def text(spans: Iterable[ActionSpan], unit: float | None = None) -> str:
     columns = ceil(end_of(spans) / unit - 1e-9)
     rows = [["."] * columns for _ in range(seats(spans))]
     for span in spans:
-        # The columns whose middle lies in [start, end).
+        # The columns whose middle is in [start, end).
         first, last = ceil(span.start / unit - 0.5), ceil(span.end / unit - 0.5)
         for column in range(max(0, first), min(columns, last)):
             rows[span.seat][column] = letter(span.action)

@@ -11,7 +11,7 @@ from mural.errors import ConfigError
 BAR, HEAD, TOP, FOOT = 24, 46, 80, 50
 """Heights in pixels: of a bar, of a chart's title, of the legend with the first title, and of the axis of time."""
 PALETTE = ("#2f6db5", "#b4610d", "#1f7f6f", "#a13d78", "#6b5bb5", "#7d7a1e", "#b04545", "#3d7f9e")
-"""Dark enough for white letters, and apart from white and from black alike."""
+"""Dark enough for white letters, and distinct from both white and black."""
 GREY = "#808791"
 """As far from white as from black."""
 
@@ -25,7 +25,7 @@ def plotly(module: str) -> Any:
 
 
 def figure(titles: Sequence[str], bars: Sequence[int], unit: str, barmode: str) -> Any:
-    """A figure without bars yet: one chart below the other, each with room for so many, all on one axis of time."""
+    """A figure without bars yet: one chart below the other, each with room for that many, all on one axis of time."""
     heights = [BAR * max(count, 1) for count in bars]
     inside = sum(heights) + HEAD * (len(bars) - 1)
     made = plotly("subplots").make_subplots(

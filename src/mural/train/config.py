@@ -183,7 +183,7 @@ class CheckpointConfig:
     asynchronous: bool = True
     """Write while training goes on."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Go on from the newest checkpoint in the run's folder: if there is one, not at all, or else fail."""
+    """Go on from the newest checkpoint in the run's folder: if there is one, never, or fail without one."""
 
 
 @dataclass(frozen=True)
@@ -304,5 +304,5 @@ def merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
         elif isinstance(result.setdefault(table, {}), dict):
             result[table][key] = value
         else:
-            raise ConfigError(f"{name} was given, but {table} is {result[table]!r} and no table")
+            raise ConfigError(f"{name} was given, but {table} is {result[table]!r} not a table")
     return result

@@ -25,7 +25,7 @@ def datasets(config: Config) -> tuple[Any, Any]:
     training = one(data.images, data.masks, data.table, "data")
     if data.dataset is not None:
         if training is not None:
-            raise ConfigError("data.dataset was given beside data.images or data.table: choose one")
+            raise ConfigError("data.dataset was given along with data.images or data.table: choose one")
         training = called(named(data.dataset, "data.dataset"), data.arguments, "data.arguments")
     if training is None:
         raise ConfigError('there is nothing to train on: set data.images = "…/*.tif", data.table or data.dataset')
@@ -53,7 +53,7 @@ def one(images: Files | None, masks: Files | None, table: Path | None, where: st
     """The samples of one table of the configuration."""
     if table is not None:
         if images is not None or masks is not None:
-            raise ConfigError(f"{where}.table was given beside {where}.images or {where}.masks: choose one")
+            raise ConfigError(f"{where}.table was given along with {where}.images or {where}.masks: choose one")
         return Dataset.from_csv(table)
     if images is None:
         if masks is not None:

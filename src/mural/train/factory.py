@@ -96,7 +96,7 @@ def from_package(place: str, key: str) -> Any:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and place.startswith(error.name):
-            raise ConfigError(f"{key}: there is no module {error.name!r}: install it, or run beside it") from error
+            raise ConfigError(f"{key}: there is no module {error.name!r}: install it, or run where it is") from error
         raise
 
 
@@ -169,7 +169,7 @@ def make_loss(config: LossConfig, device: torch.device, dtype: torch.dtype) -> C
     if config.name not in LOSSES and ":" not in config.name:
         near = get_close_matches(config.name, LOSSES, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f'loss.name = "{config.name}" is none of {", ".join(LOSSES)}, and no import path{hint}')
+        raise ConfigError(f'loss.name = "{config.name}" is not one of {", ".join(LOSSES)}, nor an import path{hint}')
     function = LOSSES.get(config.name) or named(config.name, "loss.name")
     return partial(function, **{key: value(given) for key, given in config.arguments.items()})
 
@@ -193,7 +193,7 @@ def label_range(loss: Callable[..., Any], model: nn.Module, image: Sequence[int]
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer of torch.optim of that name, in any case of letters."""
+    """The optimizer of torch.optim of that name, upper or lower case."""
     known = {
         name.lower(): kind
         for name, kind in vars(torch.optim).items()
@@ -203,7 +203,7 @@ def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Opti
     if kind is None:
         near = get_close_matches(config.name.lower(), known, n=1)
         hint = f": did you mean {known[near[0]].__name__!r}?" if near else ""
-        raise ConfigError(f'optimizer.name = "{config.name}" is no optimizer of torch.optim{hint}')
+        raise ConfigError(f'optimizer.name = "{config.name}" is not an optimizer of torch.optim{hint}')
     made: Any = partial(kind, list(parameters))
     return called(made, {"lr": config.lr, **config.arguments}, "optimizer.arguments")
 

@@ -1,4 +1,4 @@
-"""The first layer that gave something infinite or no number, found by running the step again and looking at each."""
+"""The first layer whose output is infinite or not a number, found by running the step again and looking at each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Finder:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The plain floating tensors behind a layer's result."""
+    """The plain floating tensors of a layer's result."""
     if isinstance(value, ShardedTensor):
         value = value.carrier
     if isinstance(value, Tensor):

@@ -32,7 +32,7 @@ class Flag:
 
     @property
     def table(self) -> str:
-        """The table that the field stands in."""
+        """The table that the field is in."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -58,7 +58,7 @@ def documented(kind: type[Any]) -> dict[str, str]:
     """The sentence under each field of a dataclass or of those it extends: where its meaning is written down once."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     if not isinstance(body, ast.ClassDef):
-        raise TypeError(f"{kind} is no class")
+        raise TypeError(f"{kind} is not a class")
     found = {name: text for base in kind.__bases__ if is_dataclass(base) for name, text in documented(base).items()}
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):

@@ -31,7 +31,7 @@ class Journal:
         self.bar: Progress | None = None
 
     def open(self, step: int) -> None:
-        """Write from here on; lines of steps that will be taken again are dropped, so that each stands there once."""
+        """Write from here on; lines of steps that will be taken again are dropped, so that each is there once."""
         if not self.speaks:
             return
         path = self.folder / METRICS
@@ -46,7 +46,7 @@ class Journal:
             self.bar.start()
 
     def validated(self, step: int) -> tuple[int, dict[str, Any]]:
-        """The last step up to this one whose validation stands in the journal, and its scores; −1 where none does."""
+        """The last step up to this one whose validation is in the journal, and its scores; −1 where none does."""
         path = self.folder / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if self.speaks and path.exists() else []
         for line in reversed([line for line in lines if step_of(line) <= step]):

@@ -110,7 +110,7 @@ def update(run: Run, position: Position, batch: Batch, loss: Tensor, stop: StopR
 
 
 def not_finite(run: Run, position: Position, batch: Batch, loss: float, norm: float) -> TrainingError:
-    """The error for a step whose loss or gradient is no number, with the layer that it came from. Collective."""
+    """The error for a step whose loss or gradient is not a number, with the layer that it came from. Collective."""
     where = first_bad(run.pm, batch.image, batch.target, run.mesh)
     return TrainingError(
         f"step {position.step + 1} (epoch {position.epoch}, {', '.join(batch.names)}): the loss is {loss}, the norm of "

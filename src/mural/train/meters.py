@@ -38,7 +38,7 @@ class Reading:
     gradient_norm: float | None = None
 
     def values(self) -> dict[str, Any]:
-        """All numbers by name, as JSON takes them; the step stands beside them."""
+        """All numbers by name, as JSON takes them; the step is not among them."""
         return {name: value for name, value in asdict(self).items() if name != "step"}
 
     def scalars(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Steps of a run under its plan, beside plain autograd on one device: what `mural check` shows."""
+"""Steps of a run under its plan, compared with plain autograd on one device: what `mural check` shows."""
 
 from __future__ import annotations
 

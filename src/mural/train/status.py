@@ -1,10 +1,10 @@
 """The status of a run: `status.json` in its folder says whether it runs, or how it ended.
 
-    running    the process that trains, `pid` on `host`, is at it, or ended without a word: it was killed
+    running    the process that trains, `pid` on `host`, is running, or ended without a message: it was killed
     finished   all updates were taken
     stopped    a signal, `by`, asked it to save and leave
     failed     an error ended it: `error`, met on `rank`
-    killed     a signal, `by`, ended a rank at once, as who started the ranks saw
+    killed     a signal, `by`, ended a rank at once, as seen by the process that started the ranks
 
 A run that is refused leaves the file as it was.
 """
@@ -53,7 +53,7 @@ class Status:
         self.tell("running")
 
     def tell(self, state: str, *, by: str = "", error: str = "", **more: Any) -> None:
-        """Write how the run stands; of ranks that tell the same, the first does."""
+        """Write how the run stands; of ranks that report the same, the first does."""
         if self.rank == 0 or error:
             facts = {"state": state, "by": by, "error": error, **asdict(self.position), "saved": self.saved, **more}
             place = {"rank": self.rank, "pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname()}
@@ -61,7 +61,7 @@ class Status:
 
     @contextmanager
     def told(self) -> Generator[None]:
-        """A block whose failure is told; where others fail with it, the rank whose own error it is tells it."""
+        """A block whose failure is reported; where others fail with it, the rank whose own error it is reports it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -72,18 +72,18 @@ class Status:
             raise
 
     def hung(self, report: str) -> None:
-        """Tell what the watchdog found, before it ends the process."""
+        """Report what the watchdog found, before it ends the process."""
         self._end("failed", error=report.strip(), excused=self.rank != 0)
 
     def _end(self, state: str, *, error: str, by: str = "", excused: bool = False) -> None:
         if self.begun and not (excused and read(self.file).get("state") != "running"):
-            with suppress(OSError):  # what ended the run is raised, not that it could not be told
+            with suppress(OSError):  # what ended the run is raised, not that it could not be reported
                 self.tell(state, by=by, error=error)
 
 
 @contextmanager
 def told_of_ranks(folder: Path) -> Generator[None]:
-    """A block that starts local ranks: tells how they ended, where they could not do it themselves."""
+    """A block that starts local ranks: reports how they ended, where they could not do so themselves."""
     try:
         yield
     except RankError as error:
@@ -101,7 +101,7 @@ def told_of_ranks(folder: Path) -> Generator[None]:
 
 
 def _amend(folder: Path, state: str, by: str, error: str) -> None:
-    """Replace the status of ranks that this process started, unless they told their own end."""
+    """Replace the status of ranks that this process started, unless they reported their own end."""
     found = read(folder / FILE)
     mine = found.get("parent") == os.getpid() and found.get("host") == socket.gethostname()
     unsure = found.get("state") == "running" or str(found.get("error")).startswith(PeerError.__name__)

@@ -99,7 +99,7 @@ class Run:
         return {"samples": len(self.loader.dataset), "batch": data.batch, "seed": self.config.seed}
 
     def due(self, position: Position, every: int) -> bool:
-        """Whether something that happens every so many updates happens now."""
+        """Whether something that happens every few updates is due now."""
         return every > 0 and position.step % every == 0
 
     def validates(self, position: Position) -> bool:
@@ -219,7 +219,7 @@ class Run:
         )
 
     def report(self, position: Position, norm: float) -> None:
-        """Say how training goes, every so many updates and at the end. Collective."""
+        """Report how training goes, every few updates and at the end. Collective."""
         self.status.position = position
         self.meter.updates += 1
         self.journal.advance(position.step)
@@ -243,7 +243,7 @@ class Run:
 
 
 def write_down(config: Config) -> None:
-    """Write down in the run's folder what the run is."""
+    """Write the run's configuration to its folder."""
     try:
         config.save(config.folder / RESOLVED)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Names of prediction files, from the names of samples: readable, different from each other, the same in every run."""
+"""Validation: the scores of held-out images, and their predictions in files named after the samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_stem(name: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """A text with what may stand in the name of a file."""
+    """A text with only the characters that a file's name may have."""
     return re.sub(r"[^\w.-]+", "_", text)
 
 
@@ -75,7 +75,7 @@ def apart(names: Sequence[str], stems: Sequence[str], taken: set[str]) -> list[s
 
 
 def with_folders(names: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Stems behind those folders of their paths that not all have in common."""
+    """Stems with the folders of their paths that not all have in common."""
     folders = [PurePath(name).parts[:-1] for name in names]
     most = min(map(len, folders))
     start = next((i for i in range(most) if len({parts[i] for parts in folders}) > 1), most)
@@ -154,7 +154,7 @@ class Scores:
 
 
 def classes_of(output: Tensor, target: Tensor) -> Tensor | None:
-    """The predicted class of every position (or image); None where the output is no score of classes."""
+    """The predicted class of every position (or image); None where the output does not hold scores of classes."""
     if not target.is_floating_point() and output.ndim == target.ndim + 1 and output.shape[1] > 1:
         return output.argmax(1)
     if output.shape == target.shape and output.shape[1:2] == (1,) and bool(((target == 0) | (target == 1)).all()):

@@ -12,7 +12,7 @@ from mural.geometry import Box, Interval
 
 SYNONYMS = {"S": "C", "Z": "D", "Y": "H", "X": "W"}
 FEW = 4
-"""Up to so many positions of a dim without a name are channels."""
+"""A dim without a name and with at most this many positions holds channels."""
 
 
 @dataclass(frozen=True)

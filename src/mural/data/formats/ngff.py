@@ -34,10 +34,10 @@ def read_json(path: Path) -> Json | None:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{path}: it is no valid JSON ({error}): it is damaged; write the array again", str(path)
+            f"{path}: it is not valid JSON ({error}): it is damaged; write the array again", str(path)
         ) from error
     if not isinstance(found, dict):
-        raise DataError(f"{path}: it holds no JSON object: it is damaged; write the array again", str(path))
+        raise DataError(f"{path}: it does not hold a JSON object: it is damaged; write the array again", str(path))
     return found
 
 
@@ -86,7 +86,7 @@ def arrays_below(path: Path, depth: int = 3) -> list[str]:
 def group_metadata(name: str, axes: str, scales: list[tuple[float, ...]], method: str) -> Json:
     """The zarr.json of an OME-Zarr 0.5 group whose levels are called 0, 1, ….
 
-    A mean of f pixels lies in their middle, (f - 1) / 2 behind the first; a nearest pixel is the first itself.
+    A mean of f pixels is in their middle, (f - 1) / 2 after the first; a nearest pixel is the first itself.
     """
     kinds = {"c": "channel", "z": "space", "y": "space", "x": "space"}
     datasets: list[Json] = []

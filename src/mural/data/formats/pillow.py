@@ -86,7 +86,7 @@ def open_picture(path: Path, options: Options) -> OpenedFile:
 def deep_channels(path: Path) -> int | None:
     """The channels of a PNG with colours of 16 bits, of which Pillow keeps only the upper half; None for any other."""
     with path.open("rb") as file:
-        bits, colour = file.read(26)[24:]  # of the first chunk, behind width and height
+        bits, colour = file.read(26)[24:]  # of the first chunk, after width and height
     return {2: 3, 4: 2, 6: 4}.get(colour) if bits == 16 else None
 
 

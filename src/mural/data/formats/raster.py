@@ -23,7 +23,7 @@ from mural.geometry import Box
 
 
 class Datasets:
-    """The datasets of one file: no two threads may use one at once, so each borrows one, and new ones are opened."""
+    """The datasets of one file: no two threads may use one at once, so each borrows one, or opens a new one."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()
@@ -45,7 +45,7 @@ class Datasets:
         rasterio = package("rasterio", "geo")
         chosen = {} if overview is None else {"overview_level": overview}
         with warnings.catch_warnings():
-            # A picture without a place on Earth is a picture all the same.
+            # A picture without georeferencing is read all the same.
             warnings.simplefilter("ignore", package("rasterio.errors", "geo").NotGeoreferencedWarning)
             return rasterio.open(self.path, **chosen)
 

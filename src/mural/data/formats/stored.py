@@ -54,12 +54,12 @@ class Stored(Protocol):
 
 
 def nothing() -> None:
-    """Let go of nothing."""
+    """Nothing to release."""
 
 
 @dataclass(frozen=True)
 class OpenedFile:
-    """An opened file: its levels, the full one first, what their dims are, and how to let go of it."""
+    """An opened file: its levels, the full one first, what their dims are, and how to release it."""
 
     levels: Sequence[Stored]
     axes: Axes
@@ -120,7 +120,7 @@ class FileSource(Source):
         )
 
     def close(self) -> None:
-        """Let go of files; a later `read` takes them up again."""
+        """Release files; a later `read` opens them again."""
         self._held.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ JPEG = {6, 7, 34892, 33007}
 
 @dataclass(frozen=True)
 class Page:
-    """Where one page's tiles (or strips) lie, and what decoding them needs besides."""
+    """Where one page's tiles (or strips) are, and what else decoding them needs."""
 
     handle: Handle
     offsets: np.ndarray[Any, np.dtype[np.uint64]]
@@ -49,7 +49,7 @@ class Tiles:
     threads: int
 
     def read_into(self, out: Array, box: Box, counter: Counter) -> None:
-        """Fill an array with the pixels of a box, decoding the tiles that it touches beside each other."""
+        """Fill an array with the pixels of a box, decoding the tiles that it touches in parallel."""
         lead = len(self.shape) - 5
         inner = grid(self.shape[lead:], self.chunks[lead:])
 
@@ -83,7 +83,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class ContiguousPages:
-    """Pages that lie in the file as they are, each in one stretch: read without tiles, pixel by pixel."""
+    """Pages that are stored uncompressed, each in one stretch: read without tiles, pixel by pixel."""
 
     shape: tuple[int, ...]
     pages: tuple[Raw, ...]
@@ -114,7 +114,7 @@ class Handles:
         self.open: dict[str, Handle] = {}
 
     def of(self, page: Any) -> Handle:
-        """The handle of the file in which a page lies."""
+        """The handle of the file that has a page."""
         path = page.parent.filehandle.path
         return self.open.setdefault(path, Handle(Path(path)))
 
@@ -195,7 +195,7 @@ def stored(name: str, series: tifffile.TiffPageSeries, handles: Handles, options
 
 
 def plain(name: str, series: tifffile.TiffPageSeries, shape: tuple[int, ...], handles: Handles) -> ContiguousPages:
-    """Pages without tiles or compression; a series may have more of them than directories, one behind the other."""
+    """Pages without tiles or compression; a series may have more of them than directories, one after the other."""
     key: Any = series.keyframe
     pages: list[Any] = list(series._pages)
     dtype = np.dtype(key.dtype).newbyteorder(key.parent.byteorder)
@@ -219,7 +219,7 @@ def segment_shape(page: Any) -> tuple[int, int, int, int]:
 
 
 def page_of(name: str, page: Any, key: Any, handles: Handles) -> Page:
-    """A page's tiles; an error where they do not all lie within the file."""
+    """A page's tiles; an error where they are not all within the file."""
     handle = handles.of(page)
     offsets, counts = (np.asarray(values, np.uint64) for values in (page.dataoffsets, page.databytecounts))
     wanted = prod(grid(key.shaped[:-1], (1, *segment_shape(key)[:-1])))

@@ -22,7 +22,7 @@ def truncated(name: str, what: str, size: int) -> DataError:
 
 
 def check_directories(path: Path, file: tifffile.TiffFile) -> None:
-    """Raise where the chain of directories leads out of the file: tifffile would leave out the pages behind.
+    """Raise where the chain of directories leads out of the file: tifffile would leave out the pages after it.
 
     header -> directory 0 -> directory 1 -> … -> 0
     """

@@ -1,4 +1,4 @@
-"""A grid of tiles: where each lies, and which of them a box touches."""
+"""A grid of tiles: where each is, and which of them a box touches."""
 
 from __future__ import annotations
 

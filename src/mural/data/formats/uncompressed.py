@@ -1,4 +1,4 @@
-"""Arrays that lie in a file as they are: NumPy's .npy and .npz, and whatever else is neither tiled nor compressed."""
+"""Arrays that a file stores as they are: NumPy's .npy and .npz, and whatever else is neither tiled nor compressed."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def fill(file: int, buffer: memoryview, offset: int) -> None:
 
 
 PIXEL = 64
-"""A last dim of up to so many bytes, such as the channels of a pixel, is always read whole."""
+"""A last dim of up to this many bytes, such as the channels of a pixel, is always read whole."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """An array in C order that lies in a file as it is, from an offset on."""
+    """An array in C order that is stored in a file as it is, from an offset on."""
 
     handle: Handle
     offset: int
@@ -188,7 +188,7 @@ class Reversed:
 def held(
     path: Path, offset: int, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any], options: Options
 ) -> OpenedFile:
-    """An opened array whose pixels lie in the file from an offset on."""
+    """An opened array whose pixels are in the file from an offset on."""
     check_size(str(path), offset + prod(shape) * dtype.itemsize, path.stat().st_size)
     raw = Raw(Handle(path), offset, shape[::-1] if fortran else shape, dtype)
     axes = resolved(str(path), guessed(shape), shape, options.axes)
@@ -244,7 +244,7 @@ def chosen(name: str, archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipI
 
 
 def data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin: behind its own header, whose name and extra field vary in length."""
+    """Where a stored member's bytes begin: after its own header, whose name and extra field vary in length."""
     with path.open("rb") as file:
         file.seek(member.header_offset + 26)
         lengths = np.frombuffer(file.read(4), "<u2")

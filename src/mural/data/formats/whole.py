@@ -20,7 +20,7 @@ LIMIT = 512 * 2**20
 
 
 class Recent:
-    """Decoded files, the longest unused of which goes first when they are more than the limit."""
+    """Decoded files; the least recently used are dropped first when they exceed the limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -35,14 +35,14 @@ class Recent:
             return self._kept.get(key)
 
     def put(self, key: int, array: Array) -> None:
-        """Keep an array, whatever its size, and let go of others."""
+        """Keep an array, whatever its size, and release others."""
         with self._lock:
             self._kept[key] = array
             while len(self._kept) > 1 and sum(a.nbytes for a in self._kept.values()) > self.limit:
                 self._kept.popitem(last=False)
 
     def drop(self, key: int) -> None:
-        """Let go of an array."""
+        """Release an array."""
         with self._lock:
             self._kept.pop(key, None)
 
@@ -84,5 +84,5 @@ class WholeArray:
             return found
 
     def close(self) -> None:
-        """Let go of the pixels."""
+        """Release the pixels."""
         _recent.drop(id(self))

@@ -1,7 +1,8 @@
 """Augmentations that are the same whatever the plan: drawn from (seed, epoch, sample), done on a rank's own piece.
 
-Flips and turns read the box behind a rank's own (see `view.py`). Intensities change each value by itself, and noise
-comes from a lattice of blocks of the augmented image (decision 0006), so a piece gets what the whole image would get.
+Flips and turns read the box that a rank's own comes from (see `turned_view.py`). Intensities change each value by
+itself, and noise comes from a lattice of blocks of the augmented image (decision 0006), so a piece gets what the whole
+image would get.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Drawn:
     key: int
 
     def recolour(self, piece: Tensor, box: Box, shape: Sequence[int]) -> None:
-        """Change the values of a piece (C, …) that lies at a box of the augmented image (C, …), in place."""
+        """Change the values of a piece (C, …) that is a box of the augmented image (C, …), in place."""
         if self.gamma != 1.0:
             raise_to(piece, self.gamma)
         each = (len(self.gain), *(1,) * (piece.ndim - 1))
@@ -125,7 +126,7 @@ def raise_to(piece: Tensor, power: float) -> None:
     """Raise each value to a power, keeping its sign, in place.
 
     torch computes most values in vector registers and the last few one by one, and the two may differ in the last bit;
-    where those few lie depends on the piece. Runs that fill whole registers give each value the same bits everywhere.
+    where those few are depends on the piece. Runs that fill whole registers give each value the same bits everywhere.
     """
     values, run = piece.contiguous(), piece.new_zeros(SERIAL)
     for part in values.view(-1).split(SERIAL):

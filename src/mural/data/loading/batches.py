@@ -1,4 +1,4 @@
-"""Batches: what this rank read of a step as sharded tensors, and what it did not read as the way to it."""
+"""Batches: what this rank read of a step as sharded tensors, and what it did not read, to be read on demand."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def on_device(
 
 
 def target_layout(image: Layout, form: SampleForm, with_channels: bool) -> Layout:
-    """Where the targets of images lie: masks cut as the images are, labels along the data axis alone."""
+    """How the targets of images are cut: masks as the images are, labels along the data axis alone."""
     shape = (image.shape[0], *target_shape(form, with_channels, form.extents))
     dims = (
         [0] if form.target != MASK else [0, 1, *range(2, image.ndim)] if with_channels else [0, *range(2, image.ndim)]

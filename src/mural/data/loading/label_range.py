@@ -1,4 +1,4 @@
-"""The labels that a loss takes: a value of a mask that is none of them is named with its file and what to do."""
+"""The labels that a loss takes: an error for any other value names its file and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LabelRange:
         raise DataError(f"{name}: {found}{made}, but {self.rule}: {self.fix(values, strange)}", name)
 
     def strange(self, values: Tensor) -> list[float]:
-        """The values that are no labels, each once, ascending."""
+        """The values that are not labels, each once, ascending."""
         if not values.numel():
             return []
         plain = values.to(torch.uint8) if values.dtype == torch.bool else values
@@ -55,7 +55,7 @@ class LabelRange:
         return f"the model has {self.classes} classes, 0 to {self.classes - 1}{ignored}"
 
     def fix(self, values: Tensor, strange: Sequence[float]) -> str:
-        """What a user may do."""
+        """What a user can do about it."""
         if self.classes is None:
             return f"rename values, as by data.labels = {_pairs({_whole(max(strange)): 1})}"
         unused = [n for n in range(1, self.classes) if not bool((values == n).any())]

@@ -36,7 +36,7 @@ class Loader:
     every rank; with `skip_bad`, that sample is left out everywhere and listed in `bad`.
 
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
-    zeros around images that are smaller), `pad_to` adds zeros behind each dim up to a multiple; masks get `pad_target`.
+    zeros around smaller images), `pad_to` adds zeros at the end of each dim up to a multiple; masks get `pad_target`.
     For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `label_range` says which labels a loss
     takes, and others are errors that name their file; `level` chooses a resolution. `needs` (see `pm.needs`) says
     what this rank takes of the batches: of the rest it reads the headers of files, and the pixels only if asked for.
@@ -142,7 +142,7 @@ class Loader:
             for _ in range(start, stop):
                 if ready := self._next(ahead):
                     found = True
-                    yield ready.pop()  # from here on it is the training's alone, which may let go of its memory
+                    yield ready.pop()  # from here on it is the training's alone, which may release its memory
         if not found:
             raise DataError(f"no sample could be read in epoch {epoch}: {self.summary()}")
 

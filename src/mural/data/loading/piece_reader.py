@@ -24,8 +24,8 @@ from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims
 
 MOST_AT_ONCE = 2**20
-"""Positions that one task of a worker reads at most: little memory beside the batch, and soon done when the loader is
-closed."""
+"""Positions that one task of a worker reads at most: little memory besides the batch, and soon done when the
+loader is closed."""
 LEAST_AT_ONCE = 2**18
 """A box with fewer positions for each worker is not divided."""
 
@@ -60,7 +60,7 @@ class SampleForm:
 
 
 def placed(mesh: Mesh, form: SampleForm, counts: Sequence[int], align: int) -> Layout:
-    """The layout of images of a form, of which each coordinate of the data axis holds so many."""
+    """The layout of images of a form, of which each coordinate of the data axis holds a given number."""
     shape = (sum(counts), form.channels, *form.extents)
     axes = dict(zip(spatial_dims(len(shape), mesh, None), SPATIAL, strict=False)) | {0: "data"}
     return layout_of(mesh, shape, axes, cuts_of(shape, mesh, axes, {0: Cuts.sized(counts)}, align))
@@ -84,7 +84,7 @@ class SamplePiece:
 
 @dataclass(frozen=True)
 class Reader:
-    """Everything that says what a sample's piece holds on this rank, whoever asks for it and whenever."""
+    """Everything that determines what a sample's piece holds on this rank."""
 
     samples: Samples
     needs: Needs
@@ -182,7 +182,7 @@ class Reader:
 def sources_of(
     sample: Sample, take: Callable[[str], Source], level: int, pixels: Pixels
 ) -> tuple[Source, Source | None, int, Tensor | None]:
-    """Image, mask, the mask's level and label of a sample, opened and held against each other."""
+    """Image, mask, the mask's level and label of a sample, opened and compared with each other."""
     image = opened(sample.image, sample.name, take)
     pixels.check_channels(image)
     extents = level_of(image, level).shape[1:]
@@ -213,7 +213,7 @@ def divided(behind: Box, source: Source, parts: int) -> tuple[Box, ...]:
 
 
 def read_turned(source: Source, level: int, view: View, part: Box) -> tuple[Tensor | None, Box]:
-    """What a file holds of a box, turned as the view is, and where that lies in the view: the box may stick out."""
+    """What a file holds of a box, turned as the view is, and its place in the view: the box may stick out."""
     inside = overlap(part, whole(view.extents))
     if not volume(inside):
         return None, ()

@@ -53,7 +53,7 @@ class Buffers:
                 self.idle.append(buffer)
 
     def sent(self, tensor: Tensor) -> Sent:
-        """A tensor of `new` on its way to the device, beside what the device computes."""
+        """A tensor of `new` on its way to the device, while the device computes."""
         if self.lanes is None or not tensor.numel():
             return Sent(tensor.to(self.device), None, self.lanes)
         with torch.cuda.stream(self.lanes.inward):

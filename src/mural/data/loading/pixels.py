@@ -25,7 +25,7 @@ class Pixels:
     high) maps these two to 0 and 1, None leaves the values. `mean` and `std`, one per channel, follow after
     augmentation. A mask holds `classes` (one channel, int64, without a channel dim), `values` (the same, floating) or
     `channels` (floating, with its channel dim, for BCE); `labels` replaces classes in masks and labels, as {255: 1}.
-    What is then no label of `label_range` is an error.
+    What is then not a label of `label_range` is an error.
     """
 
     scale: Scale = "range"
@@ -98,7 +98,7 @@ class Pixels:
         """The values of a mask (C, …), checked, and with their classes replaced."""
         if self.mask == "classes" and raw.is_floating_point() and bool((raw != raw.round()).any()):
             raise DataError(
-                f"{source.name}: the mask holds fractions, which are no classes: take mask='values' to learn values",
+                f"{source.name}: the mask holds fractions, which are not classes: take mask='values' to learn values",
                 source.name,
             )
         found = self.relabelled(raw if raw.is_floating_point() else raw.long()) if self.labels else raw
@@ -170,7 +170,7 @@ class ScaledSource(Source):
         return ScaledSource(self.source, replace(self.pixels, dtype=dtype))
 
     def close(self) -> None:
-        """Let go of files; a later `read` takes them up again."""
+        """Release files; a later `read` opens them again."""
         self.source.close()
 
 

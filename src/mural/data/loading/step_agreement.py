@@ -1,4 +1,4 @@
-"""Consent: what all ranks make of a step that each has read its part of, by one exchange of a few numbers.
+"""Agreement on a step: what all ranks make of it after each has read its part, by one exchange of a few numbers.
 
 Texts travel only where something failed, or where a dataset names its samples no other way.
 """
@@ -96,7 +96,7 @@ def check_same(samples: Samples, mesh: Mesh, settings: Sequence[int]) -> None:
 
 
 def names_of(step: StepRead, samples: Samples, mesh: Mesh) -> tuple[str, ...]:
-    """The names of all samples of a batch; exchanged where the dataset tells none without making the sample."""
+    """The names of all samples of a batch; exchanged where the dataset knows none without making the sample."""
     named = [name_at(samples, index) for index in step.batched.indices]
     if all(named):
         return tuple(named)

@@ -1,7 +1,7 @@
-"""Views: which box of a file's image stands behind a box of the image that the model sees.
+"""Views: which box of a file's image a box of the image that the model sees comes from.
 
 A view is a window of the file's image (a crop, or a larger window whose outside is padding), then flips and quarter
-turns. Both only rename positions, so a rank reads the box behind its own and turns what it read.
+turns. Both only rename positions, so a rank reads the box that its own comes from, and turns what it read.
 
         file               window            view (a quarter turn)
     +-----------+         +-----+            +---+
@@ -28,7 +28,7 @@ class QuarterTurns:
 
     >>> quarter = QuarterTurns.rotation(2, 1, (0, 1))
     >>> quarter, quarter.then(quarter) == QuarterTurns.rotation(2, 2, (0, 1))
-    (Turn(dims=(1, 0), flips=(True, False)), True)
+    (QuarterTurns(dims=(1, 0), flips=(True, False)), True)
     """
 
     dims: tuple[int, ...]
@@ -89,7 +89,7 @@ class View:
         return tuple(self.window[d].size for d in self.turn.dims)
 
     def behind(self, box: Box) -> Box:
-        """The box of the file's image behind a box of the view; it may stick out where the window does."""
+        """The box of the file's image that a box of the view comes from; it may stick out where the window does."""
         found = list(self.window)
         for (start, stop), d, flip in zip(box, self.turn.dims, self.turn.flips, strict=True):
             first, end = (-stop, -start) if flip else (start, stop)
@@ -112,7 +112,7 @@ class View:
 def split(box: Box, chunks: Sequence[int], parts: int, most: int) -> tuple[Box, ...]:
     """A box of a file cut into about that many parts of at most about `most` positions, at edges of the file's tiles.
 
-    The dim with the most tiles is cut first, the outermost of several: no tile lies in two parts.
+    The dim with the most tiles is cut first, the outermost of several: no tile is in two parts.
 
     >>> [box[0] for box in split((Interval(10, 100), Interval(0, 64)), (32, 64), 2, 10**6)]
     [Interval(start=10, stop=64), Interval(start=64, stop=100)]

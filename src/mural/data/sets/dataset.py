@@ -88,7 +88,7 @@ class Dataset:
     def split(self, fraction: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Two datasets, for training and for validation: the second has that fraction of the samples, drawn by seed."""
         if not 0 < fraction < 1:
-            raise DataError(f"split: fraction={fraction} must lie between 0 and 1, as in 0.2")
+            raise DataError(f"split: fraction={fraction} must be between 0 and 1, as in 0.2")
         if len(self) < 2:
             raise DataError(
                 "split: a dataset of one sample cannot be divided: add samples, or validate on the same one"

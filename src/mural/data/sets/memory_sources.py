@@ -19,7 +19,7 @@ from mural.geometry import slices
 class Unfiled(Source):
     """A source of one level that makes its boxes itself: a subclass says how, in `part`.
 
-    It can be pickled; its counter begins anew then. Counted are the bytes of what was asked for.
+    It can be pickled; its counter then starts again at zero. It counts the bytes of what was asked for.
     """
 
     def __init__(self, name: str, shape: Sequence[int], dtype: torch.dtype, tile: Sequence[int] | None = None):
@@ -32,7 +32,7 @@ class Unfiled(Source):
 
     @abstractmethod
     def part(self, box: geometry.Box) -> Tensor:
-        """The pixels of a box that lies inside the image."""
+        """The pixels of a box inside the image."""
 
     def read(self, box: Box | None = None, level: int = 0) -> Tensor:
         level_of(self, level)
@@ -58,7 +58,7 @@ class Unfiled(Source):
 class ArraySource(Unfiled):
     """An image in memory as a source: (C, H, W) or (C, D, H, W); an array (H, W) is taken as one channel.
 
-    What `read` gives are views: nobody may write to them.
+    `read` returns views: do not write to them.
 
     >>> source = ArraySource(np.arange(12).reshape(3, 4), name="twelve")
     >>> source.shape, source.read([(0, 1), (1, 3), (0, 2)]).tolist()

@@ -75,7 +75,7 @@ def pair(images: str | Path, masks: str | Path) -> list[tuple[Path, Path]]:
     """The images of a pattern, each with the mask of the other pattern that has the same stem, sorted by image.
 
     Where stems repeat or differ, the path below the pattern's folder decides, then what the wildcards stand for
-    (`scan_*.tif` beside `mask_*.tif`); the first of these that matches all files, one to one, is taken.
+    (`scan_*.tif` with `mask_*.tif`); the first of these that matches all files, one to one, is taken.
     """
     found, targets = expand(images, "images"), expand(masks, "masks")
     keys: list[tuple[Callable[[Path], str], Callable[[Path], str]]] = [

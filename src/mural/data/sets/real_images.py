@@ -1,6 +1,6 @@
 """Real images that scikit-image ships, with masks that a simple rule draws: for examples, tests and the demo.
 
-The masks are no ground truth. They are what the rule says, which is enough to see a model learn something.
+The masks are not ground truth. They are what the rule says, which is enough to see a model learn something.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Kind = Literal["tissue", "cells"]
 What = Literal["image", "mask"]
 
 CHANNELS: dict[Kind, int] = {"tissue": 3, "cells": 1}
-"""Colours of stained tissue, or one channel that shines where nuclei are, as under a fluorescence microscope."""
+"""Colours of stained tissue, or one channel that is bright where nuclei are, as under a fluorescence microscope."""
 CLASSES = ("background", "small nuclei", "large nuclei")
 # Optical density of each dye in red, green and blue: Ruifrok and Johnston, 2001, the eosin a little warmer.
 HEMATOXYLIN = (0.65, 0.70, 0.29)
@@ -63,12 +63,12 @@ def synthetic(size: Sequence[int] | int, seed: int = 0, kind: Kind = "tissue") -
 
 @dataclass(frozen=True)
 class Scene:
-    """The fields behind an image: where nuclei lie, and how much of each dye there is."""
+    """The fields that an image is computed from: where nuclei are, and how much of each dye there is."""
 
     seed: int
 
     def nuclei(self, box: geometry.Box) -> tuple[Field, NDArray[np.bool_]]:
-        """How deep each position lies in a nucleus (above 0: inside), and whether that is a large one."""
+        """How deep each position is in a nucleus (above 0: inside), and whether that is a large one."""
         depth, large = Ellipses(self.seed, *(LATTICE[len(box)])).paint(box)
         depth += np.float32(0.15) * between(smooth(knots(box, COARSE), 2, self.seed, 1), box, COARSE)
         return depth, large

@@ -1,6 +1,6 @@
 """Textures that are computed box by box: every value follows from the seed and its global position alone.
 
-Only additions, multiplications and look-ups are used, whose bits do not depend on where a value lies in an array; the
+Only additions, multiplications and look-ups are used, whose bits do not depend on where a value is in an array; the
 functions of a mathematical library may differ there, and two boxes that overlap would then disagree.
 """
 
@@ -39,7 +39,7 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def knots(box: Box, spacing: int) -> Box:
-    """The knots, every `spacing` positions, between which a box lies."""
+    """The knots, every `spacing` positions, that enclose a box."""
     return tuple(Interval(i.start // spacing, (i.stop - 1) // spacing + 2) for i in box)
 
 
@@ -77,7 +77,7 @@ class Ellipses:
     margin: int
 
     def paint(self, box: Box) -> tuple[Field, NDArray[np.bool_]]:
-        """How deep each position lies in an ellipse (1 at a centre, 0 on the rim, below outside), and in which kind."""
+        """How deep each position is in an ellipse (1 at a centre, 0 on the rim, below outside), and in which kind."""
         cells = [
             Interval((i.start - self.margin) // self.spacing, (i.stop + self.margin) // self.spacing + 1) for i in box
         ]
@@ -121,7 +121,7 @@ class Ellipses:
         # Depth is 1 - q: q = a·y² + 2b·y·x + c·x² over the last two dims, and z² / short² over those before.
         a, c = cos * cos / short**2 + sin * sin / long**2, cos * cos / long**2 + sin * sin / short**2
         b = cos * sin * (1 / long**2 - 1 / short**2)
-        # A tenth more than the radius, for whoever bends the rim a little.
+        # A tenth more than the radius, for callers that bend the rim a little.
         reach = np.clip((width - 1) / 2 - np.float32(1.1) * long, 0, np.float32(0.38 * self.spacing))
         offsets: list[Field] = []
         for dim in range(ndim):

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 
 class Done:
-    """The bytes that are done, told to whoever wants to know."""
+    """The bytes that are done, reported to a callback."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress, self.bytes, self.total = progress, 0, 0
@@ -128,7 +128,7 @@ def convert(
 
 @contextlib.contextmanager
 def reading(source: Source | str | os.PathLike[str], folder: Path) -> Generator[Source]:
-    """A source for the length of a block; a compressed NIfTI is unpacked beside the output, as it has no windows."""
+    """A source for the length of a block; a compressed NIfTI is unpacked next to the output, as it has no windows."""
     if isinstance(source, Source):
         yield source
         return
@@ -215,7 +215,7 @@ def coarser(finer: Any, box: Box, levels: Levels, level: int) -> Array:
 
 
 def to_tiff(image: Source, output: Output, wanted: Wanted, done: Done) -> None:
-    """Write a TIFF; its levels come from a Zarr that lies beside it for the time, as a TIFF is written in one go."""
+    """Write a TIFF; its levels come from a temporary Zarr next to it, as a TIFF is written in one go."""
     name, dtype = str(output.path), check_dtype(str(output.path), image.dtype)
     pages = pages_of(name, check_shape(name, image.shape), dtype, wanted.chunks)
     unit, count = pages.unit, wanted.levels if pages.ome else 1

@@ -21,7 +21,7 @@ def halved(shape: Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 def pyramid(shape: Sequence[int], chunks: Sequence[int], levels: int | None, dims: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the levels: so many, or until a level is one chunk along the halved dims.
+    """The shapes of the levels: a given number of them, or until a level is one chunk along the halved dims.
 
     >>> pyramid((3, 1000, 300), (3, 256, 256), None, 2)
     ((3, 1000, 300), (3, 500, 150), (3, 250, 75))

@@ -96,7 +96,7 @@ def overlapping(name: str, a: int, b: int, what: str) -> DataError:
 
 
 def batches(parts: Parts, size: int) -> Iterator[list[Index]]:
-    """The units in one order for all ranks, so many at a time that they fit in memory."""
+    """The units in one order for all ranks, in batches that fit in memory."""
     order, step = sorted(parts), max(1, AT_ONCE // size)
     for start in range(0, len(order), step):
         yield order[start : start + step]
@@ -141,7 +141,7 @@ def exchange(
 def swap(
     name: str, sends: Mapping[int, torch.Tensor], sizes: Mapping[int, int], mesh: Mesh | None
 ) -> dict[int, torch.Tensor]:
-    """The bytes that the peers send, so many from each."""
+    """The bytes that the peers send, a known number from each."""
     if mesh is None or not sends:
         return {}
     return Transfer(mesh.transport, f"parts of {name}", sends, sizes, next(iter(sends.values()))).wait()

@@ -1,4 +1,4 @@
-"""An output that is written beside its final place, and moved there only when it is complete."""
+"""An output that is written next to its final place, and moved there only when it is complete."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Output:
             return
         self.ended = True
         if self.path.is_dir():
-            # A folder cannot be replaced in one step, so the old one steps aside first.
+            # A folder cannot be replaced in one step, so the old one is renamed first.
             old = self.path.with_name(f".{self.path.name}.{self.token}.old.partial")
             os.rename(self.path, old)
             os.rename(self.partial, self.path)

@@ -14,7 +14,7 @@ from mural.data.formats.tile_grid import Index
 from mural.geometry import Box, overlap, slices, subtract, volume
 
 IN_MEMORY = 256 * 2**20
-"""Bytes of rims that are kept in memory; more go to a folder beside the output."""
+"""Bytes of rims that are kept in memory; more go to a folder next to the output."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Rims:
         return self._stored[index][2] if index in self._stored else (box,)
 
     def close(self) -> None:
-        """Let go of all rims."""
+        """Release all rims."""
         self._kept.clear()
         self._stored.clear()
         if self._scratch is not None:

@@ -45,7 +45,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         ...
 
     def seal(self) -> None:
@@ -95,7 +95,7 @@ class ZarrStore:
         return np.array(self._array[slices(box)].read().result())
 
     def close(self) -> None:
-        """Let go of the array."""
+        """Release the array."""
         self._array = None
 
     def seal(self) -> None:

@@ -19,7 +19,7 @@ TILE = 512
 AT_ONCE = 8
 """Tiles of a row that are read from the source together."""
 ONE_SAMPLE: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "contig", "extrasamples": ()}
-"""What tifffile is told of pages that have one sample for each pixel."""
+"""Arguments of tifffile for pages that have one sample for each pixel."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pages:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What tifffile is told of the pages."""
+        """The arguments of tifffile for the pages."""
         depth = self.shape[1:-2]
         shape = (*depth, *self.shape[-2:], 3) if self.rgb else self.shape
         letters = "ZYXS"[1 - len(depth) :] if self.rgb else "CZYX" if depth else "CYX"
@@ -56,7 +56,7 @@ class Pages:
         return {"shape": shape, "dtype": self.dtype, "tile": self.tile, "metadata": {"axes": letters}, **samples}
 
     def corners(self, width: int = 1) -> Iterator[tuple[tuple[int, int], ...]]:
-        """The boxes of the tiles, in the order in which a file has them, so many along a row together."""
+        """The boxes of the tiles, in the order in which a file has them, that many along a row together."""
         steps = (*self.unit[:-1], self.unit[-1] * width)
         starts = product(*(range(0, extent, step) for extent, step in zip(self.shape, steps, strict=True)))
         for corner in starts:

@@ -126,7 +126,7 @@ class Writer:
             self._forgotten()
 
     def _tell(self, error: BaseException) -> None:
-        """Let the peers not wait for this rank; where all raised, nobody waits."""
+        """Release the peers that wait for this rank; where all raised, nobody waits."""
         if self._mesh is not None:
             self._mesh.transport.raised(error)
 
@@ -159,7 +159,7 @@ def is_first(mesh: Mesh | None) -> bool:
 
 
 def give_up(store: Store, output: Output, rims: Rims | None, first: bool) -> None:
-    """Let go of everything; the first rank removes what was written, unless it has its name."""
+    """Release everything; the first rank removes what was written, unless it has its name."""
     store.close()
     if rims is not None:
         rims.close()

@@ -20,9 +20,9 @@ TILE = {2: (512, 512), 3: (64, 128, 128)}
 """What a chunk spans of two and of three spatial dims, unless said otherwise."""
 SHARD = 8
 SHARD_BYTES = 64 * 2**20
-"""A shard has up to so many chunks along a spatial dim, and up to so many bytes before compression."""
+"""The most chunks of a shard along a spatial dim, and the most bytes before compression."""
 FEW = 4
-"""Up to so many channels are kept together."""
+"""Up to this many channels are kept together."""
 
 
 def names(shape: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ def cells(outline: Outline, box: Box, stages: Sequence[DrawnStage]) -> list[str]
 
 
 def stage_mark(box: Box, stages: Sequence[DrawnStage]) -> str:
-    """The stages that a box lies in: `1`, or `0-2` for one that is cut."""
+    """The stages that a box is in: `1`, or `0-2` for one that is cut."""
     inside = [stage.name.removeprefix("stage ") for stage in stages_in(stages, box.start, box.stop)]
     return inside[0] if len(inside) == 1 else f"{inside[0]}-{inside[-1]}" if inside else ""
 
@@ -78,7 +78,7 @@ def box_lines(
 
 
 def attributes(outline: Outline, box: Box, stages: Sequence[DrawnStage]) -> str:
-    """What a node says, what it says under the mouse, and its stage's colour: two where it lies in several."""
+    """What a node says, what it says under the mouse, and its stage's colour: two where it is in several."""
     inside = stages_in(stages, box.start, box.stop)
     where = ", ".join(stage.name for stage in inside)
     label = [box.name, box.kind, shapes_in_words(box.shapes), where]

@@ -1,7 +1,7 @@
 """The outline of a graph: what all its drawings show. Boxes nested as modules call each other, down to layers.
 
 A layer is a module that calls no other, or a call of a function outside of these; where a module makes several
-calls of functions, these are boxes inside the layer. Parameters are no boxes: they are counted where they are used.
+calls of functions, these are boxes inside the layer. Parameters are not boxes: they are counted where they are used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Outline:
-    """The boxes in forward order, each before those inside it, and who reads whom among those with nothing inside."""
+    """The boxes in forward order, each before those inside it, and which of those with nothing inside read which."""
 
     graph: Graph
     boxes: tuple[Box, ...]
@@ -104,7 +104,7 @@ class Outline:
         opened: set[int] = set()
         front, seen = [0], 0
         while front:
-            # A list is no step in the computation, so it opens with what holds it.
+            # A list is not a step in the computation, so it opens with what holds it.
             front += [c for box in front for c in self.boxes[box].children if self.boxes[c].role == "list"]
             inside = [c for box in front for c in self.boxes[box].children]
             seen += len(inside)
@@ -120,7 +120,7 @@ class Outline:
         return [box for box in self.boxes if wide.issuperset(self.around(box.id)[:-1])]
 
     def shown_edges(self, opened: Iterable[int]) -> list[tuple[int, int]]:
-        """Who reads whom among the boxes that are seen and closed."""
+        """Which of the boxes that are seen and closed read which."""
         wide = set(opened)
 
         def seen(box: int) -> int:
@@ -264,7 +264,7 @@ class Growing:
         return tuple(self.shape_at(at) for at in outputs if isinstance(at, At))
 
     def shape_at(self, at: At) -> Shape:
-        """The shape of the tensor that stands there."""
+        """The shape of the tensor there."""
         if isinstance(at.source, int):
             return self.graph.nodes[at.source].output_shapes[at.pick]
         values = (*self.graph.inputs, *self.graph.parameters)
