@@ -7,6 +7,7 @@ the first call of backward, a bound from below. Only a walk through the whole of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,8 @@ class StageMemory:
     estimate: Estimate
     points: Sequence[int]
     optimizer: float = 0.0
+    most: float = math.inf
+    """What some cuts are known to need: stages that need more have no bound but infinity."""
 
     def bytes(self, a: int, b: int, micro_batches: int = 1) -> int:
         """The peak of the stage from the a-th to the b-th point, by the walk."""
@@ -60,15 +63,18 @@ class StageMemory:
         peaks, kept = np.full((count, count), np.inf), np.zeros((count, count))
         ends = np.asarray(self.points) - 1
         for a, start in enumerate(self.points[:-1]):
-            rows = np.array(list(growing(StepWalk(self.estimate.walk(start), accumulates=True), self.optimizer)))
-            peaks[a, a + 1 :], kept[a, a + 1 :] = rows[ends[a + 1 :] - start].T
+            step = StepWalk(self.estimate.walk(start), accumulates=True)
+            rows = np.array(list(growing(step, self.optimizer, self.most))).reshape(-1, 2)
+            inside = ends[a + 1 :][ends[a + 1 :] - start < len(rows)]
+            peaks[a, a + 1 : a + 1 + len(inside)], kept[a, a + 1 : a + 1 + len(inside)] = rows[inside - start].T
         return peaks, kept
 
 
-def growing(step: StepWalk, optimizer: float) -> Iterator[tuple[int, int]]:
+def growing(step: StepWalk, optimizer: float, most: float) -> Iterator[tuple[int, int]]:
     """For stages that begin where the step does and end after each of its nodes: a bound of the peak, and what is kept.
 
     What comes from outside is not in the ledger: it stays for the whole step, and counts from its first reader on.
+    Ends with the last stage whose forward pass needs no more than `most`: a longer one has the same pass up to there.
     """
     walk, graph, ledger = step.walk, step.walk.graph, step.ledger
     step.memory = dict.fromkeys(step.outside)
@@ -91,6 +97,8 @@ def growing(step: StepWalk, optimizer: float) -> Iterator[tuple[int, int]]:
             if graph.last_reads.get(at, -1) <= node.id:
                 ledger.drop(step.memory[at])
                 gradients -= step.bytes_at(at) * (at in walk.wanted and at[0] != node.id)
+        if state + inputs + ledger.peak > most:
+            return
         first = first_backward(step, node) if wanted else 0
         yield state + inputs + max(ledger.peak, ledger.live + gradients + first), inputs + ledger.live
 

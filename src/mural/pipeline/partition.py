@@ -1,6 +1,7 @@
 """Partition: the best cuts of a model into stages, over all that its cut points allow.
 
-Four objectives, each exact (dynamic programming over the cut points, not a heuristic):
+Four objectives, each exact (dynamic programming over the cut points, not a heuristic; where memory counts and there are
+hundreds of points, over some of them first, and then over all that are near the best):
 
     layers    equal numbers of modules that call no other, in the order in which they run: the naive split
     time      the slowest stage is as fast as can be
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -35,6 +36,8 @@ By = Literal["layers", "time", "memory", "both"]
 OBJECTIVES: tuple[By, ...] = ("layers", "time", "memory", "both")
 SLACK = 1 + 1e-12
 """Sums in another order differ by rounding."""
+POINTS = 160
+"""Cut points over which memory is searched at a time: the walks from each of them take as long as the search."""
 NEAR = range(-2, 3)
 """The distance, in points, within which stages are walked together."""
 
@@ -116,7 +119,7 @@ def partition(
     """
     _check(graph, stages, by, limit, seconds)
     trial = CutQuestion(graph, stages, level, _under_way(microbatches, stages), seconds, optimizer, hardware)
-    found = trial.partition(trial.even() if by == "layers" else trial.best(by, limit))
+    found = trial.partition(trial.even() if by == "layers" else trial.found(by, limit))
     if limit is not None and found.memory > limit:
         raise PlanError(_over(stages, limit, found.memory, f'cuts by "{by}"'))
     return found
@@ -134,7 +137,7 @@ def bound(
     _check(graph, stages, "memory", None, None)
     trial = CutQuestion(graph, stages, level, _under_way(microbatches, stages), None, optimizer, hardware)
     naive = [stage.memory for stage in trial.partition(trial.even()).stages]
-    optimum = trial.partition(trial.best("memory", None)).memory
+    optimum = trial.partition(trial.found("memory", None)).memory
     share = max(naive) / sum(naive)
     return Bound(share, math.sqrt(stages * share), math.sqrt(max(naive) / optimum))
 
@@ -166,6 +169,21 @@ class CutQuestion:
         self.layers = _leaf_calls(graph)
         self.memory = StageMemory(estimate(graph, hardware), self.points, optimizer)
 
+    def found(self, by: By, limit: int | None) -> list[int]:
+        """The best cuts; where memory counts and there are many points, the best near those of a coarser search."""
+        every = self.points
+        if (by == "memory" or limit is not None) and len(every) > POINTS:
+            step = math.ceil(len(every) / POINTS)
+            self._search_over([0, *every[step:-1:step], every[-1]])
+            coarse = [every.index(cut) for cut in self.best(by, limit)]
+            near = {i for at in coarse for i in range(at - step, at + step + 1) if 0 < i < len(every) - 1}
+            self._search_over([0, *(every[i] for i in sorted(near)), every[-1]])
+        return self.best(by, limit)
+
+    def _search_over(self, points: list[int]) -> None:
+        self.points = points
+        self.memory = replace(self.memory, points=points)
+
     def best(self, by: By, limit: int | None) -> list[int]:
         """The cuts under which the most expensive stage is cheapest.
 
@@ -173,6 +191,9 @@ class CutQuestion:
         of them more expensive, until the best cuts consist of stages that were walked: no others can be better.
         """
         if by == "memory" or limit is not None:
+            if by == "memory":  # no stage of the best cuts needs more than some cuts do
+                most = max(stage.memory for stage in self.stages(self.even()))
+                self.memory = replace(self.memory, most=most)
             needs = {count: self.memory.least(count) for count in set(self.under_way)}
         else:
             needs = dict[int, Matrix]()
