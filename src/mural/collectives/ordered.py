@@ -1,8 +1,8 @@
-"""Ordered sums: any all-reduce, changed so that it adds up in one bracketing, and so gives the same bits as the others.
+"""Ordered sums: any all-reduce, changed to add in one fixed bracketing, so that all give the same bits.
 
 The bracketing is that of `algorithms.folds`, a binary tree over the ranks: ((x0 + x1) + (x2 + x3)) for four. Tree,
-butterfly and halving-doubling have it already. Another algorithm meets numbers that are no neighbours in the tree;
-these travel on side by side, in spare places, until their neighbours arrive:
+butterfly and halving-doubling have it already. Another algorithm meets numbers that are not neighbours in the tree;
+these travel on separately, in spare places, until their neighbours arrive:
 
     ring, chunk 0 of 4 ranks        x1 ──→ x1, x2 ──→ x1, x2+x3 ──→ (x0+x1) + (x2+x3)
                                    rank 1   rank 2     rank 3        rank 0
@@ -25,7 +25,7 @@ Sum = frozenset[int]
 Held = dict[Sum, int]
 """The place of each partial sum that a rank keeps of one chunk."""
 Memory = dict[tuple[int, int], Held]
-"""What each rank keeps of each chunk."""
+"""The partial sums that each rank keeps of each chunk."""
 
 
 def siblings(ranks: int) -> dict[Sum, Sum]:
@@ -49,7 +49,7 @@ def siblings(ranks: int) -> dict[Sum, Sum]:
 
 
 def ordered(collective: Collective) -> Collective:
-    """The same all-reduce with sums in the one bracketing.
+    """The same all-reduce with sums in the fixed bracketing.
 
     >>> from mural.collectives.algorithms import butterfly, ring
     >>> ordered(butterfly(6)) == butterfly(6), ordered(ring(3)).spares
@@ -73,7 +73,7 @@ def ordered(collective: Collective) -> Collective:
 def carried(
     send: ChunkSend, chunks: int, before: Memory, memory: Memory, beside: dict[Sum, Sum]
 ) -> Iterator[ChunkSend]:
-    """One send, as the sends of all partial sums that its source held."""
+    """One send as several, one for each partial sum that its source held."""
     chunk, source, target = send.chunk, before[send.source, send.chunk], memory[send.destination, send.chunk]
     if send.local or send.into >= 0:
         raise PlanError(f"{send} keeps numbers apart already: order a collective once")

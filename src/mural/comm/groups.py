@@ -36,7 +36,7 @@ class HasGroup(Protocol):
 
 
 def kept(group: dist.ProcessGroup | None, name: Hashable, build: Callable[[], T], anew: bool = False) -> T:
-    """What was built under a name on the ranks of a group, now or before; it goes with the group. Collective."""
+    """What a name stands for on the ranks of a group, built at the first call; it goes with the group. Collective."""
     if group is None:
         return build()
     if group not in _kept:

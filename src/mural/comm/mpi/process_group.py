@@ -179,7 +179,7 @@ class MPIGroup(ProcessGroup):
         self.queue.name = name
 
     def getGroupDesc(self) -> str:
-        """torch's description of the group."""
+        """The description that torch gave the group."""
         return self.purpose
 
     def setGroupDesc(self, purpose: str) -> None:
