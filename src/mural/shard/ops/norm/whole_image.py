@@ -24,7 +24,7 @@ from mural.shard.tensor import ShardedTensor
 
 
 def check_affine(name: str, channels: int, eps: float, *parameters: Tensor | None) -> None:
-    """Raise what torch would raise: its kernels, called on rows, do not look."""
+    """Raise what torch would raise: its kernels do not check when called on rows."""
     for parameter in parameters:
         if parameter is not None and tuple(parameter.shape) != (channels,):
             raise RuntimeError(f"{name}: a parameter of shape {tuple(parameter.shape)} for {channels} channels")
@@ -33,7 +33,7 @@ def check_affine(name: str, channels: int, eps: float, *parameters: Tensor | Non
 
 
 def update(running: Tensor | None, value: Tensor, momentum: float) -> None:
-    """Move a running buffer towards the batch's value."""
+    """Update a running buffer with the batch's value."""
     if running is not None:
         running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
 
@@ -60,7 +60,7 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def of_batch(
     func: Callable[..., Any], x: ShardedTensor, running: Buffers, affine: Buffers, momentum: float, eps: float
 ) -> ShardedTensor:
-    """A batch, or a micro-batch that is one of its own, normalised with its own statistics."""
+    """A batch, or a micro-batch that counts as one, normalised with its own statistics."""
     (mean, var), (weight, bias) = running, affine
     count = prod(x.shape) // max(1, x.shape[1])
     if count == 1:
@@ -83,7 +83,7 @@ def of_batch(
 
 
 def check_apart() -> None:
-    """Raise where a micro-batch would be normalised alone without having been asked to."""
+    """Raise if a micro-batch would be normalised separately without the user's request."""
     if not by_microbatch():
         raise PlanError(
             "batch_norm normalises in training, and micro-batches would each be normalised alone, which is another "
@@ -153,7 +153,7 @@ _DTYPES: dict[Any, torch.dtype] = {}
 
 
 def result_dtype(func: Callable[..., Any], x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """The type of torch's own norm (group, layer, root mean square), with autocast as it is now: asked once."""
+    """The type of torch's own norm (group, layer, root mean square) under the current autocast: determined once."""
     kind = x.device.type
     key = (func, x.dtype, None if weight is None else weight.dtype, kind, torch.is_autocast_enabled(kind))
     if key not in _DTYPES:
