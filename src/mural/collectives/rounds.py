@@ -27,7 +27,9 @@ from mural.errors import PlanError
 class ChunkSend:
     """One chunk that travels in one round.
 
-    >>> print(ChunkSend(0, 1, 2, reduce=True), Send(0, 1, 2, reduce=False), Send(0, 1, 2, reduce=False, into=5))
+    >>> print(
+    ...     ChunkSend(0, 1, 2, reduce=True), ChunkSend(0, 1, 2, reduce=False), ChunkSend(0, 1, 2, reduce=False, into=5)
+    ... )
     0→1 +2 0→1 =2 0→1 5=2
     """
 
@@ -60,7 +62,7 @@ Round = tuple[ChunkSend, ...]
 class Collective:
     """What travels between ranks 0 to P - 1, round by round.
 
-    >>> print(Collective("swap", 2, 1, ((ChunkSend(0, 1, 0, True), Send(1, 0, 0, True)),)))
+    >>> print(Collective("swap", 2, 1, ((ChunkSend(0, 1, 0, True), ChunkSend(1, 0, 0, True)),)))
     swap: 2 ranks, 1 chunk
     round 1   0→1 +0   1→0 +0
     """
