@@ -121,7 +121,7 @@ def of_names(modules: Mapping[str, nn.Module], ranks: int, layers: Sequence[str]
             raise PlanError(f'channel_layers names {given!r}: write "{name}:output" or "{name}:input"')
         if name not in modules:
             some = [n for n, m in modules.items() if Split.of(n, m, "output") is not None]
-            raise PlanError(f"channel_layers names {name!r}, which is no module of the model: choose from {some[:8]}…")
+            raise PlanError(f"channel_layers names {name!r}, not a module of the model: choose from {some[:8]}…")
         inside = list(within(modules, name, by))
         if not inside:
             raise PlanError(

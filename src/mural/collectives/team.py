@@ -164,7 +164,7 @@ class Team:
     def check(self, words: str) -> None:
         """Raise if an earlier call failed: its messages may still be under way."""
         if self.broken:
-            raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run anew")
+            raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run again")
 
     def begin(self, words: str) -> CollectiveCall:
         """A call that the ranks make together."""

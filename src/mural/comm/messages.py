@@ -38,7 +38,7 @@ class Transfer:
     ):
         if transport.alarm is not None and (heard := transport.alarm.heard or connections.aborted()):
             raise PeerError(
-                f"{name}: the ranks no longer agree, since {heard}. Make mesh and model anew (mural.init, "
+                f"{name}: the ranks no longer agree, since {heard}. Create the mesh and the model again (mural.init, "
                 f"mural.parallelize) on all ranks, or start the run again"
             )
         self.peers = tuple({*sends, *sizes})

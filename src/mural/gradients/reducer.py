@@ -85,7 +85,7 @@ class GradientSums:
             block.cancel(error)
             raise
         except BaseException:
-            why = "a block was interrupted before all its messages were sent; start the ranks anew"
+            why = "a block was interrupted before all its messages were sent; restart the ranks"
             _busy.update(dict.fromkeys(groups, why))
             groups = []
             raise

@@ -203,7 +203,7 @@ class AgreedSteps:
     def step(self) -> Generator[None]:
         """A block in which ranks may wait for each other, and which they leave alike. Collective."""
         if self.broken:
-            again = ANEW if self.seat is self.world else "make the model parallel anew"
+            again = ANEW if self.seat is self.world else "parallelize the model again"
             raise PeerError(f"an earlier step failed ({self.broken}): {again}")
         self.running = False
         if self.channels is not None:

@@ -25,7 +25,7 @@ from mural.errors import PeerError
 PATIENCE_SECONDS, POLL_SECONDS = 30.0, 0.02
 """How long another rank may take to reach the point where this one failed, and how often to check."""
 
-ANEW = "make mesh and model anew (mural.init, mural.parallelize) on all ranks, or start the run again"
+ANEW = "create the mesh and the model again (mural.init, mural.parallelize) on all ranks, or start the run again"
 
 
 @dataclass

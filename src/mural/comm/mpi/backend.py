@@ -151,7 +151,7 @@ def rendezvous(_: str, timeout: timedelta = timedelta(minutes=10), **__: Any) ->
         names, port, token = world.bcast(None)
         store = reached(names, port, token, timeout)
     yield store, world.rank, world.size
-    raise RuntimeError("processes of an MPI run cannot meet again: start the run anew")
+    raise RuntimeError("processes of an MPI run cannot meet again: start the run again")
 
 
 def listening(address: str, port: int) -> socket.socket:

@@ -4,7 +4,7 @@ own box        extended piece
 +-----+        +.........+
 |     |   ->   . +-----+ .      Each rank's extended piece has the values that its neighbours hold there.
 |     |        . |     | .      Operations that know of margins run on it; all others see the own piece,
-+-----+        . +-----+ .      which is cut out of it when somebody first asks for it.
++-----+        . +-----+ .      which is cut out of it at first use.
                +.........+
 """
 
