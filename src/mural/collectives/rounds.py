@@ -160,7 +160,7 @@ def among(collective: Collective, members: Sequence[int], ranks: int) -> Collect
     return Collective(collective.name, ranks, collective.chunks, rounds)
 
 
-def beside(name: str, parts: Iterable[Collective]) -> Collective:
+def simultaneous(name: str, parts: Iterable[Collective]) -> Collective:
     """Collectives of disjoint ranks, run at the same time, round by round."""
     found = list(parts)
     most = max(len(part.rounds) for part in found)

@@ -49,10 +49,10 @@ class MergedBatch:
         self.folds: Folds = x.folds or (1,) * x.ndim
         self.dims = range(*spans(self.folds)[dim])
 
-    def layout(self, before: Sequence[int], behind: Sequence[int]) -> Layout:
+    def layout(self, before: Sequence[int], after: Sequence[int]) -> Layout:
         """The layout of a tensor with whole dims before and after the batch."""
-        dims: list[int | None] = [*[None] * len(before), *self.dims, *[None] * len(behind)]
-        return self.placement.pick(dims, (*before, *(self.placement.shape[d] for d in self.dims), *behind))
+        dims: list[int | None] = [*[None] * len(before), *self.dims, *[None] * len(after)]
+        return self.placement.pick(dims, (*before, *(self.placement.shape[d] for d in self.dims), *after))
 
     def state(self, value: Tensor, dim: int) -> Tensor:
         """The part of a state that belongs to this rank's sequences; `dim` is the batch, as one dim."""

@@ -82,15 +82,15 @@ def on_piece(
     shifts = [w.span(o).start - r.start for w, o, r in zip(windows, places, reached, strict=True)]
     wide = offsets.float() if offsets.dtype in (torch.float16, torch.bfloat16) else offsets
     wide = wide + wide.new_tensor(shifts).repeat(wide.shape[1] // 2).view(-1, 1, 1)
-    longer = F.pad(piece, behind([max(0, n - r.size) for r, n in zip(reached, own, strict=True)]))
-    mask = F.pad(mask, behind(more)) if numbers.last[-1] else mask
-    given = [t.to(wide.dtype) for t in (longer, weight, F.pad(wide, behind(more)), mask, bias)]
+    longer = F.pad(piece, padding_after([max(0, n - r.size) for r, n in zip(reached, own, strict=True)]))
+    mask = F.pad(mask, padding_after(more)) if numbers.last[-1] else mask
+    given = [t.to(wide.dtype) for t in (longer, weight, F.pad(wide, padding_after(more)), mask, bias)]
     with torch.autocast(piece.device.type, enabled=False):
         local = func(*given, *numbers.strides, 0, 0, *numbers.steps, *numbers.last)
     return local[..., : places[0].size, : places[1].size].to(piece.dtype)
 
 
-def behind(amounts: Sequence[int]) -> list[int]:
+def padding_after(amounts: Sequence[int]) -> list[int]:
     """The amounts of `F.pad` that lengthen rows and columns at their end."""
     return [0, amounts[1], 0, amounts[0]]
 

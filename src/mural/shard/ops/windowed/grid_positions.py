@@ -28,10 +28,10 @@ class Lattice:
         known = positions.detach()
         known = known[known.isfinite()]
         low, high = (float(v) for v in torch.aminmax(known)) if known.numel() else (0.0, 0.0)
-        before, behind = {"nearest": (0, 1), "bilinear": (0, 2), "bicubic": (-1, 3)}[self.mode]
+        before, after = {"nearest": (0, 1), "bilinear": (0, 2), "bicubic": (-1, 3)}[self.mode]
         limit = float(self.extent + 8)
         start = floor(min(max(low, -8.0), limit)) + before
-        stop = floor(min(max(high, -8.0), limit)) + behind
+        stop = floor(min(max(high, -8.0), limit)) + after
         if self.extends:
             return Interval(start, stop)
         start = min(max(0, start), self.extent - 1)
