@@ -250,16 +250,11 @@ def mark() -> None:
 def fetch(local: Tensor, route: ExchangeRoute, transport: Transport, name: str) -> Tensor:
     """The piece that this rank needs, assembled along the route from what it and its peers have."""
     if route.inside:
-        ((held, _),) = route.keeps or ((empty_slices(route), ()),)
+        ((held, _),) = route.keeps or ((tuple(slice(0, n) for n in route.needed), ()),)  # a need without positions
         return local[held] if extents(local.shape, held) != tuple(local.shape) else local
     piece: Tensor = _Fetch.apply(local, route, transport, name)
     mark()
     return piece
-
-
-def empty_slices(route: ExchangeRoute) -> Slices:
-    """Slices of the needed extents, each starting at 0: what is kept of a need without positions."""
-    return tuple(slice(0, n) for n in route.needed)
 
 
 def stack(local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:

@@ -191,7 +191,10 @@ def _mpi(environ: Mapping[str, str], family: Family) -> Claim | None:
     if family.rank not in environ and family.world not in environ:
         return None
     rank, world = pair(environ, family.rank, family.world)
-    locals_, sizes = (_first(environ, names) for names in (family.local_rank, family.local_world))
+    locals_, sizes = (
+        next((number(environ, name) for name in names if name in environ), None)
+        for names in (family.local_rank, family.local_world)
+    )
     job = next((environ[name] for name in family.job if name in environ), "")
     words = f"{family.launcher}: {family.rank}={rank}, {family.world}={world}"
     return Claim(family.launcher, rank, world, words, locals_, sizes, job=job)
@@ -251,7 +254,3 @@ def pair(environ: Mapping[str, str], rank: str, world: str) -> tuple[int, int]:
     if found >= size:
         raise PlanError(f"{rank}={found}, but {world}={size}: ranks are numbered from 0 to {world} − 1; correct one")
     return found, size
-
-
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    return next((number(environ, name) for name in names if name in environ), None)

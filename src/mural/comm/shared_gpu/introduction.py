@@ -52,8 +52,8 @@ def introduced(
             if mail is not None:
                 check_greetings(mail, wires)
         with together():
-            if mail is not None:
-                check_answers(mail)
+            for other, box in mail.outboxes.items() if mail is not None else ():
+                wait_until(box.all_read, f"rank {other} read a message, but its board did not say so")
     except Refused:
         if mail is not None:
             mail.discard()
@@ -88,12 +88,6 @@ def check_greetings(mail: Mail, wires: Mapping[int, Mapping[int, list[int]]]) ->
         mail.lanes.join(done, found)
         if not torch.equal(found, pattern(other, mail.rank, mail.lanes.device)):
             raise RuntimeError(f"a message from rank {other} arrived with wrong values")
-
-
-def check_answers(mail: Mail) -> None:
-    """Raise unless all others say that they read this rank's messages."""
-    for other, box in mail.outboxes.items():
-        wait_until(box.all_read, f"rank {other} read a message, but its board did not say so")
 
 
 def wait_until(true: Callable[[], bool], trouble: str) -> None:

@@ -52,7 +52,12 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     rest = (mean, var), (weight, bias), momentum, eps
     if x.mesh.now is None:
         return of_batch(func, x, *rest)
-    check_apart()
+    if not by_microbatch():
+        raise PlanError(
+            "batch_norm normalises in training, and micro-batches would each be normalised alone, which is another "
+            'result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": on each rank '
+            "alone), or microbatches = 1"
+        )
     piece: Any = lowered(x)
     return raised_again(of_batch(func, piece, *rest), x)
 
@@ -80,16 +85,6 @@ def of_batch(
         update(mean, moments[1], momentum)
         update(var, moments[2] / (count - 1), momentum)
     return ShardedTensor(local, x.placement)
-
-
-def check_apart() -> None:
-    """Raise if a micro-batch would be normalised separately without the user's request."""
-    if not by_microbatch():
-        raise PlanError(
-            "batch_norm normalises in training, and micro-batches would each be normalised alone, which is another "
-            'result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": on each rank '
-            "alone), or microbatches = 1"
-        )
 
 
 def frozen(

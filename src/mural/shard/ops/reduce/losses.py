@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -76,12 +76,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     if weighted_mean:
         weights = merged(pieces["weight"].expand(shared).sum(), layout.mesh, cutting_axes(layout), name)
         return total / weights
-    return total / (layout.shape[0] if reduction == "batchmean" else common_count(values))
-
-
-def common_count(values: Sequence[Tensor]) -> int:
-    """The number of positions of operands that broadcast."""
-    return prod(broadcast(*(tuple(v.shape) for v in values)))
+    return total / (layout.shape[0] if reduction == "batchmean" else prod(broadcast(*(tuple(v.shape) for v in values))))
 
 
 def without_classes(layout: Layout) -> Layout:

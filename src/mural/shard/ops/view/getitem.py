@@ -42,12 +42,10 @@ def stands_for_tuple(index: Any) -> bool:
     """Whether torch takes a sequence for a tuple of items."""
     if isinstance(index, (Tensor, str)) or not isinstance(index, Sequence) or len(index) >= MOST:
         return False
-    return any(item is None or item is ... or isinstance(item, slice) or is_listed(item) for item in index)
-
-
-def is_listed(item: Any) -> bool:
-    """Whether an item lists positions."""
-    return isinstance(item, (Tensor, Sequence)) or getattr(item, "ndim", 0) > 0  # an array of NumPy
+    return any(
+        item is None or item is ... or isinstance(item, (slice, Tensor, Sequence)) or getattr(item, "ndim", 0) > 0
+        for item in index
+    )
 
 
 def item_of(item: Any) -> Item:
