@@ -274,7 +274,7 @@ def test_a_rank_that_differs_is_an_error_on_the_others(case: str, mine: str, the
         assert first.startswith("PeerError: ring of 10 values of float32")
         assert theirs in first
         assert second.startswith("PeerError")
-        assert "start the run anew" in second
+        assert "start the run again" in second
 
 
 @needs_tags
@@ -288,7 +288,7 @@ def test_calls_of_the_backend_are_compared_too(case: str, words: str) -> None:
         assert first.startswith("PeerError")
         assert words in first
         assert "make the same call on all" in first
-        assert "start the run anew" in second
+        assert "start the run again" in second
 
 
 @needs_tags

@@ -216,7 +216,7 @@ def test_what_is_refused() -> None:
         all_reduction("rings", [[0]])
     with pytest.raises(PlanError, match="name each rank from 0 on once"):
         two_level([[0, 1], [1, 2]])
-    with pytest.raises(PlanError, match="root=4 is no rank of 4"):
+    with pytest.raises(PlanError, match="root=4 is not one of 4 ranks"):
         broadcast(4, root=4)
     with pytest.raises(PlanError, match="shape='star' is unknown: choose tree or chain"):
         reduction(4, shape="star")

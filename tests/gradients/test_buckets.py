@@ -442,7 +442,7 @@ def refused(what: str) -> str:
 
 REFUSED = {
     "sparse": "UnsupportedOp: the gradient of weight has the layout torch.sparse_coo",
-    "history": "UnsupportedOp: the gradient of parameter 0 of shape (4, 3) has a history",
+    "history": "UnsupportedOp: the gradient of parameter 0 of shape (4, 3) has a graph",
     "nested": "LayoutError: watching() on Mesh(data=2",
     "axes": "PlanError: axes=('stage',)",
     "different": "LayoutError: Reducer got different parameters on different ranks",

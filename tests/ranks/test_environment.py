@@ -206,7 +206,7 @@ REFUSED = {
     "RANK alone": ({"RANK": "0"}, "WORLD_SIZE is not"),
     "WORLD_SIZE alone": ({"WORLD_SIZE": "4"}, "RANK is not"),
     "rank beyond": (BY_HAND | {"RANK": "2"}, "RANK=2, but WORLD_SIZE=2"),
-    "no number": (BY_HAND | {"RANK": "one"}, "RANK='one' is no whole number"),
+    "no number": (BY_HAND | {"RANK": "one"}, "RANK='one' is not a whole number"),
     "negative": (BY_HAND | {"RANK": "-1"}, "RANK='-1'"),
     "no address": ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT"),
     "no port": ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT"),

@@ -212,7 +212,7 @@ def parametrized() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "layers", "said"),
     [
-        (nn.Sequential(nn.Linear(4, 2)), ("1",), "no module of the model"),
+        (nn.Sequential(nn.Linear(4, 2)), ("1",), "not a module of the model"),
         (nn.Sequential(nn.Linear(4, 2)), ("0:both",), '"0:output" or "0:input"'),
         (nn.Sequential(nn.Linear(4, 2)), ("0",), "2 outputs for channel = 3"),
         (nn.Sequential(nn.ReLU()), ("0",), "a ReLU: it is neither"),

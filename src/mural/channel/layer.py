@@ -1,15 +1,15 @@
 """A layer split by channels: each rank of the channel axis computes some of its outputs, or with some of its inputs.
 
-Activations lie as everywhere: the ranks of the channel axis hold different images. The layer brings the images of its
-group together, computes with this rank's part of the weight, and sends the results home:
+Activations are cut as everywhere else: the ranks of the channel axis hold different images. The layer gathers the
+images of its group, computes with this rank's part of the weight, and sends the results back:
 
                      rank 0       rank 1               images × channels of a group of two
     input           │ images a │ images b │            all channels
     split by output │ images a and b, all inputs  │ → this rank's outputs  │ → own images, all outputs
     split by input  │ images a and b, some inputs │ → all outputs, partial │ → own images, added up
 
-A group of several images travels at once, or in turns (see `channel_turns.py`); spatial cuts stay as they are, and the
-convolution exchanges its halos among the ranks that hold the same part of the weight.
+The images of a group travel at once, or in turns (see `turns.py`); spatial cuts stay as they are, and the convolution
+exchanges its halos among the ranks that hold the same part of the weight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mural.shard.relayout import relayout
 from mural.shard.tensor import ShardedTensor, unfolded
 
 KIND = "channel"
-"""What its messages are called, before the layer's name."""
+"""The prefix of its messages' names, before the layer's name."""
 Exchange = Literal["batch", "rank", "part"]
 Rows = tuple[tuple[Interval, ...], ...]
 """The images of one turn: for each coordinate of the data axis, intervals of the batch."""
@@ -51,10 +51,11 @@ class ChannelParts:
 
 @dataclass(frozen=True)
 class ChannelLayer:
-    """A layer whose `run` computes, from an input on `mesh` and its parameters, what this rank's channels give.
+    """A layer whose `run` computes the result of this rank's channels, from an input on `mesh` and its parameters.
 
-    `mesh` has the channel axis; tensors lie on `mesh.folded`. `dim` counts the dim of the channels from the end. `late`
-    is what follows on the whole result: a bias that is added once; `trains` says whether the weight needs its input.
+    `mesh` has the channel axis; tensors are on `mesh.folded`. `dim` is the dim of the channels, counted from the end.
+    `late` is applied to the whole result: a bias that is added once; `trains` says whether the weight's gradient needs
+    the input.
     """
 
     name: str
@@ -69,7 +70,7 @@ class ChannelLayer:
     trains: Callable[[], bool]
 
     def __call__(self, x: Tensor, *args: Any) -> Tensor:
-        """The whole layer's result: a sharded tensor for one, a plain one for one that every rank holds."""
+        """The whole layer's result: a sharded tensor for a sharded input, a plain one for a plain input."""
         self._check(x)
         lone = x.ndim == -self.dim  # one image without a batch dim
         given = on_mesh(x.unsqueeze(0) if lone else x, self.mesh.folded)
@@ -86,12 +87,12 @@ class ChannelLayer:
     def _check(self, x: Tensor) -> None:
         """Raise what torch would raise, before anything is sent."""
         if isinstance(x, ShardedTensor) and x.mesh != self.mesh.folded:
-            raise RuntimeError(f"{self.name} is split on {self.mesh}, its input lies on {x.mesh}")
+            raise RuntimeError(f"{self.name} is split on {self.mesh}, but its input is on {x.mesh}")
         if x.ndim < -self.dim or x.shape[self.dim] != self.widths[0]:
             raise RuntimeError(f"{self.name} needs {self.widths[0]} channels, its input has the shape {tuple(x.shape)}")
 
     def _batched(self, x: ShardedTensor) -> ShardedTensor:
-        """The input with its first dim cut over data × channel in order, and with whole channels to be cut."""
+        """The input with its first dim cut over data × channel in order, and with its channels whole."""
         if x.folds and self.channels.inputs is not None:
             x = settled(x)
         at, parts = x.placement, x.mesh.size("data")
@@ -114,7 +115,7 @@ class ChannelLayer:
         channel = x.placement.ndim + self.dim
         routes = [routed(x.placement, self.mesh, rows, channel, self.channels.inputs) for rows in turns]
         incoming = Line(local.shape, routes, self.mesh.transport, f"{KIND}: {self.name}")
-        # A checkpoint computes all turns again before its backward, so that nothing would be won by forgetting them.
+        # A checkpoint recomputes all turns before its backward, so forgetting them would save nothing.
         lean = len(turns) > 1 and self.trains() and torch.is_grad_enabled() and not saving_hooks()
         delivery: Delivery | None = None
         target: Layout | None = None
@@ -136,7 +137,7 @@ class ChannelLayer:
 
 
 def on_mesh(x: Tensor, mesh: Mesh) -> ShardedTensor:
-    """A tensor as a sharded one; a plain one is held by every rank."""
+    """A tensor as a sharded one; a plain one counts as replicated on every rank."""
     if isinstance(x, ShardedTensor):
         return x
     images = (("data", Cuts.even(x.shape[0], mesh.size("data"))),)
@@ -144,7 +145,7 @@ def on_mesh(x: Tensor, mesh: Mesh) -> ShardedTensor:
 
 
 def computed_in(local: Tensor) -> Tensor:
-    """The piece in the type that the layer will compute in, so that no more is sent than is used."""
+    """The piece in the type that the layer computes in, so that no more is sent than needed."""
     kind = local.device.type
     lower = torch.is_autocast_enabled(kind) and local.dtype == torch.float32
     return local.to(torch.get_autocast_dtype(kind)) if lower else local
@@ -190,7 +191,7 @@ def routed(layout: Layout, mesh: Mesh, rows: Rows, dim: int, channels: tuple[Int
 
 @lru_cache(maxsize=4096)
 def group_layout(layout: Layout, mesh: Mesh, rows: Rows, dim: int, width: int) -> Layout:
-    """Where a turn's piece lies on the mesh with the channel axis: cut over data alone, and as before in space."""
+    """The layout of a turn's piece on the mesh with the channel axis: cut over data only, and as before in space."""
     cuts = Cuts.of((0, *accumulate(sum(i.size for i in intervals) for intervals in rows)))
     grouped = replace(
         layout.with_cut(0, cuts, cuts.extent),
@@ -202,7 +203,7 @@ def group_layout(layout: Layout, mesh: Mesh, rows: Rows, dim: int, width: int) -
 
 @lru_cache(maxsize=4096)
 def home_layout(layout: Layout, made: Layout, dim: int, width: int) -> Layout:
-    """Where the whole layer's result lies: its images where the input's are, all channels on every rank."""
+    """The layout of the whole layer's result: its images where the input's are, all channels on every rank."""
     return replace(
         made.with_cut(dim, None, width).with_cut(0, layout.cuts[0], layout.shape[0]),
         mesh=layout.mesh,
@@ -214,14 +215,15 @@ def home_layout(layout: Layout, made: Layout, dim: int, width: int) -> Layout:
 class _Shared(torch.autograd.Function):
     """A parameter's share as the layer uses it; its gradient is divided by the ranks of the channel axis.
 
-    Every rank differentiates its own copy of the loss, so a share's gradients over the ranks that hold it add up to the
-    gradient times all ranks. Their mean is that times the ranks of the channel axis, each of which holds another share.
+    Every rank differentiates its own copy of the loss, so a share's gradients, summed over the ranks that hold it, are
+    the gradient times the number of all ranks. Their mean is the gradient times the size of the channel axis, since
+    each of its ranks holds another share.
     """
 
     @staticmethod
     def forward(ctx: Any, share: Tensor, ranks: int) -> Tensor:
         ctx.ranks = ranks
-        # Past the watch for uses of a share outside of its layer: this is the layer.
+        # Bypasses the check for uses of a share outside its layer: this is the layer.
         with torch._C.DisableTorchFunction():
             return share.view_as(share)
 

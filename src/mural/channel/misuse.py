@@ -1,7 +1,7 @@
-"""The watch over shares: a parameter that is split by channels is used by its own layer, and by nothing else.
+"""The guard of shares: a parameter that is split by channels is used only by its own layer.
 
-A call on a share outside of its layer, as `F.linear(x, model.fc.weight)` or a penalty on the weights, would see a part
-of the parameter without knowing, so it is refused. So is a step of an optimizer that looks at a parameter as a whole.
+A call on a share outside its layer, such as `F.linear(x, model.fc.weight)` or a penalty on the weights, would take the
+share for the whole parameter, so it is refused. So is a step of an optimizer that needs the whole parameter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HARMLESS = frozenset(
         "grad",
     )
 ) | {"is_floating_point", "is_complex", "dim", "element_size", "__hash__"}
-"""What has the same answer for a share as for the whole parameter."""
+"""Attributes and calls whose result for a share is the same as for the whole parameter."""
 
 
 WHOLE = tuple(getattr(optim, name) for name in ("Adafactor", "LBFGS", "Muon") if hasattr(optim, name))
@@ -41,7 +41,7 @@ WHOLE = tuple(getattr(optim, name) for name in ("Adafactor", "LBFGS", "Muon") if
 
 
 class ShareWatch(TorchFunctionMode):
-    """In this block, a call on a share raises unless it is its layer's."""
+    """In this block, a call on a share raises unless its layer makes it."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -50,7 +50,7 @@ class ShareWatch(TorchFunctionMode):
         if share is not None and name_of(func) not in HARMLESS:
             layer = share.name.rpartition(".")[0]
             raise PlanError(
-                f"{name_of(func)} reads {share.name}, of which this rank holds {[tuple(i) for i in share.box]} alone: "
+                f"{name_of(func)} reads {share.name}, of which this rank holds only {[tuple(i) for i in share.box]}: "
                 f"a layer that is split by channels is used by calling it; set channel_layers to a list without {layer}"
             )
         return func(*args, **(kwargs or {}))
@@ -69,7 +69,7 @@ def found_in(values: Iterable[Any]) -> Share | None:
 
 @cache
 def watch_optimizers() -> None:
-    """From now on, refuse steps on shares by optimizers that look at a parameter as a whole."""
+    """From now on, refuse steps on shares by optimizers that need the whole parameter."""
     register_optimizer_step_pre_hook(refuse_whole)
 
 
@@ -80,5 +80,5 @@ def refuse_whole(optimizer: optim.Optimizer, *_: Any) -> None:
         if share is not None:
             raise PlanError(
                 f"{type(optimizer).__name__} looks at {share.name} as a whole, but it is split by channels: use an "
-                f"optimizer that works value by value, as Adam or SGD, or set channel = 1"
+                f"optimizer that works value by value, such as Adam or SGD, or set channel = 1"
             )

@@ -18,9 +18,9 @@ from mural.ranks import Mesh
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank holds of a parameter: one interval of its dim `dim`, that of its coordinate on the channel axis.
+    """What a rank holds of a parameter: the interval of dim `dim` that belongs to its coordinate on the channel axis.
 
-    `intervals` are those of all coordinates. Ranks that differ along data and spatial axes hold the same.
+    `intervals` are those of all coordinates. Ranks that differ only along data and spatial axes hold the same.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Share:
             )
 
     def without_memory(self, part: Tensor) -> nn.Parameter:
-        """The whole of a part on the meta device."""
+        """The whole tensor on the meta device."""
         return nn.Parameter(torch.empty(self.shape, dtype=part.dtype, device="meta"), part.requires_grad)
 
     @torch.no_grad()
@@ -68,13 +68,13 @@ class Share:
 
 
 def mark_share(parameter: nn.Parameter, share: Share) -> nn.Parameter:
-    """The parameter, known from now on as a part of a larger one."""
+    """The parameter, marked as a part of a larger one."""
     parameter._mural_share = share  # type: ignore[attr-defined]
     return parameter
 
 
 def share_of(parameter: object) -> Share | None:
-    """What a parameter is a part of; None for one that the rank holds whole."""
+    """The share that a parameter is; None for one that the rank holds whole."""
     return getattr(parameter, "_mural_share", None)
 
 

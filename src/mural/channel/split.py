@@ -1,7 +1,7 @@
 """Model parallelism by channels: layers of a model whose parameters are divided over the channel axis of the mesh.
 
-What is split is replaced in place: the module keeps its name, its hooks and its parameters' names, and its parameters
-become this rank's shares. Everything else of the model stays as it is, and sees tensors as it always does.
+Layers are split in place: the module keeps its name, its hooks and its parameters' names, and its parameters become
+this rank's shares. The rest of the model does not change, and sees the same tensors as before.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TRANSPOSED: dict[int, Callable[..., Any]] = {1: F.conv_transpose1d, 2: F.conv_tr
 def split_channels(model: nn.Module, mesh: Mesh, layers: Layers = "linear", exchange: Exchange = "batch") -> list[str]:
     """The names of the layers that are divided over the mesh's channel axis from now on, as "name:output".
 
-    `layers`: "linear" for linear layers alone (the hybrid of "one weird trick": convolutions stay data-parallel), "all"
-    for convolutions too, or names as "classifier.1:input"; without a word behind it a name is split by output, and the
-    name of a block stands for all layers in it. Every rank calls it with equal weights; afterwards each holds its
-    shares, and `reduce_gradients` averages those over the ranks that hold the same.
+    `layers`: "linear" for linear layers only (the hybrid of "one weird trick": convolutions stay data-parallel), "all"
+    for convolutions too, or names such as "classifier.1:input"; without a suffix a layer is split by output, and the
+    name of a block stands for all layers in it. Every rank calls this with equal weights; afterwards each holds its
+    shares, and `reduce_gradients` averages their gradients over the ranks that hold the same ones.
 
     >>> from mural.ranks import init
     >>> split_channels(nn.Sequential(nn.Linear(4, 2)), init())
@@ -49,7 +49,7 @@ def split_channels(model: nn.Module, mesh: Mesh, layers: Layers = "linear", exch
 def divide(split: Split, mesh: Mesh, exchange: Exchange) -> None:
     """Cut a layer's parameters to this rank's shares, and replace its forward by that of all ranks together.
 
-    Parameters stay the objects that they are: an optimizer, a hook or a second layer that has one keeps it.
+    Parameters remain the same objects, so an optimizer, a hook or a second layer that refers to one still does.
     """
     channels = channels_of(split, mesh.size("channel"))
     weight_dim, intervals = share_of_weight(split, channels)
@@ -60,7 +60,7 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange) -> None:
             return
         found = Share(f"{split.name}.{name}", tuple(parameter.shape), dim, intervals, mesh)
         held = [None if t is None else found.cut(t).clone() for t in (parameter.detach(), parameter.grad)]
-        parameter.grad = None  # until the parameter has its shape
+        parameter.grad = None  # until the parameter has its new shape
         parameter.data, parameter.grad = held
         mark_share(parameter, found)
 
@@ -72,7 +72,7 @@ def divide(split: Split, mesh: Mesh, exchange: Exchange) -> None:
 
 
 def channels_of(split: Split, ranks: int) -> ChannelParts:
-    """The channels of every rank: as equal as can be, a grouped convolution's in whole groups."""
+    """The channels of every rank: as equal as possible, for a grouped convolution in whole groups."""
     if split.groups > 1:
         groups = Cuts.even(split.groups, ranks).intervals()
         return ChannelParts(
@@ -99,7 +99,7 @@ def share_of_weight(split: Split, channels: ChannelParts) -> tuple[int, tuple[In
 def computation(
     split: Split, mesh: Mesh, channels: ChannelParts
 ) -> tuple[Callable[..., ShardedTensor], Callable[[Tensor], Tensor]]:
-    """What a rank computes of its channels, and what is done to the whole result: a bias that no rank has alone."""
+    """What a rank computes with its channels, and what is done to the whole result: adding a bias that is not cut."""
     module, spatial = split.module, split.spatial
     groups = 1
     if split.groups > 1:
@@ -136,7 +136,7 @@ def computation(
 
 
 class SplitForward:
-    """The forward of a split layer; a capture, which runs without memory, puts whole parameters in the shares' place.
+    """The forward of a split layer; a capture, which runs without memory, replaces the shares by whole parameters.
 
     A copy of the module computes with the copy's parameters, which are shares too.
     """
@@ -157,7 +157,7 @@ class SplitForward:
         self.layer = ChannelLayer(split.name, mesh, channels, widths, -1 - split.spatial, exchange, run, late, trains)
 
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """What the whole layer gives."""
+        """The result of the whole layer."""
         if input.is_meta:
             return type(self.split.module).forward(self.split.module, input, *args, **kwargs)
         with torch._C.DisableTorchFunction():

@@ -1,15 +1,15 @@
-"""Exchanges in turns: pieces that arrive while the one before is worked on, and results that leave while others are.
+"""Exchanges in turns: a piece arrives while the one before it is computed on, and a result leaves during the next.
 
-A tensor is fetched in several turns, each with a route of its own, and results go back the same way, added up at
-their owners. The next turn's messages are under way while this one's piece is computed on, forward and backward:
+A tensor is fetched in several turns, each with its own route, and results go back the same way, to be added up at their
+owners. The next turn's messages are under way while this one's piece is computed on, forward and backward:
 
     messages   in 0 │ in 1 ──────┐ in 2 ──────┐            │
     compute         │ piece 0    │ piece 1    │ piece 2    │
     messages        │            │ out 0 ─────┼ out 1 ─────┼ out 2 │ all there
 
-Each of the two is the other's adjoint: what was fetched comes back in backward and is added up, and the gradient of
-what was added up is fetched. Pieces are not kept for backward but fetched again, one turn ahead, so that a rank never
-holds more than two.
+The two directions are each other's adjoints: in backward, what was fetched is sent back and added up, and the gradient
+of what was added up is fetched. Pieces are not kept for backward but fetched again, one turn ahead, so that a rank
+never holds more than two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Line:
         """Pieces that were fetched again for backward."""
 
     def start_fetch(self, turn: int, local: Tensor) -> None:
-        """Send the turn's parts of the own tensor to those who need them."""
+        """Send the turn's parts of this rank's tensor to the ranks that need them."""
         if 0 <= turn < len(self.routes) and turn not in self.fetching:
             route = self.routes[turn]
             transfer = post(self.transport, self.name, local, route.sends, route.receives, route.needed)
@@ -57,7 +57,7 @@ class Line:
         self.giving[turn] = (piece, transfer)
 
     def end_give(self) -> Tensor:
-        """The own tensor: the sum of what all turns brought, added in the order of turns."""
+        """This rank's tensor: the sum of what all turns brought, added in the order of turns."""
         local: Tensor | None = None
         for turn in sorted(self.giving):
             piece, transfer = self.giving[turn]
@@ -70,7 +70,7 @@ class Line:
         return local
 
     def forgetting(self, turn: int, piece: Tensor) -> AbstractContextManager[Any]:
-        """A block in which what is saved of a turn's piece for backward is only where in it that lies."""
+        """A block in which autograd saves views of a turn's piece by their place in it, without the values."""
         start = piece.untyped_storage().data_ptr()
 
         def pack(tensor: Tensor) -> Tensor | TurnView:
@@ -97,12 +97,12 @@ class TurnView:
 
 
 def token(like: Tensor) -> Tensor:
-    """What stands for a turn between two nodes of the graph: their order, and no values."""
+    """A token for a turn between two nodes of the graph: it carries their order, and no values."""
     return like.new_empty(0)
 
 
 class _Opened(torch.autograd.Function):
-    """One token for each turn; backward collects what the turns gave back."""
+    """One token for each turn; backward collects what the turns sent back."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, line: Line) -> tuple[Tensor, ...]:
@@ -116,7 +116,7 @@ class _Opened(torch.autograd.Function):
 
 
 class _Taken(torch.autograd.Function):
-    """The piece of one turn; backward sends its gradient off."""
+    """The piece of one turn; backward sends its gradient."""
 
     @staticmethod
     def forward(ctx: Any, at: Tensor, local: Tensor, line: Line, turn: int) -> Tensor:
@@ -133,10 +133,10 @@ class _Taken(torch.autograd.Function):
 
 
 class _Given(torch.autograd.Function):
-    """A token for the piece of one turn, which is sent off; backward has its gradient fetched.
+    """A token for the piece of one turn, which is sent; backward fetches its gradient.
 
-    With `source`, the line that the turn's input came by, and the own tensor `local` there, backward has that input
-    fetched again as well.
+    With `source`, the line that the turn's input came by, and `local`, this rank's tensor there, backward also fetches
+    that input again.
     """
 
     @staticmethod
@@ -163,7 +163,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Closed(torch.autograd.Function):
-    """The sum of what all turns gave; backward begins to fetch the last turn's gradient."""
+    """The sum of the results of all turns; backward begins to fetch the last turn's gradient."""
 
     @staticmethod
     def forward(ctx: Any, line: Line, *_: Tensor) -> Tensor:
@@ -196,11 +196,11 @@ class Delivery:
         self.tokens: list[Tensor] = []
 
     def give(self, piece: Tensor) -> None:
-        """Send the next turn's result off."""
+        """Send the next turn's result."""
         self.tokens.append(_Given.apply(piece, self.line, len(self.tokens), self.source, self.local))
 
     def collect(self) -> Tensor:
-        """The own tensor, when everything has arrived."""
+        """This rank's tensor, once everything has arrived."""
         found: Tensor = _Closed.apply(self.line, *self.tokens)
         mark()
         return found

@@ -42,7 +42,7 @@ class Split:
         return cls(name, module, by, layer.in_channels, layer.out_channels, spatial, layer.groups, transposed)
 
     def refusal(self, ranks: int) -> str:
-        """Why the layer cannot be split over that many ranks; nothing where it can."""
+        """Why the layer cannot be split over that many ranks; empty if it can."""
         if self.groups > 1 and self.by == "input":
             return f"it has {self.groups} groups, which are split as a whole: say {self.name}:output"
         width, what = (self.outputs, "outputs") if self.by == "output" else (self.inputs, "inputs")
@@ -63,9 +63,9 @@ METHODS = ("__call__", "forward", "_conv_forward", "_output_padding")
 
 
 def own_kind(module: nn.Module) -> type[nn.Module] | None:
-    """The class of torch whose computation a module has unchanged, or None.
+    """The torch class whose computation a module inherits unchanged, or None.
 
-    Attention hands the weight of its output projection to a function past the module, so that is none.
+    Attention passes the weight of its output projection to a function directly, so that module is None.
     """
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear) or "forward" in vars(module):
         return None
@@ -95,7 +95,7 @@ def chosen(model: nn.Module, ranks: int, layers: Layers) -> list[Split]:
             )
         return found
     if isinstance(layers, str):
-        raise PlanError(f'channel_layers = {layers!r}: give "linear", "all", or names of layers as "fc:output"')
+        raise PlanError(f'channel_layers = {layers!r}: give "linear", "all", or names of layers such as "fc:output"')
     return of_names(modules, ranks, layers)
 
 
@@ -121,7 +121,7 @@ def of_names(modules: Mapping[str, nn.Module], ranks: int, layers: Sequence[str]
             raise PlanError(f'channel_layers names {given!r}: write "{name}:output" or "{name}:input"')
         if name not in modules:
             some = [n for n, m in modules.items() if Split.of(n, m, "output") is not None]
-            raise PlanError(f"channel_layers names {name!r}, which is no module of the model: choose from {some[:8]}…")
+            raise PlanError(f"channel_layers names {name!r}, not a module of the model: choose from {some[:8]}…")
         inside = list(within(modules, name, by))
         if not inside:
             raise PlanError(
@@ -140,13 +140,13 @@ def of_names(modules: Mapping[str, nn.Module], ranks: int, layers: Sequence[str]
     if shared:
         name, other = next(iter(shared.items()))
         raise PlanError(
-            f"channel_layers names {name!r}, whose parameter {other} has too: split both the same way, or leave it out"
+            f"channel_layers names {name!r}, whose parameter {other} shares: split both the same way, or leave it out"
         )
     return list(found.values())
 
 
 def within(modules: Mapping[str, nn.Module], name: str, by: By) -> Iterator[Split]:
-    """The layers of a module: itself, or what it holds; one that has several names under its first."""
+    """The layers of a module: itself, or those inside it; a layer with several names has its first one."""
     first = {id(module): path for path, module in reversed([*modules.items()])}
     inside = {
         id(module): first[id(module)]
@@ -160,7 +160,7 @@ def within(modules: Mapping[str, nn.Module], name: str, by: By) -> Iterator[Spli
 
 
 def tied(modules: Mapping[str, nn.Module], splits: Sequence[Split]) -> dict[str, str]:
-    """Layers to split whose parameter another module holds, too, that is not split the same way; and that module."""
+    """Layers to split that share a parameter with a module that is not split the same way, each with that module."""
     ways = {id(s.module): (s.by, s.spatial, s.transposed, s.groups) for s in splits}
     holders: dict[int, list[tuple[str, str, nn.Module]]] = {}
     for path, module in modules.items():

@@ -1,4 +1,4 @@
-"""Collectives as lists of rounds: run, simulated, priced; users call them as `mural.comm.all_reduce` and so on."""
+"""Collectives as lists of rounds, to run, simulate and price; users call them as `mural.comm.all_reduce` and so on."""
 
 from mural.collectives.calls import all_gather, all_reduce, broadcast, explain, reduce, reduce_scatter
 

@@ -19,9 +19,9 @@ from mural.errors import PeerError, PlanError, UnsupportedOp
 
 AUTO = "auto"
 BITS = {torch.bool: torch.uint8, torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""As what the types that do not add are sent, but for those of one byte."""
+"""The types as which values that cannot be added are sent; 8-bit floats are sent as uint8."""
 PLAIN = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-"""The types that most tensors have: nothing more to look at."""
+"""The types of most tensors, which need no further checks."""
 
 
 def all_reduce(
@@ -35,13 +35,13 @@ def all_reduce(
 ) -> Tensor:
     """The tensor itself, which now holds the sum of all ranks' tensors (or their mean), the same bits on every rank.
 
-    `algorithm` is one of `ALGORITHMS`; "backend", which is the backend's own all-reduce; or "auto", which measures
-    when a size comes first, takes the fastest, the backend's own included, and says so in `explain`. Each adds up in
-    an order of its own, which its file states; `deterministic` makes all add up in one, so that the algorithm no
-    longer changes the bits. `nodes` lists the ranks that share a machine, for "two-level"; by default those of one
-    host. Every rank of the group makes the same call, and no gradient flows through it.
+    `algorithm` is one of `ALGORITHMS`; "backend", which is the backend's own all-reduce; or "auto", which measures the
+    first time a size occurs, takes the fastest, the backend's own included, and reports it in `explain`. Each algorithm
+    has its own order of summation, which its file states; `deterministic` makes all use the same order, so that the
+    choice of algorithm does not change the bits. `nodes` lists the ranks that share a machine, for "two-level"; by
+    default those of one host. Every rank of the group makes the same call, and no gradient flows through it.
 
-    >>> all_reduce(torch.ones(3), algorithm="ring")  # a process alone
+    >>> all_reduce(torch.ones(3), algorithm="ring")  # a single process
     tensor([1., 1., 1.])
     """
     team = team_of(group)
@@ -49,7 +49,7 @@ def all_reduce(
         flat = flattened(written(tensor), average)
         name = choose(team, flat, deterministic).algorithm if algorithm == AUTO else algorithm
         if name == BACKEND and deterministic:
-            raise PlanError(f"algorithm={BACKEND!r} adds up in an order of its own: drop deterministic=True")
+            raise PlanError(f"algorithm={BACKEND!r} has its own order of summation: drop deterministic=True")
         if name == BACKEND and team.size > 1 and not adds(team, flat.dtype):
             raise UnsupportedOp(f"{team.backend} does not add {flat.dtype}: choose {AUTO!r} or an algorithm by name")
         divided = team.nodes if nodes is None else divided_as(team, nodes)
@@ -65,7 +65,7 @@ def all_reduce(
 
 
 def explain(tensor: Tensor, group: dist.ProcessGroup | None = None, *, deterministic: bool = False) -> Choice:
-    """What "auto" takes for such a tensor, and why: print it. Collective."""
+    """What "auto" chooses for such a tensor, and why: print it. Collective."""
     team = team_of(group)
     with agreeing(team):
         return choose(team, flattened(tensor), deterministic)
@@ -74,7 +74,7 @@ def explain(tensor: Tensor, group: dist.ProcessGroup | None = None, *, determini
 def reduce(
     tensor: Tensor, root: int = 0, group: dist.ProcessGroup | None = None, *, chunks: int = 1, shape: str = "tree"
 ) -> Tensor:
-    """The tensor, which now holds the sum of all ranks' on the root, and what it had received on the others.
+    """The tensor, which now holds the sum over all ranks on the root, and partial sums on the others.
 
     It travels in chunks that follow each other along a tree or a chain. `root` is a rank of the group.
     """
@@ -95,7 +95,7 @@ def broadcast(
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The tensors of all ranks, of one shape, in a new leading dim, by a ring."""
+    """The tensors of all ranks, all of one shape, stacked in a new leading dim, by a ring."""
     team = team_of(group)
     with agreeing(team):
         mine = flattened(tensor, added=False)
@@ -125,7 +125,7 @@ gather_ring, scatter_ring = lru_cache(algorithms.gather_ring), lru_cache(algorit
 
 
 def rooted(kind: str, ranks: int, root: int, chunks: int, shape: str) -> Collective:
-    """The rounds of a reduction or a broadcast; the same object for the same numbers, since jobs are kept by it."""
+    """The rounds of a reduction or a broadcast; the same object for the same numbers, since jobs are cached by it."""
     try:
         return rooted_rounds(kind, ranks, index(root), index(chunks), shape)
     except TypeError as error:
@@ -139,7 +139,7 @@ def rooted_rounds(kind: str, ranks: int, root: int, chunks: int, shape: str) -> 
 
 
 class agreeing:
-    """What is raised inside, before a call, is told to the ranks that wait in it."""
+    """A block before a call: if it raises, the ranks that wait in the call are told."""
 
     def __init__(self, team: Team):
         self.team = team
@@ -166,7 +166,7 @@ def divided_as(team: Team, nodes: Nodes) -> tuple[tuple[int, ...], ...]:
 
 
 def written(tensor: Tensor) -> Tensor:
-    """The tensor, whose values can be replaced: no two of them share memory."""
+    """The tensor; raises unless its values can be overwritten: no two of them may share memory."""
     span = 0
     for stride, extent in () if tensor.is_contiguous() else sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1 and stride <= span:
@@ -179,7 +179,7 @@ def written(tensor: Tensor) -> Tensor:
 
 
 def flattened(tensor: Tensor, divided: bool = False, added: bool = True) -> Tensor:
-    """The values in a row, in the tensor's own memory where they are; to be added, or just to be sent."""
+    """The values as a flat tensor, in the tensor's own memory if contiguous; to be added, or just to be sent."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "meta device" if tensor.is_meta else str(tensor.layout)
         raise UnsupportedOp(f"a collective on a tensor of {tensor.dtype}, {kind}: give a dense tensor with values")
@@ -198,12 +198,12 @@ def flattened(tensor: Tensor, divided: bool = False, added: bool = True) -> Tens
 
 
 def viewed(flat: Tensor, like: Tensor) -> Tensor:
-    """Values in a row in the type of a tensor."""
+    """Flat values in the type of a tensor."""
     return torch.view_as_complex(flat.view(-1, 2)) if like.is_complex() else flat.view(like.dtype)
 
 
 def restored(tensor: Tensor, flat: Tensor) -> Tensor:
-    """The tensor with the values of a row that was made from it."""
+    """The tensor, with the values of the flat tensor that was made from it."""
     if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
         with torch.no_grad():
             tensor.copy_(viewed(flat, tensor).view(tensor.shape))

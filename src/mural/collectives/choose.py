@@ -1,4 +1,4 @@
-"""The choice of an algorithm: the fastest for a size and a group, by prediction and by a trial of the best."""
+"""The choice of an algorithm: the fastest for a size and a group, by prediction and by a trial of the best few."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BACKEND = "backend"
 ADDED = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16} | {torch.int64, torch.int32, torch.int8, torch.uint8}
 )
-"""What gloo and NCCL add up; MPI adds all types that these collectives do."""
+"""The types that gloo and NCCL can add; MPI adds all types that these collectives do."""
 TRIED, TRIALS, LARGEST_TRIAL = 3, 5, 2**24
 GAUGED = (2**12, 2**17, 2**20)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `auto` takes for tensors of about one size, and what it knows about the others."""
+    """What `auto` chooses for tensors of about one size, and what it knows about the alternatives."""
 
     algorithm: str
     reason: str
@@ -56,7 +56,7 @@ def rounds_of(algorithm: str, nodes: tuple[tuple[int, ...], ...], deterministic:
 
 
 def choose(team: Team, flat: Tensor, deterministic: bool) -> Choice:
-    """What is fastest for such a tensor, the same answer on every rank. Collective when a size comes first."""
+    """The fastest choice for such a tensor, the same on every rank. Collective the first time a size occurs."""
     team.check("auto")
     if team.size == 1:
         return Choice("ring", "one rank has nothing to send")
@@ -72,7 +72,7 @@ def choose(team: Team, flat: Tensor, deterministic: bool) -> Choice:
 
 
 def tried(team: Team, sample: Tensor, deterministic: bool) -> Choice:
-    """The fastest of the algorithms that the gauge says are best, and of the backend's own. Collective."""
+    """The fastest of the algorithms that the gauge predicts to be best and the backend's own. Collective."""
     if not team.backend.eager:
         return Choice("butterfly", "its order of summation is the one order, so it needs no more messages")
     together(team, f"auto for up to {described(sample)}{', deterministic' if deterministic else ''}")
@@ -92,7 +92,7 @@ def tried(team: Team, sample: Tensor, deterministic: bool) -> Choice:
 
 
 def adds(team: Team, dtype: torch.dtype) -> bool:
-    """Whether the backend's own all-reduce takes values of a type."""
+    """Whether the backend's own all-reduce accepts values of a type."""
     return team.backend.adds_all or dtype in ADDED
 
 
@@ -105,7 +105,7 @@ def by_backend(flat: Tensor, team: Team, options: str = "") -> Tensor:
 
 
 def trial(team: Team, calls: Mapping[str, Callable[[], object]], sample: Tensor) -> dict[str, float]:
-    """The least seconds of each call, of the slowest rank each time, taken in turn. Collective."""
+    """The least seconds of each call, timed in turn, each time on the slowest rank. Collective."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(1 + TRIALS):
         for name, call in calls.items():

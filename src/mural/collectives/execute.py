@@ -1,7 +1,7 @@
-"""The run of a collective: a rank's program over a process group, on a flat tensor in place.
+"""Running a collective: a rank's program over a process group, on a flat tensor in place.
 
-A call of 64 KiB takes a fifth of a millisecond, and its messages hold the same time whatever happens here. So what can
-be known before is kept from call to call: the program, the scratch memory and its slices.
+A call of 64 KiB takes a fifth of a millisecond, so overhead counts. What does not change is cached from call to call:
+the program, the scratch memory and its slices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mural.collectives.team import CollectiveCall, Team
 from mural.errors import PlanError
 
 KEPT_JOBS, KEPT_BYTES = 64, 2**27
-"""How many jobs a team keeps, and how many bytes of scratch memory; more are made anew."""
+"""How many jobs a team keeps, and how many bytes of scratch memory; beyond that, they are created again."""
 
 
 class CollectiveJob:
@@ -48,10 +48,10 @@ class CollectiveJob:
 
 
 def run(collective: Collective, flat: Tensor, team: Team, options: str = "") -> Tensor:
-    """The tensor, which holds at the end what the collective leaves on this rank. Collective.
+    """The tensor, which now holds what the collective leaves on this rank. Collective.
 
-    It is flat and contiguous, of the same size and type on every rank; CUDA tensors go through pinned memory where
-    the backend sends from host memory alone. `options` are words that have to be the same on every rank.
+    It is flat and contiguous, with the same size and type on every rank; CUDA tensors go through pinned memory if the
+    backend sends from host memory only. `options` is text that has to be the same on every rank.
     """
     if not team.staged(flat):
         carry_out(job_of(collective, flat, team), flat, team, options)
@@ -62,12 +62,12 @@ def run(collective: Collective, flat: Tensor, team: Team, options: str = "") -> 
 
 
 def described(flat: Tensor) -> str:
-    """The values of a tensor in words."""
+    """A description of a tensor's values."""
     return f"{flat.numel()} values of {str(flat.dtype).removeprefix('torch.')}"
 
 
 def job_of(collective: Collective, flat: Tensor, team: Team) -> CollectiveJob:
-    """The job for such a tensor, made now or before."""
+    """The job for such a tensor, created at the first call."""
     key = (id(collective), flat.numel(), flat.dtype, flat.device)  # a job keeps its collective, so ids stay apart
     job = team.jobs.get(key)
     if job is None:
@@ -81,20 +81,20 @@ def carry_out(job: CollectiveJob, flat: Tensor, team: Team, options: str) -> Non
     """Make the call, over memory that the backend can send from."""
     with team.calling(job.words + options) as call:
         if not flat.numel() and team.calls is not None:
-            team.calls.tell(call)  # others may have values, and wait for this rank's
+            team.calls.tell(call)  # others may have values, and wait for this rank
         team.connect(flat)
         (one_by_one if team.backend.eager else round_by_round)(job, flat, team.group, call)
 
 
 def one_by_one(job: CollectiveJob, flat: Tensor, group: Any, call: CollectiveCall) -> None:
-    """The steps over a backend whose messages are independent of each other."""
+    """Run the steps over a backend whose messages are independent of each other."""
     tag, rows, ahead = call.tag, job.program.steps, job.program.ahead
     leaving: dict[Key, list[list[Any]]] = {}
     arriving: list[list[Any]] = []
     departed = 0
 
     def free(keys: Sequence[Key]) -> None:
-        """Wait until what was sent from these places has left: a buffer is not reused before its send completes."""
+        """Wait until the sends from these places are complete: a buffer is not reused before."""
         for key in keys:
             for ticket in leaving.pop(key, ()):
                 if ticket:  # gloo would wait for another message the second time
@@ -131,7 +131,7 @@ def one_by_one(job: CollectiveJob, flat: Tensor, group: Any, call: CollectiveCal
 
 
 def round_by_round(job: CollectiveJob, flat: Tensor, group: Any, call: CollectiveCall) -> None:
-    """The steps over a backend that wants the messages of a round together, as NCCL does."""
+    """Run the steps over a backend that needs the messages of a round together, such as NCCL."""
     for row, slots in zip(job.program.steps, job.slots, strict=True):
         arriving = list(zip(row.receives, slots, strict=True))
         posts = [(dist.irecv, job.part(flat, m.part) if slot is None else slot, m.peer) for m, slot in arriving]

@@ -1,4 +1,4 @@
-"""The gauge: what rounds cost over the link at hand, as a few constants that are fitted to measured rounds.
+"""The gauge: what rounds cost over the actual link, as a few constants fitted to measured rounds.
 
 A call takes `start` seconds, and each of its rounds the sum of
 
@@ -10,10 +10,11 @@ A call takes `start` seconds, and each of its rounds the sum of
     added_per_byte              for each byte that the busiest rank adds
     outside, outside_per_byte   where messages leave a node, and for each byte of the busiest node
 
-These are L and G of the formulas, with what they leave out. The samples are rounds in a ring, between two ranks, in
-pairs and around one rank, once and three times in a row, so that the start and the rounds come apart. In each, ranks
-send on what they have just received: else sends would leave ahead of their rounds. The samples take turns, since a call
-that follows others of its kind is faster than those in a program that does other things between them.
+These are L and G of the formulas, plus what the formulas leave out. The samples are rounds in a ring, between two
+ranks, in pairs and around one rank, once and three times in succession, so that the start and the rounds can be told
+apart. In each, ranks forward what they have just received: otherwise sends would leave ahead of their rounds. The
+samples take turns, since a call that follows others of its kind is faster than one in a program that does other things
+in between.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from mural.errors import PlanError
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)
 REPEATS, LONGER = 5, 3
 REFITS, SURE = 20, 0.05
-"""How often samples are weighed again: those that are far off count less, and none more than those within 5%."""
+"""How often samples are reweighted: those that are far off count less, and none counts more than those within 5%."""
 
 Table = NDArray[np.float64]
 
@@ -67,7 +68,7 @@ class Gauge:
 
     @property
     def wire(self) -> Wire:
-        """The same as latency and cost per byte of a message that is alone."""
+        """The same as latency and cost per byte of a single message."""
         alone = self.per_byte + self.first_per_byte + self.medium_per_byte
         return Wire(self.latency, alone, self.outside, self.outside_per_byte, start=self.start)
 
@@ -96,7 +97,7 @@ def gauge(team: Team, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> G
 
 
 def samples(ranks: int) -> Iterator[Collective]:
-    """Rounds of each kind, once and several times in a row."""
+    """Rounds of each kind, once and several times in succession."""
     neighbours = [(rank, rank ^ 1) for rank in range(ranks) if rank ^ 1 < ranks]
     around = [(other, 0) for other in range(1, ranks)]
     for times in (1, LONGER):
@@ -108,7 +109,7 @@ def samples(ranks: int) -> Iterator[Collective]:
 
 
 def circling(ranks: int, rounds: int, reduce: bool) -> tuple[Round, ...]:
-    """Rounds of a ring, in each of which every rank sends on the chunk that it has just received."""
+    """Rounds of a ring, in each of which every rank forwards the chunk that it has just received."""
     return tuple(
         tuple(ChunkSend(rank, (rank + 1) % ranks, (rank - 1 - n) % ranks, reduce) for rank in range(ranks))
         for n in range(rounds)
@@ -116,7 +117,7 @@ def circling(ranks: int, rounds: int, reduce: bool) -> tuple[Round, ...]:
 
 
 def sample(name: str, ranks: int, rounds: Sequence[tuple[Sequence[tuple[int, int]], bool]]) -> Collective:
-    """Rounds of whole buffers between some ranks, which are added or replace."""
+    """Rounds of whole buffers between some ranks, which are added or replace what was there."""
     sends = (tuple(ChunkSend(a, b, 0, reduce) for a, b in between) for between, reduce in rounds)
     return Collective(name, ranks, 1, tuple(sends))
 
@@ -134,7 +135,7 @@ def fitted(rows: Table, seconds: Table) -> Table:
 
 
 def none_negative(rows: Table, wanted: Table) -> Table:
-    """The least squares of what columns add up to; those that would count negatively are left out one by one."""
+    """The least-squares weights of columns; columns whose weight would be negative are dropped one by one."""
     kept = [column for column in range(rows.shape[1]) if rows[:, column].any()]
     found = np.zeros(rows.shape[1])
     while kept:
@@ -147,7 +148,7 @@ def none_negative(rows: Table, wanted: Table) -> Table:
 
 
 def timed(team: Team, cases: Mapping[Collective, int], repeats: int) -> list[float]:
-    """The median seconds of collectives over so many bytes, which take turns, of the slowest rank. Collective."""
+    """The median seconds of collectives of so many bytes, timed in turn on the slowest rank. Collective."""
     data = torch.zeros(max(*cases.values(), 4) // 4, dtype=torch.float32, device="cpu")
     seconds: list[list[float]] = [[] for _ in cases]
     for _ in range(1 + repeats):
@@ -161,18 +162,18 @@ def timed(team: Team, cases: Mapping[Collective, int], repeats: int) -> list[flo
 
 
 def together(team: Team, words: str = "a meeting before a measured call") -> None:
-    """Wait until all ranks have come here."""
+    """Wait until all ranks are here."""
     with team.calling(words):
         dist.barrier(group=team.group)
 
 
 def slowest(team: Team, seconds: Sequence[float]) -> list[float]:
-    """The seconds of the slowest rank, place by place, the same on every rank. Collective."""
+    """The seconds of the slowest rank for each entry, the same on every rank. Collective."""
     return agreed(team, torch.tensor(seconds, dtype=torch.float64, device="cpu"))
 
 
 def agreed(team: Team, numbers: torch.Tensor) -> list[float]:
-    """The largest of all ranks' numbers, place by place: the same on every rank, to the bit. Collective."""
+    """The elementwise maximum of all ranks' numbers, the same bits on every rank. Collective."""
     with team.calling(f"an agreement on {len(numbers)} measured numbers"):
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=team.group)
     return numbers.tolist()

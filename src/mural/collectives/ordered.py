@@ -1,8 +1,8 @@
-"""Ordered sums: any all-reduce, changed so that it adds up in one bracketing, and so gives the same bits as the others.
+"""Ordered sums: any all-reduce, changed to add in one fixed bracketing, so that all give the same bits.
 
 The bracketing is that of `algorithms.folds`, a binary tree over the ranks: ((x0 + x1) + (x2 + x3)) for four. Tree,
-butterfly and halving-doubling have it already. Another algorithm meets numbers that are no neighbours in the tree;
-these travel on side by side, in spare places, until their neighbours arrive:
+butterfly and halving-doubling have it already. Another algorithm meets numbers that are not neighbours in the tree;
+these travel on separately, in spare places, until their neighbours arrive:
 
     ring, chunk 0 of 4 ranks        x1 ──→ x1, x2 ──→ x1, x2+x3 ──→ (x0+x1) + (x2+x3)
                                    rank 1   rank 2     rank 3        rank 0
@@ -25,7 +25,7 @@ Sum = frozenset[int]
 Held = dict[Sum, int]
 """The place of each partial sum that a rank keeps of one chunk."""
 Memory = dict[tuple[int, int], Held]
-"""What each rank keeps of each chunk."""
+"""The partial sums that each rank keeps of each chunk."""
 
 
 def siblings(ranks: int) -> dict[Sum, Sum]:
@@ -49,13 +49,13 @@ def siblings(ranks: int) -> dict[Sum, Sum]:
 
 
 def ordered(collective: Collective) -> Collective:
-    """The same all-reduce with sums in the one bracketing.
+    """The same all-reduce with sums in the fixed bracketing.
 
     >>> from mural.collectives.algorithms import butterfly, ring
     >>> ordered(butterfly(6)) == butterfly(6), ordered(ring(3)).spares
     (True, 2)
     """
-    beside = siblings(collective.ranks)
+    sibling = siblings(collective.ranks)
     memory: Memory = {
         (rank, chunk): {frozenset({rank}): chunk}
         for rank in range(collective.ranks)
@@ -64,16 +64,16 @@ def ordered(collective: Collective) -> Collective:
     rounds: list[Round] = []
     for sends in collective.rounds:
         before = {key: dict(held) for key, held in memory.items()}
-        messages = [m for s in sends for m in carried(s, collective.chunks, before, memory, beside)]
+        messages = [m for s in sends for m in carried(s, collective.chunks, before, memory, sibling)]
         reached = dict.fromkeys((s.destination, s.chunk) for s in sends)
-        rounds.append((*messages, *(m for at in reached for m in merged(*at, memory[at], beside))))
+        rounds.append((*messages, *(m for at in reached for m in merged(*at, memory[at], sibling))))
     return replace(collective, rounds=tuple(rounds))
 
 
 def carried(
-    send: ChunkSend, chunks: int, before: Memory, memory: Memory, beside: dict[Sum, Sum]
+    send: ChunkSend, chunks: int, before: Memory, memory: Memory, sibling: dict[Sum, Sum]
 ) -> Iterator[ChunkSend]:
-    """One send, as the sends of all partial sums that its source held."""
+    """One send as several, one for each partial sum that its source held."""
     chunk, source, target = send.chunk, before[send.source, send.chunk], memory[send.destination, send.chunk]
     if send.local or send.into >= 0:
         raise PlanError(f"{send} keeps numbers apart already: order a collective once")
@@ -89,7 +89,7 @@ def carried(
         raise PlanError(f"{send} would add the numbers of rank {min(met)} twice")
     if len(source) == len(target) == 1:
         ((mine, place),), ((theirs, at),) = source.items(), target.items()
-        if place == at == chunk and beside.get(mine) == theirs:  # nothing to keep apart
+        if place == at == chunk and sibling.get(mine) == theirs:  # nothing to keep apart
             target.clear()
             target[mine | theirs] = chunk
             yield ChunkSend(send.source, send.destination, chunk, True)
@@ -100,9 +100,9 @@ def carried(
         yield ChunkSend(send.source, send.destination, place, False, free)
 
 
-def merged(rank: int, chunk: int, held: Held, beside: dict[Sum, Sum]) -> Iterator[ChunkSend]:
+def merged(rank: int, chunk: int, held: Held, sibling: dict[Sum, Sum]) -> Iterator[ChunkSend]:
     """The additions on one rank that the bracketing allows now; a complete sum ends in its chunk's own place."""
-    while pair := next(((a, beside[a]) for a in held if beside.get(a) in held), None):
+    while pair := next(((a, sibling[a]) for a in held if sibling.get(a) in held), None):
         first, second = sorted((held.pop(numbers), numbers) for numbers in pair)
         held[first[1] | second[1]] = first[0]
         yield ChunkSend(rank, rank, second[0], True, first[0])

@@ -1,7 +1,8 @@
 """The price of a collective: seconds by latency and cost per byte, and bytes of working memory, from its rounds.
 
-With L the latency of a message, G the seconds per byte, γ the bytes of a value and m values, a round in which every
-rank sends one message of c chunks takes L + (c / chunks) γ m G. So the sum over rounds gives, for P a power of two:
+Let L be the latency of a message, G the seconds per byte, γ the bytes of a value and m the number of values. A round in
+which every rank sends one message of c chunks takes L + (c / chunks) γ m G. The sum over rounds gives, if P is a power
+of two:
 
     tree               2 log2 P (L + γ m G)
     butterfly            log2 P (L + γ m G)
@@ -26,7 +27,7 @@ from mural.collectives.rounds import Collective, Round, by_pair
 
 @dataclass(frozen=True)
 class Load:
-    """What one round asks of the links, in bytes and messages."""
+    """The load of one round on the links, in bytes and messages."""
 
     messages: int
     """The most that one rank sends or receives."""
@@ -41,7 +42,7 @@ class Load:
 
 
 class RoundTimes(Protocol):
-    """What knows how long a round takes."""
+    """A model of how long a round takes."""
 
     def seconds(self, load: Load) -> float:
         """The time of a round."""
@@ -55,7 +56,7 @@ class RoundTimes(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """A link by its constants: latency L, seconds per byte G, and those of what is shared.
+    """A link by its constants: latency L, seconds per byte G, and those of shared links.
 
     >>> Wire(1e-5, 1e-9).seconds(Load(1, 1e6, 0, 1e6, 0))
     0.00101
@@ -64,16 +65,16 @@ class Wire:
     latency: float
     per_byte: float
     outside_latency: float = 0.0
-    """What a message between nodes takes besides."""
+    """Extra seconds for a message between nodes."""
     outside_per_byte: float = 0.0
-    """Of the link by which all ranks of a node reach the others."""
+    """Seconds per byte of the link by which all ranks of a node reach other nodes."""
     medium_per_byte: float = 0.0
-    """Of what all messages share."""
+    """Seconds per byte of the medium that all messages share."""
     added_per_byte: float = 0.0
     start: float = 0.0
 
     def seconds(self, load: Load) -> float:
-        """The latency, and the bytes of whichever link is the last to be done."""
+        """The latency, plus the time of the slowest link."""
         busiest = max(
             load.port * self.per_byte, load.outside * self.outside_per_byte, load.total * self.medium_per_byte
         )
@@ -81,13 +82,13 @@ class Wire:
 
 
 def loads(collective: Collective, size: float, nodes: Sequence[Sequence[int]] = ()) -> list[Load]:
-    """What each round asks of the links, for a buffer of so many bytes, over ranks that share nodes."""
+    """The load of each round on the links, for a buffer of so many bytes, over ranks that share nodes."""
     node = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
     return [load_of(sends, size / collective.chunks, node) for sends in collective.rounds]
 
 
 def load_of(sends: Round, chunk: float, node: dict[int, int]) -> Load:
-    """What a round asks, whose chunks have so many bytes."""
+    """The load of a round whose chunks have so many bytes."""
     leaving, arriving, out, into = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     messages, added = Counter[tuple[str, int]](), Counter[int]()
     for (source, destination), between in by_pair(sends).items():
@@ -147,7 +148,7 @@ def least_transfer(size: float, per_byte: float) -> float:
 def working_memory(collective: Collective, values: int, size: int, segmented: bool = True) -> tuple[int, ...]:
     """Bytes that each rank needs besides its buffer of so many values of that size in bytes.
 
-    Segmented, as it runs; else as the algorithm would by itself, with room for what one round brings.
+    `segmented`: as it runs; otherwise as the plain algorithm would, with room for what one round brings.
 
     >>> from mural.collectives.algorithms import butterfly, ring
     >>> working_memory(butterfly(4), 1000, 4, segmented=False), working_memory(ring(4), 1000, 4, segmented=False)

@@ -8,9 +8,9 @@ while others arrive. A step is one segment of one round:
     round 2, segment 1   send, receive, add
     round 2, segment 2   send, receive, add
 
-A send leaves as soon as what it reads is complete, also before its step: while a segment is added, the next one is on
-its way already. What is received to be added lands in scratch memory: one area for each step that is ahead, used again
-and again. What is received to replace goes where it belongs, as soon as nothing before it needs what is there.
+A send leaves as soon as what it reads is complete, even before its step: while a segment is added, the next one is
+already on its way. Data to be added arrives in scratch memory: one area for each step ahead, reused. Data that replaces
+goes straight to its place, as soon as nothing before it needs what is there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import lru_cache
 from mural.collectives.rounds import ChunkSend, Collective, by_pair, divided
 
 SEGMENT_BYTES = 2**21
-"""What a segment stays below. Measured on 16 cores: segments of half of this cost two ranks more than they hide."""
+"""The upper limit of a segment's size. Measured on 16 cores: for two ranks, half of this costs more than it hides."""
 AHEAD = 2
 """How many steps ahead receives are posted."""
 
@@ -42,18 +42,18 @@ class BufferPart:
 
 @dataclass(frozen=True)
 class Message:
-    """A part that goes to a peer, or that one from a peer is added to or replaces."""
+    """A part that is sent to a peer, or that a message from a peer is added to or replaces."""
 
     peer: int
     part: BufferPart
     reduce: bool
     slot: int = -1
-    """Where in the scratch memory it arrives, in values; -1 for right where it belongs."""
+    """Where in the scratch memory it arrives, in values; -1 for directly in its place."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Values that are added to others of the same rank, or replace them."""
+    """Values that are added to others on the same rank, or replace them."""
 
     source: BufferPart
     target: BufferPart
@@ -68,9 +68,9 @@ class ProgramStep:
     receives: tuple[Message, ...]
     locals: tuple[Local, ...]
     ready: int = 0
-    """The step from which on its receives may be posted: what needs the parts that they replace is over."""
+    """The step from which its receives may be posted: nothing needs the parts that they replace any more."""
     leave: int = 0
-    """The step from which on its sends may leave: what they read has its last value."""
+    """The step from which its sends may leave: what they read has its final value."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ def program(collective: Collective, rank: int, values: int, segments: int = 1, a
 
 
 def runs(sends: Sequence[ChunkSend], chunks: int) -> Iterator[list[ChunkSend]]:
-    """The sends between two ranks, those in one list that can be one message: their chunks follow each other.
+    """The sends between two ranks, grouped into messages: sends of consecutive chunks can be one message.
 
-    A buffer has so many chunks; 0 for messages of one chunk each.
+    `chunks` is how many chunks a buffer has; 0 gives messages of one chunk each.
     """
     run: list[ChunkSend] = []
     for send in sends:
@@ -148,7 +148,7 @@ def runs(sends: Sequence[ChunkSend], chunks: int) -> Iterator[list[ChunkSend]]:
 
 
 def follows(before: ChunkSend, send: ChunkSend, chunks: int) -> bool:
-    """Whether a send is the same for the next chunk, of the same copies: the next place may begin a spare one.
+    """Whether a send is another one's for the next chunk, in the same copy: the next place may begin a spare copy.
 
     >>> a, b, c = (ChunkSend(0, 1, place, False) for place in range(3))
     >>> follows(a, b, 2), follows(b, c, 2)
@@ -159,12 +159,12 @@ def follows(before: ChunkSend, send: ChunkSend, chunks: int) -> bool:
 
 
 def filled(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages that have values: a buffer may have fewer than there are chunks."""
+    """The messages that have values: a buffer may have fewer values than chunks."""
     return tuple(message for message in messages if message.part.stop > message.part.start)
 
 
 def placed(steps: Sequence[ProgramStep], ahead: int, collective: Collective, values: int) -> RankProgram:
-    """The program of some steps, each of whose receives has a place to arrive at."""
+    """The program of some steps, with a place in memory for each receive."""
     sizes = [sum(m.part.stop - m.part.start for m in step.receives if through_scratch(m, step)) for step in steps]
     area = max(sizes, default=0)
     touched, written = dict[Key, int](), dict[Key, int]()

@@ -7,7 +7,7 @@
 All sends of a round read what their sources held when the round began. Where several reach the same chunk of a rank,
 they are applied in the order in which their sources are first listed: that is the order of summation.
 
-A buffer is divided into `chunks` parts as equal as possible. A place beyond them is a spare: place `chunk + k * chunks`
+A buffer is divided into `chunks` parts as equal as possible. Places beyond these are spare: place `chunk + k * chunks`
 is the k-th spare copy of a chunk, for collectives that keep partial sums apart. A send from a rank to itself adds or
 copies without a message, after the round's messages have arrived, in the order of the list.
 """
@@ -27,7 +27,9 @@ from mural.errors import PlanError
 class ChunkSend:
     """One chunk that travels in one round.
 
-    >>> print(ChunkSend(0, 1, 2, reduce=True), Send(0, 1, 2, reduce=False), Send(0, 1, 2, reduce=False, into=5))
+    >>> print(
+    ...     ChunkSend(0, 1, 2, reduce=True), ChunkSend(0, 1, 2, reduce=False), ChunkSend(0, 1, 2, reduce=False, into=5)
+    ... )
     0→1 +2 0→1 =2 0→1 5=2
     """
 
@@ -60,7 +62,7 @@ Round = tuple[ChunkSend, ...]
 class Collective:
     """What travels between ranks 0 to P - 1, round by round.
 
-    >>> print(Collective("swap", 2, 1, ((ChunkSend(0, 1, 0, True), Send(1, 0, 0, True)),)))
+    >>> print(Collective("swap", 2, 1, ((ChunkSend(0, 1, 0, True), ChunkSend(1, 0, 0, True)),)))
     swap: 2 ranks, 1 chunk
     round 1   0→1 +0   1→0 +0
     """
@@ -70,7 +72,7 @@ class Collective:
     chunks: int
     rounds: tuple[Round, ...]
     blocking: bool = False
-    """Whether a rank has to be done with a round before it sends in the next; else sends leave as early as they can."""
+    """Whether a rank must finish a round before it sends in the next; otherwise sends leave as early as they can."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.chunks < 1:
@@ -89,7 +91,7 @@ class Collective:
 
     @cached_property
     def digest(self) -> str:
-        """Eight digits that tell what travels from what travels in others, the same in every process.
+        """Eight digits that identify what travels, the same in every process.
 
         >>> Collective("ring", 2, 2, ()).digest == Collective("ring", 2, 2, (), blocking=True).digest
         False
@@ -98,11 +100,11 @@ class Collective:
 
     @property
     def spares(self) -> int:
-        """How many spare copies of chunks its ranks keep at most."""
+        """The most spare copies of chunks that any rank keeps."""
         return max((max(s.chunk, s.place) // self.chunks for s in chain.from_iterable(self.rounds)), default=0)
 
     def bounds(self, values: int) -> tuple[tuple[int, int], ...]:
-        """Where each chunk lies in a buffer of that many values; the first ones have one more where they do not divide.
+        """The bounds of each chunk in a buffer of that many values; the first chunks have one more if need be.
 
         >>> Collective("ring", 3, 3, ()).bounds(8)
         ((0, 3), (3, 6), (6, 8))
@@ -111,7 +113,7 @@ class Collective:
 
 
 def by_pair(sends: Round) -> dict[tuple[int, int], list[ChunkSend]]:
-    """The messages of a round between each two ranks, pairs and sends in the order of the list; no local ones."""
+    """The messages of a round for each pair of ranks, pairs and sends in the order of the list; without local ones."""
     found: dict[tuple[int, int], list[ChunkSend]] = {}
     for send in sends:
         if not send.local:
@@ -120,7 +122,7 @@ def by_pair(sends: Round) -> dict[tuple[int, int], list[ChunkSend]]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things in words."""
+    """A number of things as text."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -158,8 +160,8 @@ def among(collective: Collective, members: Sequence[int], ranks: int) -> Collect
     return Collective(collective.name, ranks, collective.chunks, rounds)
 
 
-def beside(name: str, parts: Iterable[Collective]) -> Collective:
-    """Collectives of disjoint ranks at the same time, round by round."""
+def simultaneous(name: str, parts: Iterable[Collective]) -> Collective:
+    """Collectives of disjoint ranks, run at the same time, round by round."""
     found = list(parts)
     most = max(len(part.rounds) for part in found)
     rounds = tuple(
@@ -169,7 +171,7 @@ def beside(name: str, parts: Iterable[Collective]) -> Collective:
 
 
 def whole(collective: Collective, chunks: int) -> Collective:
-    """A collective of one chunk that moves each of several in the same rounds."""
+    """A collective of one chunk, changed to move several chunks in the same rounds."""
     if collective.chunks != 1:
         raise PlanError(f"{collective.name} has {collective.chunks} chunks already: give one with a single chunk")
     rounds = tuple(
@@ -180,7 +182,7 @@ def whole(collective: Collective, chunks: int) -> Collective:
 
 
 def pipelined(collective: Collective, chunks: int) -> Collective:
-    """A collective of one chunk in several that follow each other: chunk k is k rounds behind chunk 0.
+    """A collective of one chunk, changed to a pipeline of several chunks: chunk k starts k rounds after chunk 0.
 
     one chunk    round 1   0→1 =0          three chunks   round 1   0→1 =0
                  round 2   1→2 =0                         round 2   1→2 =0   0→1 =1

@@ -13,9 +13,9 @@ Values = TypeVar("Values", bound=Sequence[Any])
 
 
 def simulate(collective: Collective, values: Sequence[Values]) -> list[Values]:
-    """What each rank holds at the end, from what each brings: lists of anything that adds, or flat arrays or tensors.
+    """What each rank holds at the end, from what each starts with: lists of anything that adds, flat arrays or tensors.
 
-    The same additions in the same order as in a run, so the same bits. The inputs stay as they are.
+    The additions and their order are those of a real run, so the bits are too. The inputs do not change.
 
     >>> from mural.collectives.algorithms import ring
     >>> simulate(ring(3), [["a", "a", "a"], ["b", "b", "b"], ["c", "c", "c"]])[0]

@@ -1,8 +1,8 @@
-"""A team: the ranks of a process group as collectives see them, with the alarm that ends waits which cannot end well.
+"""A team: the ranks of a process group as collectives see them, with the alarm that ends hopeless waits.
 
 A rank that raises in a call leaves a note for the others. Ranks that made different calls (another size, type,
-algorithm or root) find out too: messages carry a tag made of the call, so that those of different calls never meet, and
-a rank that waits for long compares its call with those of the others. A wait then ends with an error that says why.
+algorithm or root) find out too: messages carry a tag made from the call, so that those of different calls never match,
+and a rank that waits for long compares its call with those of the others. A wait then ends with an error that says why.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from mural.ranks.join import join
 
 TIMEOUT = 600.0
 MOST_SECONDS = 5.0
-"""How long a rank that waits lets pass before it looks again at what the others called."""
+"""How long a waiting rank pauses before it checks again what the others called."""
 KEPT_CALLS = 16
-"""How many of its calls a rank tells: one that missed nothing is ahead of those that wait."""
+"""How many of its last calls a rank publishes: one that missed nothing is ahead of those that wait."""
 FIRST_TAG, TAGS = 64, 16_000
 
 
 class CollectiveCall:
-    """One call of a collective that somebody waits in; its messages have its tag."""
+    """One call of a collective that ranks wait in; its messages have its tag."""
 
     def __init__(self, serial: int, words: str, log: tuple[str, ...]):
         self.serial, self.words, self.begun = serial, words, time.monotonic()
         self.log = log
-        """The words of the last calls, this one's included."""
+        """Descriptions of the last calls, this one included."""
         self.tag = FIRST_TAG + crc32(words.encode()) % TAGS
         self.outgoing: dict[int, Tensor] = {}
         self.incoming: dict[int, Tensor] = {}
 
 
 class Calls:
-    """The calls of a team's ranks, as they tell each other in the store."""
+    """The calls of a team's ranks, as they publish them in the store."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int):
         self.store: Any = dist.distributed_c10d._get_default_store()
@@ -55,12 +55,12 @@ class Calls:
         self.told, self.next_look = 0, 0.0
 
     def tell(self, call: CollectiveCall) -> None:
-        """Let the others know of a call."""
+        """Publish a call for the others."""
         self.store.set(f"{self.key}/{self.rank}", "\n".join([str(call.serial), *call.log]))
         self.told = call.serial
 
     def differs(self, call: CollectiveCall) -> str:
-        """What another rank called instead, in words, where one did; ranks that wait for long look less often."""
+        """A description of what another rank called instead, if one did; ranks that wait for long check less often."""
         now = time.monotonic()
         if self.told != call.serial:
             self.tell(call)
@@ -74,7 +74,7 @@ class Calls:
         return ""
 
     def _told(self, other: int, serial: int) -> str:
-        """What another rank's call of that number was, where it has told."""
+        """Another rank's call of that number, if it has published it."""
         key = f"{self.key}/{other}"
         if not self.store.check([key]):
             return ""
@@ -83,7 +83,7 @@ class Calls:
         return log[place] if -len(log) <= place < 0 else ""
 
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that share a machine, as its name, its boot and its network tell. Collective."""
+        """The ranks that share a machine, judged by its name, its boot and its network. Collective."""
         self.store.set(f"{self.key}/host/{self.rank}", host())
         found: dict[bytes, list[int]] = {}
         for other in range(self.size):
@@ -92,14 +92,14 @@ class Calls:
 
 
 class Team:
-    """The ranks of a process group; None stands for a process alone."""
+    """The ranks of a process group; None stands for a single process."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self.group, (self.rank, self.size) = group, groups.place_in(group)
         self.nodes: tuple[tuple[int, ...], ...] = ((0,),)
         self.backend, self.broken, self.serial, self.connected = backend_of(group), "", 0, False
         self.made: dict[Hashable, Any] = {}
-        """Collectives by what was asked for."""
+        """Collectives by the arguments of the call."""
         self.jobs: dict[Hashable, Any] = {}
         """What runs them on tensors of one size and type."""
         self.log: deque[str] = deque(maxlen=KEPT_CALLS)
@@ -118,14 +118,14 @@ class Team:
         return tensor.is_cuda and self.backend.from_host
 
     def host_copy(self, tensor: Tensor) -> Tensor:
-        """The values in pinned memory, the same again in the next call."""
+        """The values in pinned memory, which the next call reuses."""
         if self.pinned is None or self.pinned.memory.nbytes < tensor.nbytes:
             self.pinned = Pinned(max(tensor.nbytes, 1))
         return self.pinned.memory[: tensor.nbytes].view(tensor.dtype).copy_(tensor)
 
     @contextlib.contextmanager
     def calling(self, words: str) -> Generator[CollectiveCall]:
-        """A call that the ranks make together, in these words: what is raised inside ends it on all."""
+        """A call that the ranks make together, described by `words`: an error inside ends it on all ranks."""
         call = self.begin(words)
         try:
             if not (differs := self.difference(words)):
@@ -139,7 +139,7 @@ class Team:
             raise PeerError(differs)
 
     def difference(self, words: str) -> str:
-        """What another rank called instead, in words, where NCCL would not notice; empty for all the same. Collective.
+        """A description of what another rank called instead, unnoticed by NCCL; empty if none did. Collective.
 
         Messages of other backends have the tag of their call, and a wait for them finds out. Those of NCCL have none.
         """
@@ -151,20 +151,20 @@ class Team:
         return "" if other == words else f"rank {rank} called {other}, but this rank {words}: make the same call on all"
 
     def await_gpu(self, words: str) -> None:
-        """Wait for the GPU where it waits for messages: what they brought is read from here on."""
+        """Wait for the GPU if it waits for messages: from here on, their values are read."""
         if self.backend.on_stream:
             connections.await_gpu(words)
 
     def connect(self, tensor: Tensor) -> None:
-        """Make ready for messages of a tensor, of which some ranks have none in the first rounds. Collective."""
+        """Prepare for a tensor's messages, since some ranks have none in the first rounds. Collective."""
         if tensor.is_cuda and self.group is not None and not self.connected:
             groups.connect(self.group)
             self.connected = True
 
     def check(self, words: str) -> None:
-        """Raise if an earlier call failed: messages of it may be under way."""
+        """Raise if an earlier call failed: its messages may still be under way."""
         if self.broken:
-            raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run anew")
+            raise PeerError(f"{words}: an earlier call of these ranks failed ({self.broken}): start the run again")
 
     def begin(self, words: str) -> CollectiveCall:
         """A call that the ranks make together."""
@@ -177,12 +177,12 @@ class Team:
         return call
 
     def end(self) -> None:
-        """The call came to its end."""
+        """End a call that succeeded."""
         if self.alarm is not None:
             self.alarm.waiting = None
 
     def fail(self, call: CollectiveCall, error: BaseException) -> None:
-        """End a call that raised: on the other ranks too, with the reason. What a peer caused becomes a `PeerError`."""
+        """End a call that raised, on the other ranks too, with the reason. What a peer caused becomes a `PeerError`."""
         alarm = self.alarm
         if alarm is None or self.calls is None:
             return
@@ -193,8 +193,8 @@ class Team:
         reason = alarm.heard or str(error).split("\n")[0] or type(error).__name__
         self.broken = reason
         alarm.waiting = None
-        self.serial -= 1  # this call did not come about
-        if not alarm.heard:  # else the others hear the same
+        self.serial -= 1  # this call did not happen
+        if not alarm.heard:  # otherwise the others have heard the same
             self.refuse(error)
         alarm.give_up()
         if isinstance(error, PeerError) or (isinstance(error, RuntimeError) and not isinstance(error, MuralError)):
@@ -207,11 +207,11 @@ class Team:
 
 
 def team_of(group: dist.ProcessGroup | None) -> Team:
-    """The team of a group; for None that of all ranks, in a group of its own. Collective when it is called first."""
+    """The team of a group; for None that of all ranks, in a separate group. Collective the first time."""
     if group is None:
         world, _, transport = join(None, TIMEOUT)
         ours = transport.group
         return groups.kept(ours, "rounds", lambda: Team(groups.new_group(None, TIMEOUT) if world > 1 else None))
     if dist.get_rank(group) < 0:
-        raise PlanError("this rank is none of the group's: call on the ranks of the group alone")
+        raise PlanError("this rank is not in the group: call this only on the ranks of the group")
     return groups.kept(group, "rounds in it", lambda: Team(group))

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A collective by its name; they stand on the messages of this folder, so they are looked up when asked for."""
+    """A collective by name, imported on first use: collectives are built on the messages of this package."""
     if name not in __all__:
         raise AttributeError(f"module 'mural.comm' has no attribute {name!r}")
     from mural import collectives  # noqa: PLC0415

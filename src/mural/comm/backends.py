@@ -1,4 +1,4 @@
-"""Backends of torch.distributed: what each of them can do, so that nobody else has to know them by name."""
+"""Backends of torch.distributed: what each one can do, so that no other module depends on their names."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ NCCL, GLOO = "nccl", "gloo"
 
 @dataclass(frozen=True)
 class Backend:
-    """What a backend can do; one that is not in the table is handed tensors wherever they are."""
+    """What a backend can do; one that is not in the table gets tensors on any device."""
 
     name: str
     on_stream: bool = False
-    """Whether a wait for messages keeps the GPU's stream and not this process, and their memory is the GPU's."""
+    """Whether waiting for messages blocks the GPU's stream, not this process, and messages are in GPU memory."""
     takes_cuda: bool = True
-    """Whether it can be handed CUDA tensors."""
+    """Whether it accepts CUDA tensors."""
     host_by_gloo: bool = False
-    """Whether gloo carries tensors on the host; a wait for them can be cut short."""
+    """Whether gloo carries tensors on the host; waits for them can be interrupted."""
     eager: bool = False
-    """Whether messages are on their way one by one, each with its tag; else those of a round are posted together."""
+    """Whether each message is sent by itself, with its own tag; otherwise a round's messages are posted together."""
     averages: bool = False
-    """Whether its all-reduce gives means."""
+    """Whether its all-reduce can compute means."""
     adds_all: bool = False
     """Whether its all-reduce adds values of every type."""
 
@@ -37,7 +37,7 @@ class Backend:
 
     @property
     def from_host(self) -> bool:
-        """Whether messages leave from host memory alone: gloo's do, and those of an MPI that takes no CUDA pointers."""
+        """Whether it sends from host memory only: gloo does, and so does an MPI without CUDA support."""
         return not self.takes_cuda or (self.name == MPI and not takes_cuda_pointers())
 
 
@@ -52,9 +52,9 @@ BACKENDS = {
 
 
 def backend_of(group: Any) -> Backend:
-    """The backend of a group's CUDA tensors where it has one of their own, else the one that it has for all.
+    """The backend of a group's CUDA tensors if they have their own, otherwise the one for all tensors.
 
-    For None, a process alone, one without a name.
+    For None (a single process), a backend without a name.
     """
     if group is None:
         return Backend("")
@@ -68,7 +68,7 @@ def backend_of(group: Any) -> Backend:
 
 
 def connected(group: dist.ProcessGroup) -> bool:
-    """Whether every rank of a group has a connection to every other one from the beginning on: over gloo."""
+    """Whether every rank of a group is connected to every other one from the start, as over gloo."""
     try:
         return group._get_backend(torch.device("cpu")).name() == GLOO
     except RuntimeError:  # it has nothing for tensors on the CPU
@@ -76,5 +76,5 @@ def connected(group: dist.ProcessGroup) -> bool:
 
 
 def needs_mpirun(backend: str) -> bool:
-    """Whether the ranks of a backend, as a user names it, can be started by mpirun or srun alone."""
+    """Whether a backend, as the user names it, requires ranks that mpirun or srun started."""
     return backend in ("mpi", MPI)

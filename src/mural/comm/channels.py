@@ -1,7 +1,7 @@
-"""Channels: messages between any two ranks, each sent and received when its own time has come.
+"""Channels: messages between any two ranks, each sent and received independently of the others.
 
-Unlike an exchange, in which all ranks of a mesh take part, a message here concerns its two ranks alone. Each direction
-between two ranks is a queue without tags: its n-th message sent is its n-th received.
+Unlike an exchange, in which all ranks of a mesh take part, a message here involves only its two ranks. Each direction
+between two ranks is a queue without tags: the n-th message sent is the n-th received.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mural.errors import PeerError
 class Channels:
     """The queues between this rank and all others of a run.
 
-    NCCL runs the messages between two ranks of one group one after the other, whichever way they go, so each direction
-    has a group of its own. All models of a run use the same channels: `Channels.of(world)`. Collective.
+    NCCL runs the messages between two ranks of one group one after the other, in whichever direction, so each direction
+    has its own group. All models of a run use the same channels: `Channels.of(world)`. Collective.
     """
 
     def __init__(self, world: Transport):
@@ -30,7 +30,7 @@ class Channels:
         every = tuple(range(dist.get_world_size()))
         ways = ("to higher ranks", "to lower ranks")
         self.transports = [world.sibling(group_of(world, every, way), way, pairwise=True) for way in ways]
-        # What waits for its copy is sent before anything else, whichever way that goes.
+        # Messages that wait for their copy are sent first, in whichever direction.
         self.transports[1].unsent = self.transports[0].unsent
         self.rank = dist.get_rank()
         self.leaving: list[Transfer] = []
@@ -42,16 +42,17 @@ class Channels:
         return kept(world.group, "channels", lambda: cls(world))
 
     def begin(self) -> None:
-        """Begin a step of all ranks: an error that a rank raises in it ends the others' waits in it."""
+        """Begin a step on all ranks: if one rank raises in it, the waits of the others end."""
         for transport in self.transports:
             transport.serial += 1
             if transport.alarm is not None:
                 transport.alarm.since = transport.serial
 
     def meet(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Let pairs of ranks exchange a first message, before any that others wait behind. Collective.
+        """Exchange a first message between pairs of ranks, before any message that could block others. Collective.
 
-        NCCL connects two ranks when they first meet, and both wait there. In one order for all, nobody waits in a ring.
+        NCCL connects two ranks at their first message, and both wait. With one order for all, no circular wait can
+        form.
         """
         token, name = torch.zeros(1, dtype=torch.uint8), "a first message"
         for pair in sorted({(min(two), max(two)) for two in pairs} - self.met):
@@ -68,28 +69,28 @@ class Channels:
             self.wait(greeting)
 
     def transport(self, source: int, target: int) -> Transport:
-        """What carries messages of that direction."""
+        """The transport for messages in that direction."""
         return self.transports[0 if source < target else 1]
 
     def send(self, name: str, peer: int, buffer: Tensor) -> None:
-        """Begin to send a flat buffer, which has to stay as it is until `finish`."""
+        """Begin to send a flat buffer, which must not change until `finish`."""
         transfer = Transfer(self.transport(self.rank, peer), f"stages: {name}", {peer: buffer}, {}, buffer)
         for message in transfer.leaving.values():
-            message.begun()  # gloo says that a message has left only to who waits for it, at the end of the step
+            message.begun()  # gloo completes a send only when it is waited for, at the end of the step
         self.leaving.append(transfer)
 
     def post(self, name: str, peer: int, count: int, like: Tensor) -> Transfer:
-        """Begin to receive that many values, of the type and on the device of a tensor."""
+        """Begin to receive that many values, with the dtype and device of `like`."""
         return Transfer(self.transport(peer, self.rank), f"stages: {name}", {}, {peer: count}, like)
 
     def wait(self, posted: Transfer) -> Tensor:
-        """The values of a message, once they are here."""
+        """The values of a message, once they have arrived."""
         (found,) = posted.wait().values()
-        self.collect()  # while this rank waited, others took what it had sent
+        self.collect()  # while this rank waited, others received what it had sent
         return found
 
     def collect(self) -> None:
-        """Let go of messages that have left."""
+        """Release messages that have been sent."""
         self.transports[0].flush()
         kept: list[Transfer] = []
         for transfer in self.leaving:
@@ -104,20 +105,20 @@ class Channels:
                 paths.mail.collect()
 
     def finish(self) -> None:
-        """Wait until all messages have left."""
+        """Wait until all messages have been sent."""
         while self.leaving:
             self.leaving[0].wait()
             self.leaving.pop(0)
 
     def raised(self, error: BaseException) -> None:
-        """Tell the others that this rank raised in this step; end the waits of those that wait for it."""
+        """Tell the others that this rank raised in this step, and end their waits for it."""
         for transport in self.transports:
             alarm = transport.alarm
             if alarm is not None and isinstance(error, PeerError) and any(self.heard()):
-                alarm.heard = alarm.heard or str(error)  # the others have heard of the rank that raised first
+                alarm.heard = alarm.heard or str(error)  # the others know which rank raised first
             elif alarm is not None:
                 alarm.ring(transport.serial, error)
 
     def heard(self) -> list[str]:
-        """What the alarms have told this rank: that another one raised, not that it ended."""
+        """What the alarms told this rank: that another rank raised, not that it ended."""
         return [transport.alarm.heard for transport in self.transports if transport.alarm is not None]

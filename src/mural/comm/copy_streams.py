@@ -1,4 +1,4 @@
-"""Lanes: copies of messages on streams of their own, beside the computation, ordered by events."""
+"""Lanes: separate streams that copy messages concurrently with the computation, ordered by events."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Moment = Any
 
 
 class Lanes(Protocol):
-    """Two lanes of one device, outward and inward; the copies on a lane happen one after the other."""
+    """Two lanes of one device, outward and inward; the copies on a lane run one after the other."""
 
     device: torch.device
 
     def now(self) -> Moment:
-        """The moment when all is done that the calling stream was given so far."""
+        """The moment when all work queued on the calling stream so far is done."""
         ...
 
     def copy(self, target: Tensor, source: Tensor, outward: bool, after: Sequence[Moment], mark: Any = None) -> Moment:
-        """The moment when a copy is done that begins after some moments; `mark`, if given, marks it for others."""
+        """The moment when a copy that starts after given moments is done; `mark`, if given, records it for others."""
         ...
 
     def join(self, moment: Moment, tensor: Tensor) -> None:
-        """Let the calling stream go on after a moment, and use the tensor from then on."""
+        """Make the calling stream wait for a moment, and use the tensor from then on."""
         ...
 
     def finish(self, moment: Moment) -> None:
-        """Let the calling process go on after a moment."""
+        """Make the calling process wait for a moment."""
         ...
 
     def over(self, moment: Moment) -> bool:
@@ -39,7 +39,7 @@ class Lanes(Protocol):
 
 
 class CudaLanes:
-    """The lanes of a GPU: two streams of high priority, since computations on other ranks wait for what they carry."""
+    """The lanes of a GPU: two high-priority streams, since computations on other ranks wait for what they carry."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -60,7 +60,7 @@ class CudaLanes:
             return stream.record_event()
 
     def join(self, moment: Moment, tensor: Tensor) -> None:
-        """See `Lanes`. The allocator hears of the calling stream, which may not be the one of the allocation."""
+        """See `Lanes`. Tells the allocator about the calling stream, which may not be the one that allocated."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(moment)
         tensor.record_stream(stream)

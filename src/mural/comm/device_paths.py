@@ -1,4 +1,4 @@
-"""Ways: what travels in a message's stead, for each pair of ranks; handed over as it is, staged, or through a mailbox.
+"""Ways: how a message travels between each pair of ranks: handed over as it is, staged, or through a mailbox.
 
 A message has a wire: the tensor that torch.distributed sends or receives. Handed over, the wire is the message; staged,
 it is a copy in pinned memory; through a mailbox, it is a header of 48 bytes.
@@ -22,23 +22,24 @@ from mural.comm.shared_gpu.mailbox import Inbox, MessageHeader, Outbox
 
 @dataclass(frozen=True)
 class TransferTurn:
-    """A transfer's number, the same on every rank, and the moment when the calling stream had come to it."""
+    """A transfer's number, the same on every rank, and the moment when the calling stream reached it."""
 
     transfer: int
     now: Moment
 
 
 class Outgoing(Protocol):
-    """A message that leaves.
+    """A message to send.
 
-    `prompt` says that the wire may be sent at once; else the CPU would wait for the GPU, and does so as late as it can.
+    `prompt` says that the wire may be sent at once; otherwise the CPU has to wait for the GPU, and does so as late as
+    it can.
     """
 
     prompt: ClassVar[bool]
 
     @property
     def wire(self) -> Tensor:
-        """What is sent."""
+        """The tensor to send."""
         ...
 
     def ready(self) -> None:
@@ -46,28 +47,28 @@ class Outgoing(Protocol):
         ...
 
     def begun(self) -> None:
-        """Let go of what is not needed once the wire is on its way."""
+        """Release what is not needed once the wire is being sent."""
         ...
 
     def sent(self) -> None:
-        """Give back what the message used; its source may be overwritten from here on."""
+        """Release what the message used; its source may be overwritten from now on."""
         ...
 
 
 class Incoming(Protocol):
-    """A message that is awaited."""
+    """A message to receive."""
 
     @property
     def wire(self) -> Tensor:
-        """What is received."""
+        """The tensor to receive into."""
         ...
 
     def arrived(self, turn: TransferTurn) -> Tensor:
-        """The message, after its wire was received; its memory was free when the transfer began."""
+        """The message, once its wire has been received; its memory was free when the transfer began."""
         ...
 
     def skipped(self, turn: TransferTurn) -> None:
-        """Give back what the message used, after its wire was received, when nobody wants it."""
+        """Release what the message used, once its wire has been received, when nobody needs it."""
         ...
 
 
@@ -75,11 +76,11 @@ class Way(Protocol):
     """How messages travel between this rank and one peer."""
 
     def send(self, buffer: Tensor, turn: TransferTurn) -> Outgoing:
-        """A message with the values of a flat buffer, which are there when the transfer begins."""
+        """A message with the values of a flat buffer, which are ready when the transfer begins."""
         ...
 
     def receive(self, count: int, like: Tensor) -> Incoming:
-        """A message of that many values, of the type and on the device of a tensor."""
+        """A message of that many values, with the dtype and device of `like`."""
         ...
 
 
@@ -113,7 +114,7 @@ class Handed:
 
 @dataclass(frozen=True)
 class Direct:
-    """Messages handed to the backend in memory that it can use: gloo's on the host, NCCL's groups' where they are."""
+    """Messages handed to the backend in memory that it can use: host memory for gloo, any for NCCL's groups."""
 
     backend: Backend
 
@@ -132,7 +133,7 @@ class Direct:
 
 @dataclass
 class StagedOut:
-    """A message on its way through pinned memory."""
+    """A message sent through pinned memory."""
 
     prompt: ClassVar[bool] = False
     arena: Arena
@@ -179,7 +180,7 @@ class StagedIn:
 
 @dataclass(frozen=True)
 class StagedPath:
-    """Messages through pinned memory; on the wire they are what `Direct` sends."""
+    """Messages through pinned memory; the wire is the same as for `Direct`."""
 
     arena: Arena
 
@@ -195,7 +196,7 @@ class StagedPath:
 
 @dataclass
 class MailedOut:
-    """A message in a mailbox; its header is the wire."""
+    """A message sent through a mailbox; its header is the wire."""
 
     prompt: ClassVar[bool] = True
     lanes: Lanes
@@ -207,7 +208,7 @@ class MailedOut:
         pass
 
     def begun(self) -> None:
-        """See `Outgoing`. The values are in the slot, or will be before the calling stream goes on."""
+        """See `Outgoing`. The values are in the slot, or will be before the calling stream continues."""
         if self.source is not None:
             self.lanes.join(self.copied, self.source)
             self.source = None
@@ -218,7 +219,7 @@ class MailedOut:
 
 @dataclass
 class MailedIn:
-    """A message that is read from a peer's mailbox."""
+    """A message received from a peer's mailbox."""
 
     inbox: Inbox
     wire: Tensor
@@ -250,7 +251,7 @@ class Mailed:
 
 @dataclass(frozen=True)
 class Sized:
-    """Messages that take one way if they are small and another if they have at least `limit` bytes."""
+    """Messages that take one way if they are small, and another if they have at least `limit` bytes."""
 
     small: Way
     large: Way
@@ -265,7 +266,7 @@ class Sized:
 
 @dataclass(frozen=True)
 class Paths:
-    """How tensors on one kind of device travel: a way for every peer, the lanes of the copies, and that in words."""
+    """How tensors on one kind of device travel: a way for every peer, the lanes of the copies, and a description."""
 
     lanes: Lanes
     ways: Mapping[int, Way]
@@ -273,6 +274,6 @@ class Paths:
     mail: Mail | None = None
 
     def home(self, buffer: Tensor) -> Tensor:
-        """A flat buffer as plain values in a row on the lanes' device."""
+        """A flat buffer as plain contiguous values on the lanes' device."""
         plain: Any = buffer.to(self.lanes.device).resolve_conj().resolve_neg()
         return plain.contiguous()

@@ -73,7 +73,7 @@ def extents(shape: Sequence[int], slices: Slices) -> tuple[int, ...]:
 
 
 def pack(tensor: Tensor, parts: Sequence[Slices]) -> Tensor:
-    """Parts of a tensor one after the other in one flat buffer."""
+    """Parts of a tensor, concatenated in one flat buffer."""
     pieces = [tensor[part].reshape(-1) for part in parts]
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
 
@@ -101,7 +101,7 @@ def unpack_each(buffer: Tensor, tensors: Sequence[Tensor], parts: Parts) -> None
 
 
 def uncropped(part: Tensor, shape: Sequence[int], crop: Slices) -> Tensor:
-    """A tensor of that shape that is zero outside a crop of its spatial dims; the part itself where it is all."""
+    """A tensor of that shape that is zero outside a crop of its spatial dims; the part itself if it covers all."""
     if part.shape == shape:
         return part
     whole = empty_like(part, shape).zero_()
@@ -110,7 +110,7 @@ def uncropped(part: Tensor, shape: Sequence[int], crop: Slices) -> Tensor:
 
 
 def count(lead: Sequence[int], shape: Sequence[int], part: Slices) -> int:
-    """The number of values in spatial slices of a tensor: batch and channels, then the spatial shape."""
+    """The number of values in spatial slices of a tensor, over all of its batch and channels."""
     return prod(lead) * prod(extents(shape, part))
 
 
@@ -129,13 +129,13 @@ def post(
 
 
 def give_back(grad: Tensor, route: ExchangeRoute, transport: Transport, name: str, shape: Sequence[int]) -> Tensor:
-    """The adjoint of `fetch`: what every rank was given goes back to its owner, and is added up there."""
+    """The adjoint of `fetch`: what each rank received goes back to its owner, which adds it up."""
     transfer = post(transport, name, grad, route.receives, route.sends, shape)
     return returned(grad, transfer, route, empty_like(grad, shape).zero_())
 
 
 def returned(piece: Tensor, transfer: Transfer, route: ExchangeRoute, local: Tensor) -> Tensor:
-    """The own tensor, with what comes back of everyone's piece added to it: what this rank keeps, and a transfer's."""
+    """This rank's tensor, plus what comes back from every piece: from its own, and through a transfer."""
     for held, wanted in route.keeps:
         local[held] += piece[wanted]
     arrived = transfer.wait()
@@ -145,7 +145,7 @@ def returned(piece: Tensor, transfer: Transfer, route: ExchangeRoute, local: Ten
 
 
 def fetched(local: Tensor, transfer: Transfer, route: ExchangeRoute) -> Tensor:
-    """The piece that a route brings together: what this rank keeps, and what a posted transfer brings."""
+    """The piece that a route assembles: what this rank keeps, and what a posted transfer brings."""
     piece = empty_like(local, route.needed)
     for held, wanted in route.keeps:
         piece[wanted] = local[held]
@@ -169,7 +169,7 @@ class _Fetch(torch.autograd.Function):
 
 
 def rows_of(local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> list[Tensor]:
-    """The tensors of all peers, in their order, without a history."""
+    """The tensors of all peers, in rank order, without autograd history."""
     flat = local.contiguous().view(-1)
     others = [p for p in peers if p != rank]
     sends = dict.fromkeys(others, flat)
@@ -190,7 +190,7 @@ class _Stack(torch.autograd.Function):
         own = rows.pop(ctx.rank)
         sizes = {p: own.numel() for p in rows}
         arrived = Transfer(ctx.transport, f"{ctx.name} backward", rows, sizes, own).wait()
-        # One order of addition for all ranks.
+        # All ranks add in the same order.
         total = sum((own if p == ctx.rank else arrived[p] for p in ctx.peers), torch.zeros_like(own))
         return total.view(grad.shape[1:]), None, None, None, None
 
@@ -198,8 +198,8 @@ class _Stack(torch.autograd.Function):
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that refuses to be differentiated itself.
 
-    torch's `once_differentiable` refuses only a gradient that depends on something; a nonlinear node depends on
-    its inputs even under a constant gradient, and that dependence would be lost.
+    torch's `once_differentiable` refuses only gradients that require grad themselves; a nonlinear node depends on its
+    inputs even if the gradient is constant, and that dependence would be lost.
     """
 
     @wraps(backward)
@@ -212,7 +212,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def order_of(tensor: Tensor) -> torch.memory_format:
-    """The memory format of a tensor: channels last where it is laid out so and not plainly contiguous too."""
+    """The memory format of a tensor: channels-last if it has that layout and is not contiguous as well."""
     for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if tensor.ndim == ndim and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order):
             return order
@@ -225,7 +225,7 @@ def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def dense(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor without gaps in memory, in the memory format of another."""
+    """The tensor, dense in memory, in the memory format of another."""
     return tensor.contiguous(memory_format=order_of(like))
 
 
@@ -236,11 +236,11 @@ def saving_hooks() -> bool:
 
 
 def mark() -> None:
-    """Leave a saved tensor behind an exchange.
+    """Save a tensor after an exchange.
 
-    Non-reentrant checkpoint stops its recompute at the last saved tensor of a region. With a mark behind
-    every exchange, that stop lies behind the same exchange on every rank, so nobody waits for a peer that
-    stopped early. Outside of a checkpoint nobody looks.
+    A non-reentrant checkpoint stops its recompute at the last saved tensor of a region. With a mark after every
+    exchange, it stops after the same exchange on every rank, so no rank waits for a peer that stopped early. Outside of
+    a checkpoint this does nothing.
     """
     if torch.is_grad_enabled() and saving_hooks():
         token = torch.empty(0, requires_grad=True)
@@ -248,22 +248,17 @@ def mark() -> None:
 
 
 def fetch(local: Tensor, route: ExchangeRoute, transport: Transport, name: str) -> Tensor:
-    """The piece that the route says this rank needs, from what it and its peers have."""
+    """The piece that this rank needs, assembled along the route from what it and its peers have."""
     if route.inside:
-        ((held, _),) = route.keeps or ((empty_slices(route), ()),)
+        ((held, _),) = route.keeps or ((tuple(slice(0, n) for n in route.needed), ()),)  # a need without positions
         return local[held] if extents(local.shape, held) != tuple(local.shape) else local
     piece: Tensor = _Fetch.apply(local, route, transport, name)
     mark()
     return piece
 
 
-def empty_slices(route: ExchangeRoute) -> Slices:
-    """Slices of the needed extents from the start: what is kept of a need without positions."""
-    return tuple(slice(0, n) for n in route.needed)
-
-
 def stack(local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> Tensor:
-    """The tensors of all peers, the same on each of them, in one new leading dim."""
+    """The tensors of all peers, stacked in a new leading dim, the same on each of them."""
     if len(peers) == 1:
         return local.unsqueeze(0)
     rows: Tensor = _Stack.apply(local, peers, rank, transport, name)

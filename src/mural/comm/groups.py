@@ -1,11 +1,11 @@
-"""Process groups as mural makes them, and keeps them: the same ranks and purpose get the same group again.
+"""Process groups as mural creates and keeps them: the same ranks and purpose get the same group again.
 
-A group costs threads and sockets for as long as the run lasts, so models that follow each other share theirs. Between
-two steps nothing is under way in any of them; where a step failed, something may be, and all are left.
+A group costs threads and sockets for as long as the run lasts, so successive models share theirs. Between two steps no
+message is under way in any of them; after a failed step some may be, and all groups are abandoned.
 
-NCCL takes CUDA tensors alone. The flags, shapes and texts that ranks compare are on the host, and through the GPU each
-would wait for all of its work. So a group of ours over NCCL has a gloo half, and torch sends a tensor through the half
-of its device.
+NCCL takes CUDA tensors only. The flags, shapes and texts that ranks compare are on the host; sent through the GPU, each
+would wait for all of its work. So a group over NCCL also has a gloo half, and torch sends each tensor through the half
+for its device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _kept: dict[dist.ProcessGroup, dict[Hashable, Any]] = {}
 
 
 class HasGroup(Protocol):
-    """What carries the messages of a run."""
+    """The transport of a run."""
 
     group: dist.ProcessGroup | None
     timeout: float
 
 
 def kept(group: dist.ProcessGroup | None, name: Hashable, build: Callable[[], T], anew: bool = False) -> T:
-    """What was built under a name on the ranks of a group, now or before; it goes with the group. Collective."""
+    """What a name stands for on the ranks of a group, built at the first call; it goes with the group. Collective."""
     if group is None:
         return build()
     if group not in _kept:
@@ -49,18 +49,18 @@ def kept(group: dist.ProcessGroup | None, name: Hashable, build: Callable[[], T]
 
 
 def leave(group: dist.ProcessGroup | None) -> None:
-    """Keep nothing of a group: messages of a step that failed may be under way. Collective."""
+    """Drop all that was kept for a group: messages of a failed step may be under way. Collective."""
     if group is not None:
         _kept.pop(group, None)
 
 
 def group_of(run: HasGroup, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
-    """A group of those ranks of a run, for one purpose. Collective over the run."""
+    """A group of some ranks of a run, for one purpose. Collective over the run."""
     return groups_of(run, [ranks], purpose)[0]
 
 
 def groups_of(run: HasGroup, every: Sequence[tuple[int, ...]], purpose: str) -> list[dist.ProcessGroup]:
-    """A group of each of some lists of ranks, for one purpose. Collective over the run: all ranks make all groups."""
+    """A group for each list of ranks, for one purpose. Collective over the run: all ranks create all groups."""
 
     def build() -> list[dist.ProcessGroup]:
         roll_call(run.group, f"a group for {purpose}, of ranks {', '.join(map(str, every))}")
@@ -87,21 +87,21 @@ def new_group(ranks: Sequence[int] | None, timeout: float) -> dist.ProcessGroup:
 
 
 def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """This rank's number in a group, and how many it has; None stands for a process alone."""
+    """This rank's number in a group, and the group's size; None stands for a single process."""
     return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
 
 def survive_errors() -> None:
-    """Let torch end the communicators of a failed group at once, and not the process: it lives to say what happened.
+    """Let torch abort the communicators of a failed group at once, but not the process, which reports what happened.
 
-    Else torch would first write down, for a minute, what each rank did last.
+    By default torch would first spend a minute dumping what each rank did last.
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
 
 
 def connect(group: dist.ProcessGroup) -> None:
-    """Make the communicator of a group's messages now: all its ranks have to come, and some exchange later than others.
+    """Create the communicator of a group's messages now: all its ranks must join, and some exchange later than others.
 
     Collective over the group.
     """

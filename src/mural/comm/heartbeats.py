@@ -1,4 +1,4 @@
-"""Heartbeats: what each rank says of itself now and then, and the judgement which ranks hang."""
+"""Heartbeats: what each rank reports about itself now and then, and the verdict which ranks hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import PurePath
 from types import FrameType
 
 ENGINE = ("torch", "autograd", "graph.py")
-"""Where the main thread stands while autograd's own threads run backward."""
+"""Where the main thread is while autograd's own threads run backward."""
 
 QUIET = ("threading.py", "queue.py", "selectors.py", "subprocess.py", "popen_fork.py")
 """Files whose waits are for threads, processes and files of this rank."""
@@ -20,7 +20,7 @@ QUIET = ("threading.py", "queue.py", "selectors.py", "subprocess.py", "popen_for
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank says of itself.
+    """What a rank reports about itself.
 
     `moved`: the seconds since it made progress; `count` and `serial` number its progress and its transfers; `waits`:
     what it expects from other ranks, empty while it works itself; `at`: where its main thread is.
@@ -39,21 +39,21 @@ class Heartbeat:
     left: bool = False
 
     def encode(self) -> bytes:
-        """The heartbeat as it travels."""
+        """The heartbeat as text, to be sent."""
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
     def decode(text: bytes) -> Heartbeat:
-        """The heartbeat that travelled."""
+        """The heartbeat from its text."""
         return Heartbeat(**json.loads(text))
 
     @property
     def place(self) -> str:
-        """The process in words."""
+        """The host and the process, as text."""
         return f"host {self.host}, pid {self.pid}"
 
     def words(self, silence: float = 0.0) -> str:
-        """What the rank does, in words."""
+        """What the rank is doing, as text."""
         doing = f" in {self.doing}" if self.doing else ""
         at = f" at {self.at}" if self.at else ""
         seconds = f"no progress for {self.moved + silence:.0f} s"
@@ -66,7 +66,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class HungRank:
-    """A rank that hangs, and how one knows."""
+    """A rank that hangs, and the evidence."""
 
     rank: int
     words: str
@@ -75,11 +75,11 @@ class HungRank:
 def judge(
     heartbeats: Mapping[int, Heartbeat | None], silence: Mapping[int, float], limit: float
 ) -> tuple[HungRank, ...]:
-    """The ranks that hang, by what the heartbeats say and how many seconds ago each came; None: none came yet.
+    """The ranks that hang, judged by each rank's heartbeat (None: none came yet) and how many seconds ago it came.
 
-    A rank hangs that sends no heartbeats, or that works without progress for longer than the limit, while a rank that
-    waits for others, or paused, does not. Of several that seem to work, those that are furthest behind count, since a
-    wait inside a GPU kernel looks like work. If all ranks wait, those furthest behind count too.
+    A rank hangs if it sends no heartbeats, or works without progress for longer than the limit; one that waits for
+    others, or paused, does not. Of several that seem to work, those with the least progress count, since a wait inside
+    a GPU kernel looks like work. The same holds if all ranks wait.
     """
     silent = [r for r, p in heartbeats.items() if silence[r] > limit and not (p is not None and p.left)]
     if silent:
@@ -105,15 +105,15 @@ def _silence(heartbeat: Heartbeat | None, seconds: float) -> str:
 
 
 def where(thread: int | None) -> str:
-    """File, line and function in which a thread is."""
+    """The file, line and function that a thread is in."""
     frame = sys._current_frames().get(thread or 0)
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""
 
 
 def waits_for_others(main: int | None) -> str:
-    """In which collective a rank is, from the Python frames of its main thread; empty if in none.
+    """The collective that a rank is in, from the Python frames of its main thread; empty if none.
 
-    While backward runs on a GPU, the main thread is inside autograd's engine, and the threads of that count.
+    While backward runs on a GPU, the main thread is inside autograd's engine, so the engine's threads count.
     """
     frames = sys._current_frames()
     first = frames.get(main or 0)
@@ -126,7 +126,7 @@ def waits_for_others(main: int | None) -> str:
 
 
 def _collective(frame: FrameType) -> str:
-    """The name of the collective that a frame is inside of."""
+    """The name of the collective that a frame is in."""
     path = PurePath(frame.f_code.co_filename)
     if path.name == "distributed_c10d.py":
         back = frame.f_back

@@ -1,4 +1,4 @@
-"""Staging: pinned host memory through which GPU tensors pass, in buffers that are used again."""
+"""Staging: pinned host memory that GPU tensors pass through, in buffers that are reused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from mural.comm.copy_streams import Lanes, Moment
 
 IDLE_BYTES = 2**29
-"""How many bytes may lie idle; more are given back to the system."""
+"""How many bytes may be idle; more are returned to the system."""
 
 
 class Pinned:
-    """Page-locked host memory of just the size asked for: torch's own is rounded up to a power of two."""
+    """Page-locked host memory of exactly the requested size: torch rounds its own up to a power of two."""
 
     def __init__(self, size: int):
         self.registered = False
@@ -30,12 +30,12 @@ class Pinned:
             self.registered = True
             return
         with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device="cuda")  # takes the error away, which the next kernel would report as its own
+            torch.zeros(1, device="cuda")  # clears the error, which the next kernel would report as its own
         with torch.inference_mode(False):
             self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def __del__(self) -> None:
-        # At the end of the process the driver may be gone, and the memory goes anyway.
+        # At the end of the process the driver may be gone, and the memory is freed anyway.
         if self.registered and not sys.is_finalizing():
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self.memory.data_ptr())
@@ -53,7 +53,7 @@ Buffer = Pinned | PageableMemory
 
 
 class Arena:
-    """Buffers that messages take and give back, a quarter larger than the message that each was made for."""
+    """Buffers that messages take and return, each a quarter larger than the message that it was made for."""
 
     def __init__(self, lanes: Lanes, make: Callable[[int], Buffer] = Pinned):
         self.lanes, self.make = lanes, make
@@ -71,7 +71,7 @@ class Arena:
         return self.make(pages * mmap.PAGESIZE)
 
     def give(self, buffer: Buffer, after: Moment = None) -> None:
-        """Give a buffer back, free from a moment on."""
+        """Return a buffer, which is free from a moment on."""
         if after is None:
             self.idle.append(buffer)
         else:

@@ -1,4 +1,4 @@
-"""Processes: on which machine a rank runs, and whether it still lives, as far as this machine can tell."""
+"""Processes: which machine a rank runs on, and whether it is still alive, as far as this machine can tell."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from functools import cache
 from pathlib import Path
 
 LOCAL_STORE = "MURAL_LOCAL_STORE"
-"""Set in the ranks that `run_local` starts: where the store is in which they meet."""
+"""Set in the ranks that `run_local` starts: the address of the store in which they meet."""
 
 PROC = Path("/proc")
 
 
 @cache
 def host() -> str:
-    """What tells this machine, or this network namespace of it, from others."""
+    """What distinguishes this machine, or its network namespace, from others."""
     boot = PROC / "sys/kernel/random/boot_id"
     parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
     return " ".join([*parts, _namespace("net")])
 
 
 def identity() -> str:
-    """This process among all: where its number counts, the number, and when it began."""
+    """The identity of this process: its machine and PID namespace, its PID, and when it started."""
     return "\n".join([host(), _namespace("pid"), str(os.getpid()), _begun(os.getpid())])
 
 
 def has_ended(other: str) -> bool:
-    """Whether the process of an identity is gone; False where it runs, or cannot be seen from here.
+    """Whether the process of an identity is gone; False if it runs, or cannot be seen from here.
 
     >>> has_ended(identity()), has_ended("another machine\\n\\n1\\n5")
     (False, False)
@@ -45,9 +45,9 @@ def _namespace(kind: str) -> str:
 
 
 def _begun(pid: int) -> str:
-    """When a process of this machine began, in ticks since boot; empty if it is gone or waits to be reaped."""
+    """When a process of this machine started, in ticks since boot; empty if it is gone or waits to be reaped."""
     try:
-        # The name, in parentheses, may hold anything; state and 19 more fields lie between it and the time.
+        # The name, in parentheses, may contain anything; state and 19 more fields are between it and the time.
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""

@@ -1,9 +1,8 @@
-"""Messages between ranks: posted, sent when their time has come, awaited, counted, traced, and ended by an error when
-a peer fails.
+"""Messages between ranks: posted, sent when due, awaited, counted, traced, and ended by an error when a peer fails.
 
 A `Transfer` is what one rank sends and receives at a time. Messages have no tags (NCCL ignores them): over one group,
-the n-th message from one rank to another meets the n-th that the other awaits. So all ranks begin their transfers in
-one order, or, over a pairwise transport, every two ranks begin theirs with each other in one order.
+the n-th message from one rank to another is the n-th that the other receives. So all ranks begin their transfers in the
+same order, or, over a pairwise transport, every two ranks begin theirs with each other in the same order.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Transfer:
     ):
         if transport.alarm is not None and (heard := transport.alarm.heard or connections.aborted()):
             raise PeerError(
-                f"{name}: the ranks no longer agree, since {heard}. Make mesh and model anew (mural.init, "
+                f"{name}: the ranks no longer agree, since {heard}. Create the mesh and the model again (mural.init, "
                 f"mural.parallelize) on all ranks, or start the run again"
             )
         self.peers = tuple({*sends, *sizes})
@@ -52,7 +51,8 @@ class Transfer:
         if paths is not None:
             sends = {peer: paths.home(buffer) for peer, buffer in sends.items()}
         self.awaited = {peer: transport.way(peer, like, n).receive(n, like) for peer, n in sizes.items()}
-        # Messages are copied next to the calling stream, from what it had done now, and to what it had left free now.
+        # Messages are copied concurrently with the calling stream, from what it has computed and to what it has freed
+        # by now.
         self.turn = TransferTurn(transport.upcoming(self.peers), paths.lanes.now() if paths is not None else None)
         self.leaving = {peer: transport.way(peer, like, b.numel()).send(b, self.turn) for peer, b in sends.items()}
         self.outgoing = {peer: message.wire for peer, message in self.leaving.items()}
@@ -66,7 +66,7 @@ class Transfer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Let the messages end before their buffers go, where the work next to them raised."""
+        """Let the messages end before their buffers are freed, if the work between raised."""
         if kind is not None:
             with contextlib.suppress(PeerError):
                 self.transport.wait(self)
@@ -78,11 +78,11 @@ class Transfer:
         """The buffers that arrived, by peer."""
         self.transport.wait(self)
         found = {peer: message.arrived(self.turn) for peer, message in self.awaited.items()}
-        # A copy to the host has to be complete when it is read, one to a GPU when its stream comes to it.
+        # A copy to the host has to be complete when it is read, one to a GPU when its stream reaches it.
         later = self.device.type != "cpu"
         arrived = {peer: buffer.to(self.device, non_blocking=later) for peer, buffer in found.items()}
         self._release()
-        if not self.transport.pairwise:  # else nobody looks when a message has left
+        if not self.transport.pairwise:  # otherwise nobody checks when a message has been sent
             for record in self.transport.records:
                 record.events.append(("transfer", self.posted, time.perf_counter()))
             for trace in self.transport.traces:
@@ -96,7 +96,7 @@ class Transfer:
 
     @property
     def part(self) -> Post:
-        """The name of a rank's part in it, the same on all its ranks."""
+        """The name of a rank's part in it, the same on all ranks involved."""
         pair = sorted((dist.get_rank(), *self.peers)) if self.transport.pairwise else ()
         return (self.transport.name, *pair, self.turn.transfer)
 
@@ -108,9 +108,9 @@ class Transfer:
 class Transport(Observed):
     """Point-to-point messages over one torch.distributed group (None: a world of one process).
 
-    `paths` says for a kind of device how its tensors travel; what it does not name is handed to the backend. All ranks
-    take part in all transfers, in the same order; with `pairwise`, each transfer is one message, which concerns its two
-    ranks alone and is posted by itself: NCCL lets a batch wait for all that its group did before.
+    `paths` says how tensors on a kind of device travel; others are handed to the backend. All ranks take part in all
+    transfers, in the same order; with `pairwise`, each transfer is one message, which involves only its two ranks and
+    is posted by itself: NCCL makes a batch wait for all earlier work of its group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout: float, pairwise: bool = False):
@@ -121,16 +121,16 @@ class Transport(Observed):
         self.passed: Counter[int] = Counter()
         """How many messages a pairwise transport began with each peer."""
         self.memory: Any = None
-        """What the operations on the mesh learned of the program, for later runs of it."""
+        """What the operations on the mesh learned about the program, for later runs of it."""
         self.direct = Direct(backend_of(group))
         self.paths: dict[str, Paths] = {}
         self.unsent: list[tuple[Transfer, int, Outgoing]] = []
         self.alarm = Alarm(group) if group is not None else None
 
     def fork(self, name: str) -> Transport:
-        """The same messages, for some of the ranks: they count their transfers by themselves.
+        """The same messages, for some of the ranks, which count their transfers separately.
 
-        Ranks that share two forks use them in one order, since messages have no tags.
+        Ranks that share two forks use them in the same order, since messages have no tags.
         """
         other = Transport.__new__(Transport)
         vars(other).update(vars(self), name=name, serial=0, unsent=[], memory=None)
@@ -138,14 +138,14 @@ class Transport(Observed):
         return other
 
     def sibling(self, group: dist.ProcessGroup | None, name: str, pairwise: bool = False) -> Transport:
-        """Messages over another group, which travel as these do, and are counted and traced with them."""
+        """Messages over another group, which travel the same way and are counted and traced together with these."""
         other = Transport(group, self.timeout, pairwise)
         other.name, other.paths, other.direct = name, self.paths, self.direct
         other.records, other.traces = self.records, self.traces
         return other
 
     def describe(self) -> str:
-        """How messages travel, in words."""
+        """How messages travel, as text."""
         if self.group is None:
             return "no messages"
         return ", ".join([f"messages over {self.direct.backend}", *(paths.words for paths in self.paths.values())])
@@ -155,7 +155,7 @@ class Transport(Observed):
         return 1 + (max(self.passed[peer] for peer in peers) if self.pairwise else self.serial)
 
     def count(self, peers: tuple[int, ...] = ()) -> int:
-        """Count the next transfer as begun; the number by which the alarms of its ranks know it."""
+        """The number of the next transfer, now counted as begun; the alarms of its ranks know it by this number."""
         if self.pairwise:
             self.passed.update(peers)
             return self.serial + 1
@@ -167,11 +167,11 @@ class Transport(Observed):
         return self.direct.outbound(buffer)
 
     def in_common(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The buffer in memory of one kind on all ranks, wherever each has it: of the GPU over NCCL."""
+        """The buffer in memory of the same kind on all ranks: GPU memory over NCCL."""
         return buffer.cuda() if self.direct.backend.on_stream else self.outbound(buffer)
 
     def way(self, peer: int, like: torch.Tensor, count: int) -> Way:
-        """How that many values travel to or from a peer; none do not travel at all."""
+        """How that many values travel to or from a peer; zero values do not travel at all."""
         paths = self.paths.get(like.device.type)
         return self.direct if paths is None or not count else paths.ways.get(peer, self.direct)
 
@@ -179,7 +179,7 @@ class Transport(Observed):
         """Start all messages of a transfer."""
         self.flush()
         if self.traces and self.waits_on_stream(transfer.device):
-            torch.cuda.current_stream().synchronize()  # what was computed before is no part of the wait
+            torch.cuda.current_stream().synchronize()  # what was computed before is not part of the wait
         self.note(transfer.name, transfer.part, transfer.posted, list(transfer.bytes.values()))
         operations = [
             dist.P2POp(dist.irecv, wire, peer, self.group) for peer, wire in transfer.incoming.items() if wire.numel()
@@ -194,7 +194,7 @@ class Transport(Observed):
         transfer.works += self.begin(operations)
 
     def flush(self) -> None:
-        """Send what was left until its copy in host memory is complete, in the order of transfers."""
+        """Send the messages that waited for their copy in host memory, in the order of transfers."""
         while self.unsent:
             transfer, peer, message = self.unsent.pop(0)
             message.ready()
@@ -202,7 +202,7 @@ class Transport(Observed):
             transfer.works += carrier.begin([dist.P2POp(dist.isend, transfer.outgoing[peer], peer, carrier.group)])
 
     def begin(self, operations: list[dist.P2POp]) -> list[tuple[int, Any]]:
-        """What to wait for, by peer, of messages that start now."""
+        """Start the messages, and return what to wait for, by peer."""
         if not operations:
             return []
         peers = [op.peer for op in operations]
@@ -240,9 +240,9 @@ class Transport(Observed):
         kind: str = "gradients",
         on_host: bool = False,
     ) -> None:
-        """Wait for a collective, or raise what kept a peer from joining it; `needs` are its `appointment`.
+        """Wait for a collective, or raise what kept a peer from joining it; `needs` is its `appointment`.
 
-        Over NCCL the GPU is waited for, unless the tensors are `on_host`, whom gloo serves.
+        Over NCCL this waits for the GPU, unless the tensors are `on_host`: gloo carries those.
         """
         backend = self.direct.backend
         with self.blocked(kind, needs):
@@ -253,11 +253,11 @@ class Transport(Observed):
                 self.await_gpu(name)
 
     def waits_on_stream(self, device: torch.device) -> bool:
-        """Whether a wait for messages of a device keeps its stream and not this process, as NCCL's do."""
+        """Whether waiting for messages of a device blocks its stream and not this process, as with NCCL."""
         return self.direct.backend.on_stream and device.type == "cuda"
 
     def await_gpu(self, name: str) -> None:
-        """Wait until the GPU has what the calling stream was promised, or raise what kept a peer from sending it.
+        """Wait until the GPU has all messages of the calling stream, or raise what kept a peer from sending one.
 
         An optimizer must not step on what a GPU computes after a group was aborted.
         """
@@ -266,7 +266,7 @@ class Transport(Observed):
 
     @contextlib.contextmanager
     def attentive(self, name: str) -> Generator[None]:
-        """A block in which the GPU may wait for others, which ends when it does not any more, or by an error."""
+        """A block in which the GPU may wait for others; it ends once the GPU no longer waits, or with an error."""
         if self.alarm is None or not self.direct.backend.on_stream:
             yield
             return
@@ -277,16 +277,16 @@ class Transport(Observed):
     def raised(self, error: BaseException) -> None:
         """Tell the peers that this rank raised after its last transfer."""
         if isinstance(error, PeerError):
-            connections.abort_all(str(error))  # the GPU may wait for what will not come, and this process behind it
-        # Of what this rank heard from a peer, the others hear too; that a peer ended, only those who wait for it see.
+            connections.abort_all(str(error))  # the GPU may wait for what will not come, and this process for the GPU
+        # What this rank heard from a peer, the others hear too; only ranks that wait for a peer see that it ended.
         if self.alarm is not None and not (isinstance(error, PeerError) and self.alarm.heard):
-            with contextlib.suppress(RuntimeError):  # the peers wait for what was posted before, and get it
+            with contextlib.suppress(RuntimeError):  # the peers still receive what was posted before
                 self.flush()
             self.alarm.ring(self.serial, error)
 
     @contextlib.contextmanager
     def meeting(self, kind: str, group: dist.ProcessGroup | None = None) -> Generator[None]:
-        """A block that makes a collective of a group, the transport's own unless given, and waits for its end."""
+        """A block that runs a collective of a group, by default the transport's own, and waits for its end."""
         group = group or self.group
         needs = self.appointment(kind, group) if self.traces and group is not None else ()
         with self.blocked(kind, needs):

@@ -1,9 +1,9 @@
 """The choice of a way for GPU tensors over gloo and MPI: CUDA IPC where it works and is faster, else staging.
 
-gloo sends from host memory alone, and so does an MPI that takes no CUDA pointers. Between ranks on one GPU, mailboxes
-in GPU memory spare that detour, where the system lets processes open each other's memory. `settle` finds out: it sends
-a pattern through every mailbox, and then times both ways at some sizes; messages of a size at which staging is faster
-are staged. The environment variable MURAL_GPU_PATH, set to `ipc` or `pinned` on all ranks, decides instead.
+gloo sends from host memory only, and so does an MPI without CUDA support. Between ranks on one GPU, mailboxes in GPU
+memory avoid that detour, if the system lets processes open each other's memory. `settle` finds out: it sends a pattern
+through every mailbox, and then times both ways at some sizes; messages of a size at which staging is faster are staged.
+The environment variable MURAL_GPU_PATH, set to `ipc` or `pinned` on all ranks, decides instead.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from mural.errors import PlanError
 VARIABLE = "MURAL_GPU_PATH"
 CHOICES = ("", "ipc", "pinned")
 TRIAL_BYTES, TRIALS = (2**16, 2**20, 2**24), 8
-"""What is timed, each after one try: a strip of a small image, one of a large image, and a gathered tensor."""
+"""The sizes that are timed, each after a warm-up: a strip of a small image, one of a large image, a gathered tensor."""
 
 
 def settle(transport: Transport) -> None:
-    """Choose how GPU tensors travel in a group whose messages lie in host memory, alike on every rank. Collective."""
+    """Choose how GPU tensors travel in a group that sends from host memory, the same way on every rank. Collective."""
     group = transport.group
     if group is None or not transport.direct.backend.from_host or dist.get_world_size(group) == 1:
         return
@@ -76,7 +76,7 @@ def place() -> tuple[str, str] | None:
 
 
 def own_lanes() -> CudaLanes | None:
-    """The lanes of the current GPU; None where it has no room for another process."""
+    """The lanes of the current GPU; None if it has no room for another process."""
     try:
         return CudaLanes(torch.device("cuda", torch.cuda.current_device()))
     except RuntimeError:
@@ -91,7 +91,7 @@ def staged_paths(lanes: Lanes, world: int, rank: int) -> Paths:
 
 
 def mailed_paths(staged: Paths, mail: Mail, limit: int = 0) -> Paths:
-    """The peers that share this rank's memory by mailbox, the others and messages below a limit by staging."""
+    """Mailboxes for the peers that share this rank's GPU; staging for the others and for messages below a limit."""
     boxes: dict[int, Way] = {peer: Mailed(mail.outboxes[peer], mail.inboxes[peer]) for peer in mail.others}
     if limit:
         boxes = {peer: Sized(staged.ways[peer], box, limit) for peer, box in boxes.items()}
@@ -101,12 +101,12 @@ def mailed_paths(staged: Paths, mail: Mail, limit: int = 0) -> Paths:
 
 
 def described(paths: Paths | None, more: str) -> Paths | None:
-    """The same paths with more words."""
+    """The same paths with a longer description."""
     return None if paths is None else Paths(paths.lanes, paths.ways, f"{paths.words} ({more})", paths.mail)
 
 
 def use(transport: Transport, paths: Paths | None) -> None:
-    """Let tensors on the device of those paths take them."""
+    """Let tensors on the device of the paths use them."""
     if paths is not None:
         transport.paths[paths.lanes.device.type] = paths
 
@@ -123,7 +123,8 @@ def compare(transport: Transport, staged: Paths | None, mailed: Paths | None, fo
     limit = 0 if forced else limit_of(best[0].tolist(), best[1].tolist())
     words = said(best[0].tolist(), best[1].tolist())
     if limit is None:
-        # The mailboxes go. First all close what they opened, so that nobody frees memory that another has open.
+        # The mailboxes are dropped. First all ranks close what they opened, so that none frees memory that another has
+        # open.
         with together(transport.group, "closing mailboxes"):
             for box in mail.inboxes.values() if mail is not None else ():
                 box.close()
@@ -136,7 +137,7 @@ def compare(transport: Transport, staged: Paths | None, mailed: Paths | None, fo
 
 
 def limit_of(ipc: Sequence[float], pinned: Sequence[float]) -> int | None:
-    """The bytes from which on IPC was faster, 0 where always, None where not even at the largest size.
+    """The size in bytes from which IPC was faster: 0 if always, None if not even at the largest size.
 
     >>> limit_of((5e-4, 5e-4, 7e-4), (3e-4, 8e-4, 7e-3)), limit_of((1, 1, 1), (2, 2, 2)), limit_of((2, 2, 2), (1, 1, 1))
     (1048576, 0, None)
@@ -147,7 +148,7 @@ def limit_of(ipc: Sequence[float], pinned: Sequence[float]) -> int | None:
 
 
 def sized(count: int) -> str:
-    """A number of bytes in words.
+    """A number of bytes as text.
 
     >>> sized(2**16), sized(2**24)
     ('64 KiB', '16 MiB')
@@ -156,13 +157,13 @@ def sized(count: int) -> str:
 
 
 def said(ipc: Sequence[float], pinned: Sequence[float]) -> str:
-    """The measured times in words."""
+    """The measured times as text."""
     pairs = zip(TRIAL_BYTES, ipc, pinned, strict=True)
     return "; ".join(f"{sized(n)} in {a * 1e6:.0f} µs by IPC, {b * 1e6:.0f} pinned" for n, a, b in pairs)
 
 
 def timed(transport: Transport, paths: Paths | None, size: int) -> float:
-    """The least seconds of a message to the next rank and one from the rank before, after one try. Collective."""
+    """The least seconds for a message to the next rank and one from the previous rank, after a warm-up. Collective."""
     use(transport, paths)
     world, rank = dist.get_world_size(transport.group), dist.get_rank(transport.group)
     seconds: list[float] = []

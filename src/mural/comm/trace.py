@@ -24,7 +24,7 @@ Post = tuple[Hashable, ...]
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in which this rank did nothing but wait, for the posts of some ranks."""
+    """A time in which this rank only waited, for the posts of some ranks."""
 
     kind: str
     begin: float
@@ -52,22 +52,22 @@ class Trace:
     counts: Counter[Hashable] = field(default_factory=Counter[Hashable])
 
     def number(self, name: Hashable) -> int:
-        """How often this rank did something of a name, this time included."""
+        """How often this rank has done something of that name, this time included."""
         self.counts[name] += 1
         return self.counts[name]
 
 
 @dataclass(eq=False)
 class Record:
-    """What travelled while a `record()` block ran, seen from this rank."""
+    """What was sent and received inside a `record()` block, as seen from this rank."""
 
     messages: int = 0
     bytes: int = 0
     waited: float = 0.0
-    """Seconds in which nothing was done but wait for messages."""
+    """Seconds spent only waiting for messages."""
     events: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
     named: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Messages and bytes of each name: the operation's, with that of the layer where its channels are split."""
+    """Messages and bytes by name: the operation's, with the layer's if its channels are split."""
 
     def spans(self, kind: str) -> list[tuple[float, float]]:
         """Start and end of every event of one kind: "transfer" (posted until arrived) or "interior"."""
@@ -129,7 +129,7 @@ class Observed:
                 trace.waits.append(Wait(kind, start, end, tuple(needs)))
 
     def appointment(self, kind: str, group: dist.ProcessGroup) -> list[tuple[int, Post]]:
-        """Note that this rank joins a collective; what a wait for it needs of the others."""
+        """What a wait for a collective needs from the other ranks; notes that this rank joins it."""
         ranks = tuple(dist.get_process_group_ranks(group))
         needs: list[tuple[int, Post]] = []
         for trace in self.traces:

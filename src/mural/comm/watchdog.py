@@ -1,6 +1,6 @@
 """The watchdog: finds a rank that hangs, names it on every rank, and ends the process so that a launcher can act.
 
-gloo and NCCL cannot tell a slow rank from one that hangs, nor which one it is. Each rank has two threads:
+gloo and NCCL cannot tell a slow rank from one that hangs, or which one it is. Each rank has two threads:
 
     messenger   sends this rank's heartbeat to the process group's store, and reads those of the others; a store that
                 does not answer, since the rank that holds it is stopped, keeps this thread alone
@@ -38,10 +38,10 @@ MOST_SECONDS, LISTED = 5.0, 16
 class Watchdog:
     """Watches all ranks of a mesh inside a `with` block that every rank enters.
 
-    `progress` tells that this rank is well; transfers of sharded tensors tell it too. A rank that does neither for
-    `limit` seconds, and does not wait for others either, hangs. Every rank then writes to stderr which one it is and
-    what it was doing, calls `on_hang` with that text, and ends with the exit code `HUNG`; the hung rank prints its
-    stack, if it still can. `pause` is for work that may take long, as on a slow disk.
+    `progress` reports that this rank is making progress; so do transfers of sharded tensors. A rank that does neither
+    for `limit` seconds, and does not wait for others either, hangs. Every rank then writes to stderr which one it is
+    and what it was doing, calls `on_hang` with that text, and ends with the exit code `HUNG`; the hung rank prints its
+    stack, if it still can. `pause` is for work that may take long, such as writing to a slow disk.
     """
 
     def __init__(self, mesh: MeshLike, limit: float = 600.0, on_hang: Callable[[str], None] | None = None):
@@ -69,7 +69,7 @@ class Watchdog:
         self.heard_at, self.answered_at = dict.fromkeys(self.heard_at, now), now
         if self.mesh.transport.group is not None:
             store: Any = dist.distributed_c10d._get_default_store()
-            # A connection of its own, and the number of this watchdog: all ranks make theirs in the same order.
+            # A separate connection, and the number of this watchdog: all ranks create theirs in the same order.
             self.store, self.key = store.clone(), f"mural/watchdog/{_numbered(self.mesh)}"
             self.threads.append(threading.Thread(target=self._carry, daemon=True, name="mural-messenger"))
         self.threads.append(threading.Thread(target=self._watch, daemon=True, name="mural-judge"))
@@ -90,14 +90,14 @@ class Watchdog:
         atexit.unregister(self.close)
 
     def progress(self, doing: str) -> None:
-        """Tell that this rank is well, and what it does now, as "step 12"."""
+        """Report that this rank is making progress, and what it is doing now, such as "step 12"."""
         self.doing = doing
         self.count += 1
         self.moved_at = time.monotonic()
 
     @contextlib.contextmanager
     def pause(self, doing: str = "") -> Generator[None]:
-        """Inside the block this rank may take as long as it wants, while it lives."""
+        """Inside the block this rank may take as long as it wants, as long as its process is alive."""
         before = self.doing
         self.progress(doing or before)
         self.pauses += 1
@@ -139,7 +139,7 @@ class Watchdog:
         return waits_for_others(self.main)
 
     def _carry(self) -> None:
-        """Send and fetch heartbeats until the end; a store that is gone is told by the time since its last answer."""
+        """Send and fetch heartbeats until the end; a store that is gone shows in the time since its last answer."""
         store: Any = self.store
         while True:
             over = self.over.is_set()
@@ -166,7 +166,7 @@ class Watchdog:
         before = time.monotonic()
         while not self.over.wait(self.interval):
             now = time.monotonic()
-            if now - before > 3 * self.interval + 1:  # this process was stopped itself, and knows nothing of the others
+            if now - before > 3 * self.interval + 1:  # this process itself was stopped, and knows nothing of the others
                 self.heard_at, self.answered_at = dict.fromkeys(self.heard_at, now), now
             before = now
             if self.store is None:
@@ -180,14 +180,14 @@ class Watchdog:
         if silence > self.limit:
             first = self.heartbeats[0]
             if first is not None and first.left:
-                return ()  # the store went with rank 0, which had come to its end
+                return ()  # the store went away with rank 0, which had finished
             holder, words = store_holder()
             place = f"{first.place}: " if first is not None and holder == 0 else ""
             return (HungRank(holder, f"{place}stopped ({words} does not answer for {silence:.0f} s)"),)
         return judge(self.heartbeats, {rank: now - at for rank, at in self.heard_at.items()}, self.limit)
 
     def _end(self, findings: tuple[HungRank, ...]) -> None:
-        """Report, and end this process: a wait of gloo or NCCL can be ended in no other way."""
+        """Report, and end this process: there is no other way to end a wait of gloo or NCCL."""
         text = self.report(findings)
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -215,7 +215,7 @@ class Watchdog:
 
 
 def store_holder() -> tuple[int, str]:
-    """The rank that holds the store, −1 if none does, and the store in words."""
+    """The rank that holds the store (−1 if none does), and a description of the store."""
     if LOCAL_STORE in os.environ:
         return -1, "the store of the process that started the local ranks"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):

@@ -1,11 +1,10 @@
 """Federated averaging: clinics train on data that never leaves them, and share only a weighted mean of their weights.
 
-    model of all ──► local steps on own samples ──► Σ samples · weights ÷ Σ samples, over a ring ──► model of all
+    shared model ──► local steps on own samples ──► Σ samples · weights ÷ Σ samples, over a ring ──► shared model
 
-The clinics of a round form a process group of their own. One that leaves in the middle ends the attempt, and the
-others begin another without it; its samples are missed, not its presence. One that comes back is given the model of
-all before it trains. What a clinic's own training raises is its own affair: it is raised there, as it is, and to the
-others that clinic has left.
+The clinics of a round form a process group. If one leaves in the middle, the attempt ends, and the others begin another
+without it: the round lacks its samples, but does not wait. One that comes back gets the shared model before it trains.
+An error in a clinic's own training is raised there, unchanged; for the others, that clinic has left.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mural.federated.roster import ClinicTurn, HostGone, MemberGone, Patience, R
 ATTEMPTS = 20
 """How often a round is tried again before its error is raised."""
 Local = Callable[[nn.Module, int], int]
-"""Trains the model in place for a round, of this number, and returns on how many samples; 0 to sit it out."""
+"""Trains the model in place for the round of this number, and returns the number of samples; 0 to sit it out."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,10 @@ class Round:
     attempt: int
     members: tuple[str, ...]
     samples: int
-    """Those of all members together."""
+    """The samples of all members together."""
 
     def words(self) -> str:
-        """The round for a person.
+        """The round as text.
 
         >>> Round(3, 0, ("Accra", "Lomé"), 120).words()
         'round 3: Accra, Lomé; 120 samples'
@@ -62,7 +61,7 @@ class Federation:
     clinic.run(model, rounds=20, local=train_on_my_samples)
     ```
 
-    With `masked`, no clinic sees another's weights, only the sum; that needs three clinics or more, and the package
+    With `masked`, no clinic sees another's weights, only the sum; this needs three clinics or more, and the package
     `cryptography` (`pip install "mural[federated]"`).
     """
 
@@ -75,29 +74,29 @@ class Federation:
     timeout: float = 60.0
     """Seconds after which a member that does not answer counts as gone."""
     say: Callable[[str], None] = print
-    """What gets a line about every round."""
+    """Called with a line about every round."""
     history: list[Round] = field(default_factory=list[Round])
 
     version: int = 0
-    """The rounds that are in the model that this clinic has."""
+    """The number of rounds in this clinic's model."""
 
     def __post_init__(self) -> None:
         if self.patience.quorum < 1 or self.patience.expected < self.patience.quorum:
             raise PlanError(f"{self.patience}: give 1 ≤ quorum ≤ expected")
         if self.masked and self.patience.quorum < 3:
             raise PlanError(
-                f"masked with quorum = {self.patience.quorum}: of two clinics each knows the other's update from the "
-                f"sum and its own: set quorum to 3 or more"
+                f"masked with quorum = {self.patience.quorum}: with two clinics, each could compute the other's "
+                f"update from the sum and its own: set quorum to 3 or more"
             )
         self.trained: tuple[Tensor, int] | None = None
 
     def run(self, model: nn.Module, rounds: int, local: Local) -> nn.Module:
-        """The model of all after that many rounds; this clinic takes part in those that it is there for.
+        """The shared model after that many rounds; this clinic takes part in those that it is present for.
 
-        A clinic that was away in the last rounds ends with the model of those before: `version` says so. If an error
-        ends it, `model` is that of all after the last round that this clinic took part in, not half of a round.
+        A clinic that was away in the last rounds ends with an earlier model: `version` says so. If an error ends the
+        run, `model` is the shared one after the last round that this clinic took part in, not half of a round.
         """
-        self.key = Key() if self.masked else None  # anew: turns begin at 0, and a mask must never hide two updates
+        self.key = Key() if self.masked else None  # a new one: turns begin at 0, and a mask must never hide two updates
         public = self.key.public if self.key else ""
         roster = Roster(store_at(self.address, self.host, self.timeout), self.patience)
         self.base, self.trained = read(model), None
@@ -105,7 +104,7 @@ class Federation:
         try:
             self._rounds(roster, me, model, rounds, local)
         except BaseException as error:
-            with suppress(RuntimeError):  # a device that failed takes no values; its own error is the one to see
+            with suppress(RuntimeError):  # a failed device takes no values; its own error is the one to raise
                 write(model, self.base)
             if isinstance(error, HostGone):
                 raise HostGone(
@@ -133,7 +132,7 @@ class Federation:
                     raise
                 self.say(f"{turn}: a member has left; once more with those who are there")
                 turn = RoundAttempt(turn.round, turn.attempt + 1)
-            if turn.round < rounds:  # after the last one the host may be gone, and nothing is lost
+            if turn.round < rounds:  # after the last round the host may be gone, and nothing is lost
                 roster.advance(turn)
                 turn = max(turn, roster.latest())
         if self.history:
@@ -146,11 +145,11 @@ class Federation:
         try:
             mine = check_alike(members, self.name)
         except PlanError:
-            roster.leave(turn, len(members), self.host)  # with the store gone, the others would never see why
+            roster.leave(turn, len(members), self.host)  # without the store, the others would never see why
             raise
         with together(roster.store, turn, mine, len(members), self.timeout) as group:
             self._catch_up(turn, members, model, group)
-            if self.trained is None:  # an attempt that failed has trained already
+            if self.trained is None:  # a failed attempt has trained already
                 samples = local(model, turn.round)
                 self.trained = read(model), check_samples(samples)
             total = self._sum(turn, members, mine, group)
@@ -163,7 +162,7 @@ class Federation:
     def _catch_up(
         self, turn: RoundAttempt, members: Sequence[ClinicTurn], model: nn.Module, group: dist.ProcessGroup | None
     ) -> None:
-        """Give the model of all to those that have been away; at the very beginning, that of the first member."""
+        """Send the shared model to clinics that have been away; at the very beginning, the first member's."""
         newest = max(member.version for member in members)
         if group is None or (newest and all(member.version == newest for member in members)):
             return
@@ -177,7 +176,7 @@ class Federation:
     def _sum(
         self, turn: RoundAttempt, members: Sequence[ClinicTurn], mine: int, group: dist.ProcessGroup | None
     ) -> Tensor:
-        """The sum over members of their weights times their samples, and of their samples, in the last place."""
+        """The sum over members of their weights times their samples and, in the last entry, of their samples."""
         if self.trained is None:
             raise PlanError("a clinic has to train before its weights are added to others'")
         values, samples = self.trained
@@ -204,11 +203,11 @@ def together(
     try:
         with noticing(turn):
             dist.init_process_group("gloo", store=place, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
-            all_reduce(torch.zeros(1), "ring", dist.group.WORLD)  # a roll call: from here on, connections tell who left
+            all_reduce(torch.zeros(1), "ring", dist.group.WORLD)  # a roll call: from here on, connections show who left
         yield dist.group.WORLD
     except BaseException as error:
         if dist.is_initialized() and not isinstance(error, MemberGone):
-            # Connections stay open for as long as this process lives: tell the others. Why is none of their business.
+            # Connections stay open for as long as this process lives: tell the others, but not why.
             with suppress(RuntimeError):
                 team_of(dist.group.WORLD).refuse(PeerError("this clinic has left"))
         raise
@@ -219,10 +218,10 @@ def together(
 
 @contextmanager
 def noticing(turn: RoundAttempt) -> Generator[None]:
-    """Around messages to members and nothing else: what torch raises there means that one is gone."""
+    """A block with messages to members and nothing else: what torch raises in it means that one is gone."""
     try:
         yield
-    except RuntimeError as error:  # torch's errors of lost peers are these, and those of many other things
+    except RuntimeError as error:  # torch raises these for lost peers, and for many other reasons
         raise MemberGone(f"{turn}: a member is gone: {str(error).splitlines()[0]}") from error
 
 
@@ -232,33 +231,33 @@ def floating(model: nn.Module) -> list[Tensor]:
 
 
 def read(model: nn.Module) -> Tensor:
-    """The values of a model in one row, on the CPU, in float64: sums of weights times samples lose nothing there."""
+    """The values of a model as one flat CPU tensor, in float64, so that sums of weights times samples stay exact."""
     return torch.cat([t.detach().reshape(-1).to("cpu", torch.float64) for t in floating(model)] or [torch.zeros(0)])
 
 
 @torch.no_grad()
 def write(model: nn.Module, values: Tensor) -> None:
-    """Give a model its values from a row; counters become the nearest whole number."""
+    """Write flat values into a model; counters become the nearest whole number."""
     tensors = floating(model)
     for tensor, part in zip(tensors, values.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_((part if tensor.is_floating_point() else part.round()).view(tensor.shape))
 
 
 def form_of(model: nn.Module) -> str:
-    """A digest of the names, shapes and types of a model's values, equal for models that can be averaged."""
+    """A digest of the names, shapes and types of a model's values; models with equal digests can be averaged."""
     parts = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def check_alike(members: Sequence[ClinicTurn], name: str) -> int:
-    """The place of a clinic among the members; raise unless names are unique, and models and masks alike."""
+    """The position of a clinic among the members; raises unless names are unique, and models and masks match."""
     names = [member.name for member in members]
     if names.count(name) > 1:
-        raise PlanError(f"two clinics are called {name!r}: give each a name of its own")
+        raise PlanError(f"two clinics are called {name!r}: give each its own name")
     mine = names.index(name)
     if others := [m.name for m in members if m.form != members[mine].form]:
         raise PlanError(
-            f"the model of {name} has other parameters than that of {', '.join(others)}: all clinics train one model"
+            f"the model of {name} has other parameters than that of {', '.join(others)}: all must train the same"
         )
     if others := [m.name for m in members if m.masked != members[mine].masked]:
         raise PlanError(
@@ -269,7 +268,7 @@ def check_alike(members: Sequence[ClinicTurn], name: str) -> int:
 
 
 def check_samples(samples: object) -> int:
-    """The number of samples that a clinic trained on; raise unless it is one."""
+    """The number of samples that a clinic trained on; raises unless it is a valid number."""
     if not isinstance(samples, int) or samples < 0:
         raise PlanError(f"local training returned {samples!r}: return the number of samples that it used, or 0")
     return samples

@@ -5,11 +5,11 @@
     clinic 2   u2       - m02 - m12
     sum        u0 + u1 + u2
 
-Each pair of clinics agrees on a secret by exchanging public keys (X25519, of the package `cryptography`), and both
-draw the same mask from it, anew for every attempt at every round. Floating-point sums would not cancel, so updates
-become whole numbers of fixed point first, which add modulo 2^64. Anyone who sees a clinic's masked update sees uniform
-noise, unless all other clinics of the round conspire; with two clinics there is only one other, which knows the sum
-and its own part.
+Each pair of clinics agrees on a secret by exchanging public keys (X25519, from the package `cryptography`), and both
+draw the same mask from it, a new one for every attempt at every round. Floating-point sums would not cancel, so updates
+are first converted to fixed-point integers, which add modulo 2^64. A clinic's masked update looks like uniform noise,
+unless all other clinics of the round conspire; with two clinics there is only one other, which knows the sum and its
+own part.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Key:
 
     @property
     def public(self) -> str:
-        """What others get, in hexadecimal digits."""
+        """The public key, in hexadecimal digits."""
         own = cryptography("asymmetric.x25519").X25519PrivateKey.from_private_bytes(self.secret)
         return own.public_key().public_bytes_raw().hex()
 
     def shared(self, public: str) -> bytes:
-        """The secret that this key's owner and that of a public key have in common.
+        """The secret that the owners of this key and of a public key share.
 
         >>> a, b = Key(), Key()
         >>> a.shared(b.public) == b.shared(a.public)
@@ -53,7 +53,7 @@ class Key:
             other = agreement.X25519PublicKey.from_public_bytes(bytes.fromhex(public))
             return agreement.X25519PrivateKey.from_private_bytes(self.secret).exchange(other)
         except ValueError as error:
-            raise PlanError(f"a clinic sent {public!r}, which is no public key that keeps secrets: {error}") from error
+            raise PlanError(f"a clinic sent {public!r}, which is not a safe public key: {error}") from error
 
 
 def cryptography(module: str) -> Any:
@@ -62,7 +62,7 @@ def cryptography(module: str) -> Any:
 
 
 def mask_of(secret: bytes, occasion: str, count: int) -> Tensor:
-    """As many uniform numbers of 64 bits, the same for all who know the secret, others on every occasion."""
+    """That many uniform 64-bit numbers, the same for all who know the secret, and different on every occasion."""
     sha256 = cryptography("hashes").SHA256()
     seed = cryptography("kdf.hkdf").HKDF(sha256, 32, salt=None, info=occasion.encode()).derive(secret)
     stream = hashlib.shake_256(seed).digest(8 * count)
@@ -70,7 +70,7 @@ def mask_of(secret: bytes, occasion: str, count: int) -> Tensor:
 
 
 def masked(values: Tensor, me: int, key: Key, publics: Mapping[int, str], occasion: str) -> Tensor:
-    """The values plus the masks that clinic `me` shares with each other one; all clinics' add up to the plain sum."""
+    """The values plus the masks that clinic `me` shares with each other clinic; over all clinics, the masks cancel."""
     hidden = values.clone()
     for other, public in publics.items():
         if other != me:
@@ -80,7 +80,7 @@ def masked(values: Tensor, me: int, key: Key, publics: Mapping[int, str], occasi
 
 
 def to_fixed(values: Tensor, parts: int) -> Tensor:
-    """Whole numbers in units of 2^-30, rounded; a sum of that many such tensors does not overflow.
+    """The values as integers in units of 2^-30, rounded; a sum of `parts` such tensors does not overflow.
 
     >>> from_fixed(to_fixed(torch.tensor([0.5, -3.0]), parts=2)).tolist()
     [0.5, -3.0]
@@ -97,5 +97,5 @@ def to_fixed(values: Tensor, parts: int) -> Tensor:
 
 
 def from_fixed(values: Tensor) -> Tensor:
-    """The numbers that whole numbers in these units stand for."""
+    """The values of integers in these units."""
     return values.double() * 2.0**-DIGITS

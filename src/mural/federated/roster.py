@@ -4,8 +4,8 @@
     clinic c        here! ───────────────────────────────────────────────────────────────────── reads it
     clinic b   (is away)                        comes back: here! ── is not on it, waits for the next round
 
-A *turn* is an attempt at a round. An attempt that fails, since a member left, is followed by another of the same
-round; the store knows the latest turn, so clinics that come back find the others.
+A *turn* is an attempt at a round. If an attempt fails because a member left, another attempt at the same round follows;
+the store knows the latest turn, so clinics that come back find the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mural.ranks.identity import LOOPBACK
 from mural.ranks.store import client, host
 
 LOOK = 0.05
-"""Seconds between two looks at the store."""
+"""Seconds between two reads of the store."""
 
 
 class MemberGone(PeerError):
@@ -48,8 +48,10 @@ class RoundAttempt:
 
 @dataclass(frozen=True)
 class ClinicTurn:
-    """A clinic in a turn: its name, the rounds that are in its model, its public key (empty if it does not mask), what
-    tells other models apart, and whether it masks its updates.
+    """A clinic in a turn.
+
+    `version` is the number of rounds in its model, `public` its public key (empty if it does not mask), `form` the
+    digest of its model, and `masked` whether it masks its updates.
     """
 
     name: str
@@ -61,9 +63,7 @@ class ClinicTurn:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the first clinic of a turn waits for others: until `expected` are there, or for `seconds` if at least
-    `quorum` are.
-    """
+    """How long the first clinic of a turn waits: until `expected` are present, or `seconds` if `quorum` are."""
 
     expected: int
     quorum: int = 1
@@ -72,12 +72,12 @@ class Patience:
 
 @contextmanager
 def asking() -> Generator[None]:
-    """Around what asks the store: it answers, or its host has left."""
+    """A block that uses the store; raises if it does not answer, since its host has left."""
     try:
         yield
     except PeerError:
         raise
-    except RuntimeError as error:  # torch's errors of a store that is gone are these
+    except RuntimeError as error:  # torch raises these for a store that is gone
         raise HostGone((str(error) or type(error).__name__).splitlines()[0]) from error
 
 
@@ -96,13 +96,13 @@ class Roster:
 
     @asking()
     def advance(self, turn: RoundAttempt) -> None:
-        """Let everybody know of a later turn."""
+        """Announce a later turn to all."""
         if turn > self.latest():  # two clinics may write at once: both then write the same or meet in the later one
             self.store.set("turn", json.dumps([turn.round, turn.attempt]))
 
     @asking()
     def meet(self, turn: RoundAttempt, me: ClinicTurn) -> tuple[ClinicTurn, ...] | None:
-        """The members of a turn, in the order in which they came; None if it goes on without this clinic."""
+        """The members of a turn, in order of arrival; None if it continues without this clinic."""
         key = f"{turn.round}/{turn.attempt}"
         if self.store.check([f"{key}/roster"]):
             return None
@@ -113,7 +113,7 @@ class Roster:
         return members if members is not None and me in members else None
 
     def _lead(self, key: str, turn: RoundAttempt) -> tuple[ClinicTurn, ...] | None:
-        """Wait for the others, then publish who is there; None where they have gone on to a later turn."""
+        """Wait for the others, then publish the members; None if they have moved on to a later turn."""
         end = time.monotonic() + self.patience.seconds
         while True:
             if self.latest() > turn:
@@ -128,7 +128,7 @@ class Roster:
         return members_of(found)
 
     def _follow(self, key: str, turn: RoundAttempt) -> tuple[ClinicTurn, ...] | None:
-        """Wait for the first clinic to publish who is there; None where the others have gone on to a later turn."""
+        """Wait for the first clinic to publish the members; None if the others have moved on to a later turn."""
         end = time.monotonic() + 2 * self.patience.seconds + 5
         while not self.store.check([f"{key}/roster"]):
             there = self.store.add(f"{key}/here", 0)
@@ -140,8 +140,9 @@ class Roster:
         return members_of(json.loads(self.store.get(f"{key}/roster")))
 
     def leave(self, turn: RoundAttempt, members: int, host: bool) -> None:
-        """Leave for good in this turn, or with all before it done; who holds the store stays until the other members
-        have left, or for as long as patience.
+        """Leave permanently in this turn, or with all turns before it done.
+
+        The clinic that holds the store stays until the other members have left, or as long as its patience lasts.
         """
         with suppress(RuntimeError):  # the store may be gone
             self.advance(turn)
@@ -153,7 +154,7 @@ class Roster:
 
     @asking()
     def await_later(self, turn: RoundAttempt) -> RoundAttempt:
-        """The next turn that others begin, for a clinic that came too late for this one."""
+        """The next turn that the others begin, for a clinic that came too late for this one."""
         while (latest := self.latest()) <= turn:
             time.sleep(LOOK)
         return latest
@@ -165,10 +166,10 @@ def members_of(found: list[dict[str, Any]]) -> tuple[ClinicTurn, ...]:
 
 
 def store_at(address: str, holds: bool, timeout: float) -> Any:
-    """The store at "host:port", which this process holds or another one does; all depend on who holds it."""
+    """The store at "host:port", held by this process or by another; all clinics depend on its holder."""
     name, _, port = address.rpartition(":")
     if not name or not port.isdigit():
-        raise PlanError(f"{address!r} is no address: write host:port, as 10.0.0.5:29400")
+        raise PlanError(f"{address!r} is not an address: write host:port, such as 10.0.0.5:29400")
     try:
         if not holds:
             return client(name, int(port), timeout)

@@ -51,12 +51,12 @@ class Cuts:
     def scaled(self, extent: int) -> Cuts:
         """The same proportions of another extent, each bound rounded to the nearest position.
 
-        The result depends on these cuts and the extent alone, so tensors of equal extent always meet.
+        The result depends only on these cuts and the extent, so tensors of equal extent always have the same cuts.
         """
         return _scaled(self, extent)
 
     def sliced(self, start: int, stop: int, step: int = 1) -> Cuts:
-        """The cuts of positions start, start + step, … below stop, with every datum left where it is.
+        """The cuts of positions start, start + step, … below stop, with all data left where they are.
 
         >>> Cuts.even(10, 2).sliced(1, 10, 3).bounds
         (0, 2, 3)
@@ -66,7 +66,7 @@ class Cuts:
         return Cuts((0, *inner, count), self.owners)
 
     def flipped(self) -> Cuts:
-        """The cuts after a flip, with every datum left where it is."""
+        """The cuts after a flip, with all data left where they are."""
         return Cuts(tuple(self.extent - b for b in reversed(self.bounds)), self.owners[::-1])
 
     @classmethod

@@ -64,7 +64,7 @@ def disjoint(boxes: Iterable[Box]) -> bool:
 
 
 def subtract(outer: Box, inner: Box) -> tuple[Box, ...]:
-    """Disjoint boxes that cover `outer` without `inner`, which lies inside it.
+    """Disjoint boxes that cover `outer` without `inner`, which is inside it.
 
         outer            slabs
         +---------+      +---------+
@@ -93,7 +93,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that these shapes broadcast to, as torch's rules say; ValueError where they do not.
+    """The shape that these shapes broadcast to by torch's rules; raises ValueError if they do not.
 
     >>> broadcast((2, 1, 5), (3, 1))
     (2, 3, 5)

@@ -1,4 +1,4 @@
-"""Local coordinates: where a global place lies in a piece, as slices of the piece."""
+"""Local coordinates: where a global box is in a piece, as slices of the piece."""
 
 from __future__ import annotations
 

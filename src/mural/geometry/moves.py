@@ -13,7 +13,7 @@ Needs = tuple[tuple[Interval, ...], ...]
 
 
 class Move(NamedTuple):
-    """A box of data that goes from one owner to another (or stays, where the two are the same)."""
+    """A box of data that goes from one owner to another (or stays, if the two are the same)."""
 
     source: int
     destination: int
@@ -30,16 +30,16 @@ def boxes(needs: Needs) -> tuple[Box, ...]:
 
 
 def needs_of(box: Box) -> Needs:
-    """The needs of one who needs just a box."""
+    """The needs of a rank that needs a single box."""
     return tuple((interval,) for interval in box)
 
 
 def moves(have: Mapping[int, Box], need: Mapping[int, Needs], rank: int | None = None) -> tuple[Move, ...]:
-    """All data movements, or those from and to one rank alone, ordered by source, then destination, then position.
+    """All data movements, or only those from and to one rank, ordered by source, then destination, then position.
 
     Halo exchange, gather, re-layout, delivery to another stage and the reading of a checkpoint are all this one
-    function. What a destination holds itself comes from itself; the other owners' boxes are disjoint, so each remaining
-    position has one source. Those who need may be others than those who have.
+    function. What a destination holds comes from itself; the other owners' boxes are disjoint, so each remaining
+    position has one source. Ranks that need data and ranks that have it may differ.
 
     >>> have = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
     >>> halo = {0: ((Interval(0, 5),),), 1: ((Interval(3, 8),),)}
@@ -63,7 +63,7 @@ def moves(have: Mapping[int, Box], need: Mapping[int, Needs], rank: int | None =
 
 
 def traffic(found: Iterable[Move], width: int = 1) -> dict[tuple[int, int], int]:
-    """The bytes that travel between each pair, `width` bytes a position; what stays counts nothing."""
+    """The bytes that travel between each pair, `width` bytes per position; data that stay do not count."""
     total: dict[tuple[int, int], int] = {}
     for move in found:
         if move.source != move.destination:

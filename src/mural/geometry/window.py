@@ -54,7 +54,7 @@ class Window:
         return Interval(start, max(start, (self.num * (out.stop - 1) + self.hi) // self.den))
 
     def reads(self, out: Interval) -> tuple[Interval, ...]:
-        """The part of the span that lies in the image."""
+        """The part of the span that is inside the image."""
         span, image = self.span(out), Interval(0, self.extent)
         return (span & image,) if span.start < image.stop and span.stop > 0 else (Interval(0, 0),)
 
@@ -109,7 +109,7 @@ class Window:
 
     @classmethod
     def shifted(cls, extent: int, out: int, by: int) -> Window:
-        """Output o reads input o + by alone: padding with constants, and cropping."""
+        """Output o reads only input o + by: padding with constants, and cropping."""
         return cls(extent, out, lo=by, hi=by + 1)
 
 
@@ -126,7 +126,7 @@ class Segment:
         return self.first + self.step * (o - self.out.start)
 
     def reads(self, out: Interval) -> Interval:
-        """The inputs behind those outputs that lie in this segment."""
+        """The inputs that the outputs in this segment read."""
         part = self.out & out
         if part.size == 0:
             return Interval(0, 0)
@@ -153,7 +153,7 @@ class Remap:
         return self.segments[-1].out.stop
 
     def reads(self, out: Interval) -> tuple[Interval, ...]:
-        """The inputs behind the outputs, neighbouring pieces merged."""
+        """The inputs that the outputs read, with adjacent pieces merged."""
         merged: list[Interval] = []
         for piece in sorted(s.reads(out) for s in self.segments):
             if piece.size == 0:
@@ -202,7 +202,7 @@ class Remap:
 
     @classmethod
     def roll(cls, extent: int, shift: int) -> Remap:
-        """Output o reads input o - shift, around the end."""
+        """Output o reads input o - shift, wrapping around."""
         shift %= extent
         parts = (Segment(Interval(0, shift), extent - shift, 1), Segment(Interval(shift, extent), 0, 1))
         return cls(extent, tuple(s for s in parts if s.out.size))

@@ -1,4 +1,4 @@
-"""Sums of gradients' buckets over the ranks of a group, which go on while backward does."""
+"""Sums of gradient buckets over the ranks of a group, which run while backward continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mural.comm.backends import backend_of
 
 
 class Rounds:
-    """Rounds of ours, in a thread that takes one bucket after the other, in the order in which they were launched."""
+    """mural's own rounds, in a thread that takes one bucket after the other, in the order of their launch."""
 
     def __init__(self, algorithm: str):
         self.algorithm = algorithm
@@ -29,13 +29,13 @@ class Rounds:
 
 
 class Underway:
-    """A call in another thread, waited for as a collective of torch is."""
+    """A call in another thread, with the interface of torch's pending collectives."""
 
     def __init__(self, future: Future[Tensor]):
         self.future = future
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait for its end, or raise what it raised; as gloo does, a wait that is too short says so."""
+        """Wait for its end, or raise what it raised; like gloo's, a wait that is too short raises."""
         try:
             self.future.result(None if timeout is None else timeout.total_seconds())
         except TimeoutError as error:
@@ -46,13 +46,13 @@ class Underway:
         return self
 
     def then(self, called: Callable[[Any], None]) -> None:
-        """Call something at its end."""
+        """Call a function at its end."""
         self.future.add_done_callback(called)
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over the ranks of a group, in which this rank's numbers count times its `share`.
+    """A sum over the ranks of a group, with this rank's values multiplied by its `share`.
 
     A mean over n ranks is the sum with a share of 1 / n on each. Where stages share a parameter, its gradient is the
     sum over stages of the means over each one's ranks: the share is 1 / n for the n ranks of this rank's own stage.
@@ -65,16 +65,16 @@ class Sum:
 
     @cached_property
     def averages(self) -> bool:
-        """Whether it is a mean that the backend takes by itself."""
+        """Whether it is a mean that the backend computes by itself."""
         return self.rounds is None and self.share == 1 / self.group.size() and backend_of(self.group).averages
 
     @property
     def scale(self) -> float:
-        """What this rank's numbers are to be multiplied with before."""
+        """The factor to multiply this rank's values with beforehand."""
         return 1.0 if self.averages else self.share
 
     def launch(self, buffer: Tensor) -> Any:
-        """What to wait for, until the buffer is the sum."""
+        """The pending sum; once it is done, the buffer holds the sum."""
         if self.rounds is not None:
             return self.rounds.launch(buffer, self.group)
         op = dist.ReduceOp.AVG if self.averages else dist.ReduceOp.SUM

@@ -1,9 +1,9 @@
-"""Buckets: gradients laid out one after the other in flat buffers, each of which travels as one message.
+"""Buckets: gradients concatenated in flat buffers, each of which travels as one message.
 
     | weight, 16 rows … | bias … |   | 1 1 |        a bucket of two parameters
       slot 0              slot 1       tail
 
-The tail says, for each slot, whether this rank has a gradient for it that was not averaged yet. After the exchange it
+The tail says, for each slot, whether this rank has a gradient for it that is not averaged yet. After the exchange it
 says whether any rank had one, so nothing else has to be exchanged for parameters that some ranks did not reach.
 """
 
@@ -23,13 +23,13 @@ from mural.gradients.replicas import REPLICAS
 ALIGN = 16
 """Slots begin at multiples of this many values, so that kernels can load whole vectors."""
 SMALL_BYTES = 2**20
-"""The first bucket leaves early, while there is still much to compute; nothing hides the last one's way."""
+"""The first bucket leaves early, while there is still much to compute; no computation overlaps with the last one."""
 SIGNALS = 2
 """The last bucket's tail ends with two more numbers: ranks that raised, and ranks with gradients that came late."""
 
 
 def mark_reduced(grad: Tensor, axes: Sequence[str] = REPLICAS) -> None:
-    """Note that a gradient is the mean over those axes now; whatever is added to it later changes its version."""
+    """Mark a gradient as the mean over those axes; whatever is added to it later changes its version."""
     grad._mural_reduced = (grad._version, frozenset(axes))  # type: ignore[attr-defined]
 
 
@@ -41,14 +41,14 @@ def is_reduced(grad: Tensor | None, axes: Sequence[str] = REPLICAS) -> bool:
 
 @dataclass(frozen=True)
 class BucketMember:
-    """A parameter with what decides where its gradient goes."""
+    """A parameter, with what decides where its gradient goes."""
 
     name: str
     parameter: Tensor = field(repr=False)
     kind: tuple[torch.dtype, torch.device]
     """What gradients that share a buffer have in common."""
     strides: tuple[int, ...]
-    """Those of the parameter, where it has no gaps."""
+    """The strides of the parameter if it is dense."""
 
     @classmethod
     def of(cls, name: str, parameter: Tensor) -> BucketMember:
@@ -92,7 +92,7 @@ def arrange(sizes: Sequence[tuple[int, Any]], order: Sequence[int], limit: int) 
 
 
 def packed(sizes: Sequence[tuple[int, Any]], order: Sequence[int], first: int, limit: int) -> list[list[int]]:
-    """Indices in order, in buckets of one kind; the one that is full first has a limit of its own."""
+    """Indices in order, in buckets of one kind; the bucket that fills up first has a separate limit."""
     full: list[list[int]] = []
     filling: dict[Any, tuple[int, list[int]]] = {}
     for index in order:
@@ -124,7 +124,7 @@ class Bucket:
         self._clear()
 
     def _clear(self) -> None:
-        """Nothing is filed."""
+        """Start with nothing filed."""
         self.left = len(self.members)
         self.views: dict[int, Tensor] = {}
         self.flags = [0] * len(self.members)
@@ -133,10 +133,10 @@ class Bucket:
         self.work: Any = None
 
     def begin(self, several: bool) -> None:
-        """Make ready for new gradients; a buffer that somebody else looks at is left to them.
+        """Prepare for new gradients; a buffer that someone else still uses is left to them.
 
-        Before `several` backwards, a buffer without gradients is given back: until the last one, gradients add up
-        elsewhere, and need their memory there.
+        Before `several` backwards, a buffer without gradients is freed: until the last one, gradients accumulate
+        elsewhere, and need the memory there.
         """
         self._clear()
         if self.buffer is not None:
@@ -147,19 +147,19 @@ class Bucket:
     def _users(self, buffer: Tensor) -> tuple[int, bool]:
         """How many of the parameters' gradients are views of the buffer, and whether anything else is.
 
-        A gradient that a user kept from the last step is such: a new buffer leaves it as it is.
+        A gradient that a user kept from the last step is such a view: a new buffer leaves it unchanged.
         """
         storage = buffer.untyped_storage()
         start = storage.data_ptr()
         inside = range(start, start + storage.nbytes())
         grads = sum(p.grad is not None and p.grad.data_ptr() in inside for p in self.parameters)
-        # The buffer's own two: the attribute, and what asks here.
+        # The buffer's own two references: the attribute, and the one used here.
         return grads, torch._C._storage_Use_Count(storage._cdata) > 2 + grads  # type: ignore[attr-defined]
 
     def file(self, slot: int, fired: bool) -> None:
-        """Put a parameter's gradient, as it counts in the sum, into its slot, and take it from the parameter.
+        """Move a parameter's gradient, scaled as it counts in the sum, into its slot.
 
-        What backward adds to the parameter after that is a new tensor, apart from what is under way.
+        What backward adds to the parameter after that is a new tensor, separate from what is under way.
         """
         member, buffer = self.members[slot], self._buffer()
         grad = member.parameter.grad
@@ -174,12 +174,12 @@ class Bucket:
             return
         if grad.layout != torch.strided:
             raise UnsupportedOp(
-                f"the gradient of {member.name} has the layout {grad.layout}: dense gradients alone are averaged; "
+                f"the gradient of {member.name} has the layout {grad.layout}: only dense gradients can be averaged; "
                 f"make its layer with sparse=False"
             )
         if grad.requires_grad and fired:
             raise UnsupportedOp(
-                f"the gradient of {member.name} has a history (create_graph=True), which its mean over ranks would "
+                f"the gradient of {member.name} has a graph (create_graph=True), which its mean over ranks would "
                 f"lose: call backward outside of watching()"
             )
         fresh = member.parameter.requires_grad and (fired or not is_reduced(grad, self.axes))
@@ -205,7 +205,7 @@ class Bucket:
         self.work = self.total.launch(self._buffer())
 
     def read_signals(self) -> tuple[bool, bool]:
-        """Whether some rank raised, and whether some rank has gradients that came late."""
+        """Whether any rank raised, and whether any rank has gradients that came late."""
         raised, late = self._tail()[len(self.members) :]
         return raised > 0, late > 0
 
@@ -214,8 +214,8 @@ class Bucket:
         return (tail.real if tail.is_complex() else tail).tolist()
 
     def deliver(self) -> None:
-        """Give the means to the parameters; those that no rank had a new gradient for keep what they had."""
-        every = all(self.flags)  # then nobody needs to look at the others' flags, and no device has to be waited for
+        """Write the means to the parameters; those for which no rank had a new gradient keep their old one."""
+        every = all(self.flags)  # then the others' flags do not matter, and there is no need to wait for the device
         counts = [1.0] * len(self.members) if every else self._tail()
         for slot, parameter in enumerate(self.parameters):
             if counts[slot] > 0:

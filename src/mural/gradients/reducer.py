@@ -33,14 +33,14 @@ BUCKET_BYTES = 25 * 2**20
 Named = list[tuple[str, Tensor]]
 
 _busy: dict[dist.ProcessGroup, str] = {}
-"""Why a group cannot be used now."""
+"""Why each group cannot be used now."""
 
 
 class GradientSums:
     """Sums of gradients over the ranks that hold the same parameters, taken while backward runs.
 
-    `sets` come in one order on all ranks; each rank has those that it is of. A smaller set comes before one that
-    contains it: what fewer ranks hold need not wait for the others. `name` is who adds up, in errors. Collective.
+    `sets` come in the same order on all ranks; each rank has those that it is part of. A smaller set comes before one
+    that contains it: what fewer ranks hold need not wait for the others. `name` appears in errors. Collective.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class GradientSums:
 
     @contextlib.contextmanager
     def watching(self, final: Final | None = None) -> Generator[None]:
-        """Send gradients off as backward makes them; after the block, all are added up.
+        """Send gradients as backward produces them; after the block, all are added up.
 
-        Where several backwards add to a gradient, `final` says by its parameter's name whether the last one runs.
+        If several backwards add to a gradient, `final` says, by its parameter's name, whether the last one is running.
         """
         groups = [held.group for held in self.sets if held.group is not None]
         if busy := [_busy[group] for group in groups if group in _busy]:
@@ -85,7 +85,7 @@ class GradientSums:
             block.cancel(error)
             raise
         except BaseException:
-            why = "a block was interrupted before all its messages were sent; start the ranks anew"
+            why = "a block was interrupted before all its messages were sent; restart the ranks"
             _busy.update(dict.fromkeys(groups, why))
             groups = []
             raise
@@ -98,13 +98,13 @@ class GradientSums:
                 held.mark(self.axes)
 
     def reopen(self) -> None:
-        """Make ready for backwards that add to gradients which were added up before."""
+        """Prepare for backwards that add to gradients that were already summed over ranks."""
         for held in self.sets:
             held.reopen()
 
 
 class Reducer(GradientSums):
-    """Averages gradients over data × spatial (or some `axes` of these) while backward runs.
+    """Averages gradients over data × spatial (or some of these `axes`) while backward runs.
 
     ```python
     reducer = Reducer(model.parameters(), mesh)
@@ -114,12 +114,12 @@ class Reducer(GradientSums):
 
     `algorithm` is one of `mural.comm.all_reduce`'s: "backend" for the backend's own, "auto" for the fastest.
 
-    After the block every `.grad` is what `reduce_gradients` would have made of it. Backwards outside of the block
-    accumulate as usual, and the next one inside averages what they added. Parameters may be frozen and unfrozen
-    between blocks, on all ranks alike. After the first block, buckets follow the order in which the first rank's
-    backward reached the parameters. Parameters that are split by channels are averaged over the ranks that hold the
-    same shares. Making a reducer is collective, and so is the block. If a rank raises inside it, the others raise
-    `PeerError` at its end, and the gradients of all whose backward had begun are None.
+    After the block every `.grad` is what `reduce_gradients` would have made it. Backwards outside the block accumulate
+    as usual, and the next one inside averages what they added. Parameters may be frozen and unfrozen between blocks, on
+    all ranks alike. After the first block, buckets follow the order in which the first rank's backward reached the
+    parameters. Parameters that are split by channels are averaged over the ranks that hold the same shares. Creating a
+    reducer is collective, and so is the block. If a rank raises inside it, the others raise `PeerError` at its end, and
+    the gradients are None on all ranks whose backward had begun.
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class Reducer(GradientSums):
 
 
 def reduce_gradients(model: nn.Module | Iterable[Tensor], mesh: Mesh) -> None:
-    """Make every parameter's `.grad` the single-device gradient, on every rank; calling it twice changes nothing.
+    """Replace every parameter's `.grad` by the single-device gradient, on every rank; a second call changes nothing.
 
     The loss is the same number on every rank, and each rank differentiates its own copy; so the mean over
     the ranks is exact for sharded and for replicated parts of the model alike. Parameters that are split by channels
     are averaged over the ranks that hold the same share. Collective.
     """
     whole, parts, split = by_holders(model, mesh)
-    group = mesh.transport.group  # nothing else is under way in it now
+    group = mesh.transport.group  # nothing else is under way in it
     if group is None or group.size() != mesh.replicas:
         group = group_along(mesh.folded, REPLICAS)
     sets = [mean_of(parts, group_along(split, REPLICAS))] if parts else []

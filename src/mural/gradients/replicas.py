@@ -1,4 +1,4 @@
-"""Replicas: the axes of the mesh along which parameters are, and the ranks that differ along some axes alone."""
+"""Replicas: the mesh axes along which parameters are replicated, and the ranks that differ only along some axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPLICAS = ("data", *SPATIAL)
 
 
 def named_axes(axes: Sequence[str] | None) -> tuple[str, ...]:
-    """The axes in the mesh's order: all that hold replicas for None; "spatial" stands for its dims.
+    """The axes in the mesh's order: for None all that hold replicas; "spatial" stands for all spatial axes.
 
     >>> named_axes(None), named_axes(["spatial"]), named_axes(["spatial1", "data"])
     (('data', 'spatial0', 'spatial1', 'spatial2'), ('spatial0', 'spatial1', 'spatial2'), ('data', 'spatial1'))
@@ -29,7 +29,7 @@ def named_axes(axes: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def ranks_along(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
-    """All ranks of a mesh, in groups that differ along those axes alone; the same list on every rank."""
+    """All ranks of a mesh, in groups that differ only along those axes; the same list on every rank."""
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in mesh.ranks or range(mesh.world):
         at = mesh.coordinates_of(rank)
@@ -38,10 +38,10 @@ def ranks_along(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def group_along(mesh: Mesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
-    """A process group of the ranks that differ from this one along those axes, for collectives alone. Collective.
+    """A process group of the ranks that differ from this one along those axes, only for collectives. Collective.
 
-    None where this rank is alone. Messages between pieces run on the transport's group at the same time, and the two
-    never meet.
+    None if this rank is alone. Messages between pieces run on the transport's group at the same time, so the two never
+    mix.
     """
     every = ranks_along(mesh, axes)
     if len(every[0]) == 1:

@@ -1,4 +1,4 @@
-"""Parameters that the same ranks hold, with the buckets in which their gradients are added up over these ranks."""
+"""Parameters that the same ranks hold, with the buckets that sum their gradients over these ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mural.gradients.buckets import Bucket, BucketMember, arrange, kind_of, mark
 
 
 class Replicated:
-    """Parameters that the ranks of a group hold, and no other rank does; None is for this rank alone.
+    """Parameters that exactly the ranks of a group hold; None stands for this rank alone.
 
-    `share` is what this rank's gradients count in the sum: 1 / n for the mean over n ranks.
+    `share` is the weight of this rank's gradients in the sum: 1 / n for the mean over n ranks.
     """
 
     def __init__(self, named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup | None, share: float):
@@ -28,11 +28,11 @@ class Replicated:
         self.members: list[BucketMember] = []
         self.buckets: list[Bucket] = []
         self.expected: list[int] = []
-        """How often the last backward adds to each member: a reentrant checkpoint does once for each region."""
+        """How often the last backward adds to each member: with reentrant checkpoints, once for each region."""
         self.learned = self.added_up = False
 
     def collect(self, axes: tuple[str, ...], size: int, rounds: Rounds | None, name: str, transport: Transport) -> None:
-        """Make buckets for the parameters that require a gradient now, first in reverse order. Collective if new."""
+        """Create buckets for the parameters that now require a gradient, first in reverse order. Collective if new."""
         if self.group is None:
             return
         state = [(p.requires_grad, *kind_of(p)) for _, p in self.named]
@@ -50,7 +50,7 @@ class Replicated:
         self.buckets = [Bucket([self.members[i] for i in indices], self.axes, self.total) for indices in found]
 
     def learn(self, seen: Sequence[int], fires: Sequence[int], transport: Transport) -> None:
-        """After the first block, follow the first rank's order; after each, expect what a parameter ever did."""
+        """After the first block, adopt the first rank's order; after each, expect the most additions seen so far."""
         if not self.learned and self.members:
             unseen = set(range(len(self.members))).difference(seen)
             order = torch.tensor([*seen, *sorted(unseen)], device=self.members[0].kind[1])
@@ -61,15 +61,15 @@ class Replicated:
         self.expected = [max(pair) for pair in zip(self.expected, fires, strict=True)]
 
     def mark(self, axes: tuple[str, ...]) -> None:
-        """Where one rank is all ranks, what backward made is the sum."""
+        """If this rank is alone, what backward produced is already the sum."""
         for _, p in self.named:
             if p.grad is not None and p.requires_grad:
                 mark_reduced(p.grad, axes)
 
     def reopen(self) -> None:
-        """Spread gradients that were added up over their ranks again, so that the next sum counts them once.
+        """Divide gradients that were already summed over their ranks again, so that the next sum counts them once.
 
-        A mean leaves equal gradients as they are. The other sums count them once for each stage.
+        A mean leaves equal gradients unchanged. Other sums count them once for each stage.
         """
         if self.added_up and self.group is not None and self.share != 1 / self.group.size():
             for _, p in self.named:
@@ -79,7 +79,7 @@ class Replicated:
 
 
 def check_same(tensors: Sequence[Tensor], group: dist.ProcessGroup, name: str, transport: Transport) -> None:
-    """Raise on every rank of a group if the ranks brought different lists of tensors."""
+    """Raise on every rank of a group if the ranks have different lists of tensors."""
     code = zlib.crc32(repr([(tuple(t.shape), t.dtype) for t in tensors]).encode())
     device = tensors[0].device if tensors else torch.device("cpu")
     both = torch.tensor([code, -code, len(tensors), -len(tensors)], device=device)

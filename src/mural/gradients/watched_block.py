@@ -1,15 +1,15 @@
-"""One block of gradients: filed as backward makes them, sent bucket by bucket in one order, awaited, and handed back.
+"""One block of gradients: filed as backward produces them, sent bucket by bucket in one order, awaited, written back.
 
-Parameters that other ranks hold have another group, and NCCL may wait for ever where two ranks begin collectives of two
-groups in different orders. So all ranks begin theirs in one order; each leaves out the groups that it is not in:
+Parameters that other ranks hold have another group, and NCCL may deadlock if two ranks begin collectives of two groups
+in different orders. So all ranks begin theirs in the same order; each leaves out the groups that it is not in:
 
     rank 0   stage 0: bucket 0, bucket 1              tied: bucket 0  ┊ stage 0: last              tied: last
     rank 1                      stage 1: bucket 0     tied: bucket 0  ┊           stage 1: last    tied: last
              ──────────────── while backward runs ────────────────────┊──── at the end of the block ────────→
 
-Nobody waits in a circle. Of the collectives that are not complete, look at the first in this order. Whatever its ranks
-began before is complete, so nothing on them is ahead of it; and those that have not begun it come to it, since backward
-waits for no bucket. Within a group the ranks made the same buckets in the same order (`Replicated`).
+There is no deadlock. Of the collectives that are not complete, take the first in this order. Whatever its ranks began
+before is complete, so nothing on them is ahead of it; and ranks that have not begun it will reach it, since backward
+waits for no bucket. Within a group the ranks have the same buckets in the same order (`Replicated`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Final = Callable[[str], bool]
 class Filing:
     """What backward did for the parameters of one group, in a block.
 
-    What is added to a gradient more often than expected comes late, after it has left; it is kept apart, and added up
-    at the end.
+    Additions to a gradient beyond the expected number come late, after it has been sent; they are kept apart, and
+    summed at the end.
     """
 
     def __init__(self, held: Replicated):
@@ -50,7 +50,7 @@ class Filing:
         """How often the last backward added to each member."""
         self.reached = [False] * len(held.members)
         self.seen: list[int] = []
-        """Members in the order in which backward was done with them."""
+        """Members in the order in which backward finished them."""
         self.late: dict[int, Tensor] = {}
 
     def fired(self, index: int, last: bool) -> bool:
@@ -64,7 +64,7 @@ class Filing:
         return True
 
     def close(self) -> None:
-        """File what is left, and take out what came late."""
+        """File what is left, and set aside what came late."""
         for index, (fires, expected) in enumerate(zip(self.fires, self.held.expected, strict=True)):
             if fires < expected:
                 self._file(index)
@@ -77,7 +77,7 @@ class Filing:
 
 
 class WatchedBlock:
-    """What happens to gradients between the begin and the end of a `watching()` block."""
+    """What happens to gradients between the start and the end of a `watching()` block."""
 
     def __init__(self, every: Sequence[Replicated], transport: Transport, final: Final | None):
         self.transport, self.final = transport, final
@@ -86,7 +86,7 @@ class WatchedBlock:
         self.order = [*self.early, *(filing.buckets[-1] for filing in self.filings)]
         self.sent = 0
         self.needs: dict[int, list[tuple[int, Post]]] = {}
-        """What the wait for a bucket needs of other ranks, where that is traced."""
+        """What the wait for a bucket needs from other ranks, if traced."""
         self.lock = threading.Lock()
         for bucket in self.order:
             bucket.begin(several=final is not None)
@@ -97,15 +97,15 @@ class WatchedBlock:
         ]
 
     def stop(self) -> None:
-        """Listen no longer."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
     def _listener(self, filing: Filing, index: int, name: str) -> Callable[[Tensor], None]:
-        """What a parameter calls when backward has added to its gradient."""
+        """The hook that a parameter calls when backward has added to its gradient."""
 
         def fired(_: Tensor) -> None:
-            with self.lock:  # each device has a thread of its own in backward
+            with self.lock:  # each device has its own thread in backward
                 if filing.fired(index, self.final is None or self.final(name)):
                     while self.sent < len(self.early) and not self.early[self.sent].left:
                         self._launch()
@@ -130,7 +130,7 @@ class WatchedBlock:
             filing.close()
         while self.sent < len(self.early):
             self._launch()
-        # The last buckets are sent here and not before: they tell the others how this rank's backward ended.
+        # The last buckets are sent only here: they tell the others how this rank's backward ended.
         for filing in self.filings:
             self._launch((0, int(bool(filing.late))))
         with self.transport.span("bucket wait"):
@@ -148,7 +148,7 @@ class WatchedBlock:
             filing.held.learn(filing.seen, filing.fires, self.transport)
 
     def cancel(self, error: Exception) -> None:
-        """Let nobody wait for this rank: send what is left, marked as void, and forget what backward made."""
+        """Let no rank wait for this one: send what is left, marked as void, and forget what backward produced."""
         if not self.order:
             return
         self.transport.raised(error)
@@ -165,12 +165,12 @@ class WatchedBlock:
 
 
 def note(events: list[tuple[str, float, float]], begin: float, _: Any) -> None:
-    """Put the time that a bucket was under way into a record."""
+    """Record the time that a bucket was under way."""
     events.append(("bucket", begin, time.perf_counter()))
 
 
 def add_late(held: Replicated, late: Mapping[int, Tensor], axes: tuple[str, ...]) -> None:
-    """Add the sum of what backward added to gradients after they had left."""
+    """Add the sum of what backward added to gradients after they were sent."""
     parameters = [m.parameter for m in held.members]
     here = torch.tensor([int(id(p) in late) for p in parameters], device=held.members[0].kind[1])
     dist.all_reduce(here, group=held.group)

@@ -1,7 +1,7 @@
 """Which rank of which run this process is, read from the variables that launchers set, and why.
 
-`resolve` is a pure function. Each launcher's variables make a claim, and the innermost launcher's counts, since it was
-started last: srun starts mpirun's daemons or torchrun, and not the other way round.
+`resolve` is a pure function. Each launcher's variables make a claim, and the innermost launcher's claim counts, since
+it was started last: srun starts mpirun's daemons or torchrun, not the other way round.
 
     srun  ⊃  mpirun  ⊃  torchrun, or RANK and WORLD_SIZE  ⊃  mural's own local ranks
 """
@@ -19,14 +19,14 @@ LOOPBACK = "127.0.0.1"
 HERE = (LOOPBACK, "localhost", "::1")
 
 FIRST_PORT, PORTS, TORCH_PORT = 15000, 16000, 29500
-"""Where a run's port is looked for: below those that Linux gives to outgoing connections."""
+"""The range of a run's port: below the ports that Linux gives to outgoing connections."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process stands among the ranks of a run, and how the ranks meet.
+    """The place of a process among the ranks of a run, and how the ranks meet.
 
-    `node` numbers the machines; `address` and `port` are rank 0's. They are None where no variable tells.
+    `node` numbers the machines; `address` and `port` are rank 0's. They are None if no variable tells.
     `why` holds sentences: which variables led here, and which were ignored for what reason.
     """
 
@@ -57,11 +57,11 @@ class Placement:
 def resolve(environ: Mapping[str, str]) -> Placement:
     """This process's rank, world, local rank, machine and meeting point, from the variables of its launcher.
 
-    Variables that are set in part, are no numbers or contradict each other raise `PlanError`.
+    Variables that are incomplete, are not numbers or contradict each other raise `PlanError`.
 
     >>> resolve({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).rank
     1
-    >>> resolve({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}).world  # an allocation, but no step
+    >>> resolve({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}).world  # an allocation without a step
     1
     """
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
@@ -77,7 +77,7 @@ def resolve(environ: Mapping[str, str]) -> Placement:
 
 
 def _check_rest(environ: Mapping[str, str], found: list[Claim], notes: list[str]) -> None:
-    """Raise for variables that no claim accounts for, and that one rank of several would have."""
+    """Raise for variables that no claim accounts for but that a rank of a larger run would have."""
     world = number(environ, "WORLD_SIZE")
     if world is not None and "RANK" not in environ:
         if not found and world > 1:
@@ -94,14 +94,14 @@ def _check_rest(environ: Mapping[str, str], found: list[Claim], notes: list[str]
 
 
 def _with(claim: Claim, other: Claim, notes: list[str]) -> Claim:
-    """The claim beside one that it overrules; what it leaves open comes from the other, where both mean one rank."""
+    """The claim that overrules another; what it leaves open comes from the other if both mean the same rank."""
     if claim.launcher == "environment" and other.world == claim.world and other.rank != claim.rank:
         raise PlanError(
             f"{claim.words}, but {other.words}: both speak of {claim.world} ranks. RANK was probably set once, outside "
             f"of {other.launcher.split()[0]}: unset RANK and WORLD_SIZE"
         )
     if (other.rank, other.world) != (claim.rank, claim.world):
-        notes.append(f"ignored: {other.words}, since {claim.launcher} runs inside of it")
+        notes.append(f"ignored: {other.words}, since {claim.launcher} runs inside it")
         return claim
     notes.append(f"{other.words} says the same")
     known = claim.local_rank is not None
@@ -134,7 +134,7 @@ def _placed(claim: Claim, environ: Mapping[str, str], notes: list[str]) -> Place
         port = number(environ, "MASTER_PORT") or (_port(claim.job) if address else None)
         why.append(_meeting(address, port, named))
     if port is not None and port >= 2**16:
-        raise PlanError(f"MASTER_PORT={port} is no TCP port: set one from 1024 to 65535, the same on all ranks")
+        raise PlanError(f"MASTER_PORT={port} is not a TCP port: set one from 1024 to 65535, the same on all ranks")
     node = 0 if claim.node is None and local_world == claim.world else claim.node
     return Placement(
         claim.rank, claim.world, local_rank, local_world, node, address, port, claim.launcher, (*why, *notes)
@@ -142,7 +142,7 @@ def _placed(claim: Claim, environ: Mapping[str, str], notes: list[str]) -> Place
 
 
 def _port(job: str) -> int:
-    """A port that all ranks of a job derive alike, and other jobs on the machine hardly."""
+    """A port that all ranks of a job derive alike, and that other jobs on the machine are unlikely to use."""
     return FIRST_PORT + zlib.crc32(job.encode()) % PORTS if job else TORCH_PORT
 
 
@@ -154,7 +154,7 @@ def _meeting(address: str | None, port: int | None, named: str | None) -> str:
 
 
 def _local_place(claim: Claim, address: str | None, why: list[str]) -> tuple[int, int]:
-    """Local rank and number of local ranks; where no variable tells, from whether rank 0 is on this machine."""
+    """Local rank and number of local ranks; if no variable tells, guessed from whether rank 0 is on this machine."""
     if claim.local_rank is not None and claim.local_world is not None:
         return claim.local_rank, claim.local_world
     if claim.local_rank is not None:

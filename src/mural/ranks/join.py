@@ -30,10 +30,10 @@ TRANSPORT = "the transport of the run"
 
 
 def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
-    """World size, rank and transport of the process group that exists, or that the environment names.
+    """World size, rank and transport of the existing process group, or of the one that the environment describes.
 
-    A process group made before (by Lightning, Ray, or the caller) is joined. The variables of torchrun, mpirun or
-    srun start one: NCCL where each rank has a GPU of its own, else gloo. Without either, the world is this process.
+    A process group made before (by Lightning, Ray, or the caller) is joined. Otherwise the variables of torchrun,
+    mpirun or srun start one: NCCL if each rank has its own GPU, else gloo. Without either, the world is this process.
     Over gloo, the ranks then find out how their GPU tensors travel fastest; see `mural.comm.path_choice`.
     """
     backend = mpi.NAME if backend is not None and needs_mpirun(backend) else backend
@@ -49,7 +49,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
         found = backend_of(dist.group.WORLD).name
         raise PlanError(f"backend={backend!r}, but the process group found uses {found!r}: drop backend")
     transport = kept(dist.group.WORLD, TRANSPORT, lambda: connected(timeout))
-    # A rank that ended before it came here is named; where a step failed, all ranks take new connections.
+    # A rank that ended before it got here is named; after a failed step, all ranks use new connections.
     if roll_call(dist.group.WORLD, "mural.init", given_up(transport)):
         leave_group(transport.group)
         transport = kept(dist.group.WORLD, TRANSPORT, lambda: connected(timeout), anew=True)
@@ -57,7 +57,7 @@ def join(backend: str | None, timeout: float) -> tuple[int, int, Transport]:
 
 
 def connected(timeout: float) -> Transport:
-    """A transport of all ranks, in a group of our own: DDP's collectives on the default group never meet our messages.
+    """A transport of all ranks, in a separate group, so that DDP's collectives never mix with our messages.
 
     Collective.
     """
@@ -72,7 +72,7 @@ def connected(timeout: float) -> Transport:
 
 
 def listen_for_others() -> None:
-    """Let gloo listen where other machines reach this one: a group over NCCL that was found has no gloo yet."""
+    """Let gloo listen where other machines can reach this one: an existing group over NCCL has no gloo yet."""
     place = Placement()
     with suppress(PlanError):  # variables that contradict each other: the group counts, and gloo finds its own way
         place = resolve(os.environ)
@@ -81,9 +81,9 @@ def listen_for_others() -> None:
 
 
 def placement() -> Placement:
-    """Where this process stands among the ranks, and why: `print(*placement().why, sep="\\n")`.
+    """The place of this process among the ranks, and why: `print(*placement().why, sep="\\n")`.
 
-    A process group that exists counts for more than the variables that launchers set.
+    An existing process group takes precedence over the variables that launchers set.
     """
     if not dist.is_initialized():
         return resolve(os.environ)
@@ -121,20 +121,20 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
 
 
 def start_mpi(timeout: float) -> None:
-    """Start the process group of MPI's ranks, which know of each other by themselves."""
+    """Start the process group of MPI's ranks, which already know each other."""
     mpi.register()
     place = resolve(os.environ)
     if place.one_machine:
-        stay_local(os.environ)  # for gloo, which writes checkpoints beside MPI
+        stay_local(os.environ)  # for gloo, which writes checkpoints next to MPI
     take_gpu(place)
     dist.init_process_group(mpi.NAME, init_method=mpi.METHOD, timeout=timedelta(seconds=timeout))
     atexit.register(leave)
 
 
 def take_gpu(place: Placement) -> str:
-    """Which GPU is this rank's, made the current device: its number among those of its machine; empty without one.
+    """The number of this rank's GPU on its machine, which becomes the current device; empty without one.
 
-    A device other than the first, chosen before, stays.
+    If the user has chosen a device other than the first, it stays.
     """
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return ""
@@ -144,7 +144,7 @@ def take_gpu(place: Placement) -> str:
 
 
 def agreed_backend(store: Any, place: Placement, gpu: str) -> str:
-    """NCCL where every rank has a GPU of its own, else gloo; the same on every rank.
+    """NCCL if every rank has its own GPU, else gloo; the same on every rank.
 
     A launcher may show each rank all GPUs of its machine or only its own, so the ranks compare what they took.
     """
@@ -156,8 +156,8 @@ def agreed_backend(store: Any, place: Placement, gpu: str) -> str:
 def leave() -> None:
     """Leave the process group that `join` made; torch may abort a process that ends inside one.
 
-    gloo's threads drop the tensors of the last collectives a moment after these end, and need the interpreter for it:
-    one that they find gone aborts the process.
+    gloo's threads drop the tensors of the last collectives a moment after these end, and need the interpreter for that:
+    if it is gone, the process aborts.
     """
     if dist.is_initialized():
         time.sleep(SETTLE_SECONDS)

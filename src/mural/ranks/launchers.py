@@ -13,7 +13,7 @@ from mural.errors import PlanError
 
 
 NOT_A_STEP = 0xFFFFFFF0
-"""Steps from here on are SLURM's own: the batch script, the shell of salloc, what adopts a login."""
+"""Step numbers from here on are SLURM's own: the batch script, the shell of salloc, an adopted login."""
 
 SHELLS = ("bash", "sh", "zsh", "tcsh", "csh", "fish", "ksh", "dash")
 
@@ -47,7 +47,7 @@ def _expand(item: str, nodes: str) -> list[str]:
     for part in inside.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None:
-            raise PlanError(f"{part!r} in the node list {nodes!r} is no number or range: set MASTER_ADDR instead")
+            raise PlanError(f"{part!r} in the node list {nodes!r} is not a number or range: set MASTER_ADDR instead")
         first, last = match[1], match[2] or match[1]
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return [f"{before}{number}{end}" for number in numbers for end in _expand(after, nodes)]
@@ -69,10 +69,10 @@ def expand_counts(counts: str) -> tuple[int, ...]:
 
 
 def not_a_rank(environ: Mapping[str, str], tasks: int) -> str:
-    """Why a process with SLURM's variables is none of srun's tasks; empty if it is one.
+    """Why a process with SLURM's variables is not one of srun's tasks; empty if it is.
 
-    An allocation alone says nothing of this process: its variables are those of the shell of salloc or of the batch
-    script, with SLURM_NTASKS as it was asked for, and nobody else runs.
+    An allocation alone says nothing about this process: its variables are those of the shell of salloc or of the batch
+    script, with SLURM_NTASKS as requested, and no other process runs.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "?"
@@ -96,7 +96,7 @@ NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
 
 @dataclass(frozen=True)
 class Claim:
-    """What one launcher says of this process; None where it says nothing. `job` is alike on all ranks of a run."""
+    """What one launcher says about this process; None where it says nothing. `job` is the same on all ranks."""
 
     launcher: str
     rank: int
@@ -150,13 +150,13 @@ FAMILIES = (
 
 
 def claims(environ: Mapping[str, str], notes: list[str]) -> list[Claim]:
-    """The claims of all launchers that speak, innermost first; `notes` gets what was looked at and set aside."""
+    """The claims of all launchers whose variables are set, innermost first; `notes` collects what was ignored."""
     found = [_mural(environ), _torch(environ), *(_mpi(environ, family) for family in FAMILIES), _srun(environ, notes)]
     return [claim for claim in found if claim is not None]
 
 
 def _mural(environ: Mapping[str, str]) -> Claim | None:
-    """A rank that `run_local` started; not where torchrun was started inside of one."""
+    """The claim of a rank that `run_local` started; None if torchrun was started inside one."""
     if LOCAL_STORE not in environ or TORCHRUN in environ:
         return None
     rank, world = pair(environ, "RANK", "WORLD_SIZE")
@@ -191,7 +191,10 @@ def _mpi(environ: Mapping[str, str], family: Family) -> Claim | None:
     if family.rank not in environ and family.world not in environ:
         return None
     rank, world = pair(environ, family.rank, family.world)
-    locals_, sizes = (_first(environ, names) for names in (family.local_rank, family.local_world))
+    locals_, sizes = (
+        next((number(environ, name) for name in names if name in environ), None)
+        for names in (family.local_rank, family.local_world)
+    )
     job = next((environ[name] for name in family.job if name in environ), "")
     words = f"{family.launcher}: {family.rank}={rank}, {family.world}={world}"
     return Claim(family.launcher, rank, world, words, locals_, sizes, job=job)
@@ -238,12 +241,12 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
-        raise PlanError(f"{name}={text!r} is no whole number of at least 0: correct it, or unset it")
+        raise PlanError(f"{name}={text!r} is not a whole number of at least 0: correct it, or unset it")
     return int(text)
 
 
 def pair(environ: Mapping[str, str], rank: str, world: str) -> tuple[int, int]:
-    """Rank and number of ranks, from two variables that need each other."""
+    """Rank and number of ranks, from two variables that must both be set."""
     found, size = number(environ, rank), number(environ, world)
     if found is None or size is None:
         here, missing = (world, rank) if found is None else (rank, world)
@@ -251,7 +254,3 @@ def pair(environ: Mapping[str, str], rank: str, world: str) -> tuple[int, int]:
     if found >= size:
         raise PlanError(f"{rank}={found}, but {world}={size}: ranks are numbered from 0 to {world} − 1; correct one")
     return found, size
-
-
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    return next((number(environ, name) for name in names if name in environ), None)

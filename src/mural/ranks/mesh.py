@@ -21,13 +21,14 @@ AXES = ("data", "stage", "domain", "channel", *SPATIAL)
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks arranged along the axes of `AXES`, in a run all of them; every axis exists, most of size 1.
+    """All ranks of a run, or some, arranged along the axes of `AXES`; every axis exists, most have size 1.
 
-    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` are the run's
-    ranks that a mesh over some of them consists of, in that order; empty for all.
+    Ranks are numbered with the last axis fastest, so spatial neighbours are near each other. `ranks` lists, in order,
+    the run's ranks that the mesh consists of; empty for all.
 
-    Where a batch comes in micro-batches, `now` is the mesh of ranks, and this one that mesh as a micro-batch sees it:
-    its data axis has the ranks of all micro-batches one after the other; those of other times have negative numbers.
+    If a batch comes in micro-batches, `now` is the mesh of ranks, and this is that mesh as a micro-batch sees it: its
+    data axis has the ranks of all micro-batches one after the other; those of other micro-batches have negative
+    numbers.
     """
 
     sizes: tuple[int, ...]
@@ -55,11 +56,11 @@ class Mesh:
 
     @cached_property
     def coordinates(self) -> dict[str, int]:
-        """Where this rank stands along each axis."""
+        """The coordinates of this rank along each axis."""
         return self.coordinates_of(self.rank)
 
     def coordinates_of(self, rank: int) -> dict[str, int]:
-        """Where a rank stands along each axis."""
+        """The coordinates of a rank along each axis."""
         found: dict[str, int] = {}
         index = self.ranks.index(rank) if self.ranks else rank
         for axis, size in reversed(list(zip(AXES, self.sizes, strict=True))):
@@ -80,9 +81,9 @@ class Mesh:
 
     @cached_property
     def folded(self) -> Mesh:
-        """The same ranks with the channel axis as part of the data axis: how images lie, and all that is made of them.
+        """The same ranks with the channel axis as part of the data axis: the mesh of images and all activations.
 
-        Layers that are split by channels are the only ones that tell the two axes apart.
+        Only layers that are split by channels distinguish the two axes.
         """
         if self.size("channel") == 1:
             return self
@@ -94,18 +95,18 @@ class Mesh:
     def alone(self, data_only: bool = True) -> Mesh:
         """The mesh of the ranks that share this rank's images, or of this rank alone.
 
-        On it nothing travels between data ranks: each trains on images of its own.
+        On it nothing travels between data ranks: each trains on its own images.
         """
         kept = AXES.index("data") + 1 if data_only else len(AXES)
         return replace(self, sizes=(1,) * kept + self.sizes[kept:], ranks=self.peers(AXES[kept:]))
 
     def peers(self, axes: Iterable[str]) -> tuple[int, ...]:
-        """The ranks that differ from this one along those axes alone, itself included, in one order for all."""
+        """The ranks that differ from this one only along those axes, itself included, in the same order on all."""
         return _peers(self, tuple(axes))
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """All its ranks, in one order for all."""
+        """All its ranks, in the same order on all."""
         return self.peers(AXES)
 
     @property
@@ -173,15 +174,16 @@ def init(
     backend: str | None = None,
     timeout: float = 600.0,
 ) -> Mesh:
-    """The mesh over the process group it finds: one made before, the one that torchrun, mpirun or srun started, or a
-    single process. `mural.ranks.placement()` says which, and why.
+    """The mesh over an existing process group, the one that torchrun, mpirun or srun started, or a single process.
 
-    `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural
-    choose the grid with the least traffic for the ranks that `data` and `channel` leave. Ranks along `channel` divide
-    the layers that a plan splits among them, and everywhere else the images, as those along `data` do. Afterwards
-    torch's default random generator is in the same state on every rank.
+    `mural.ranks.placement()` says which, and why.
 
-    `backend`: NCCL where each rank has a GPU of its own, else gloo; "mpi" sends messages through MPI, under mpirun.
+    `spatial` gives the ranks along each spatial dim; without it, `image` (the spatial extents) lets mural choose the
+    grid with the least traffic for the ranks that `data` and `channel` leave. Ranks along `channel` divide the layers
+    that a plan splits, and everywhere else they divide the images, as ranks along `data` do. Afterwards torch's default
+    random generator is in the same state on every rank.
+
+    `backend`: by default NCCL if each rank has its own GPU, else gloo; "mpi" sends messages through MPI, under mpirun.
 
     Over gloo, GPU tensors travel through CUDA IPC between ranks that share a GPU (the current device at the first
     call), where that works and is faster, else through pinned memory; `print(mesh)` says which. The environment
@@ -211,7 +213,7 @@ def init(
 def _fitting_grid(
     grid: tuple[int, ...], image: Sequence[int] | None, data: int, stage: int, channel: int, world: int
 ) -> tuple[int, ...]:
-    """The spatial grid that takes the ranks which the other axes leave, chosen for an image if one is given."""
+    """The spatial grid of the ranks that the other axes leave, chosen for an image if one is given."""
     others = data * stage * channel
     named = (
         f"data={data}" + (f" × stage={stage}" if stage > 1 else "") + (f" × channel={channel}" if channel > 1 else "")
@@ -232,7 +234,7 @@ def _fitting_grid(
 
 
 def align_generators(mesh: Mesh) -> None:
-    """Put torch's default generators into the state that rank 0 has, on every rank."""
+    """Put torch's default generators into rank 0's state, on every rank."""
     if mesh.world > 1:
         state = mesh.transport.outbound(torch.get_rng_state())
         with mesh.transport.meeting("mural.init"):

@@ -1,9 +1,9 @@
-"""Local ranks without a launcher: new processes of this machine, told of signals, and started again after a failure.
+"""Local ranks without a launcher: new processes on this machine, which get signals and restart after a failure.
 
     parent   starts the ranks, holds the store in which they meet, forwards signals, waits
     rank     joins the process group, calls the function, sends its value or its traceback to the parent
 
-A rank that dies takes the others with it, and all ranks end with the parent, even if that is killed.
+If a rank dies, the others are ended too, and all ranks end with the parent, even if it is killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mural.ranks.store import host
 
 FORWARDED = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, n)]
 SETTLE_SECONDS = 1.0
-"""How long after a failure other ranks may say what they know, before they are ended."""
+"""How long other ranks may take to report after a failure, before they are ended."""
 
 
 class RankError(MuralError, RuntimeError):
@@ -56,12 +56,12 @@ def run_local(
     timeout: float = 1800.0,
     say: Callable[[str], None] | None = None,
 ) -> Any:
-    """What rank 0 returns of `function(rank, *args)`, called in that many new processes that form a process group.
+    """Rank 0's result of `function(rank, *args)`, called in that many new processes that form a process group.
 
-    `device`: "cpu" (over gloo), "cuda" (NCCL where each rank gets a GPU of its own, else they share over gloo), or
-    "auto"; `backend` names another, such as NCCL for ranks that share a GPU. `say` gets a line about what is started.
-    The first rank that fails ends the others; then all start anew, up to `restarts` times (`attempt()` tells them how
-    often), or `RankError` names the rank and what ended it.
+    `device`: "cpu" (over gloo), "cuda" (NCCL if each rank gets its own GPU, else they share over gloo), or "auto";
+    `backend` names another, such as NCCL for ranks that share a GPU. `say` gets a line about what is started. The first
+    rank that fails ends the others; then all start again, up to `restarts` times (`attempt()` tells them how often), or
+    `RankError` names the rank and what ended it.
 
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP go to the ranks, which have `grace` seconds to save and leave. If all leave
     without an error, this returns as usual; else it raises KeyboardInterrupt, or SystemExit with 128 + the signal.
@@ -85,14 +85,14 @@ def run_local(
         cause = run.cause()
         if cause is None:
             return run.ranks[0].answer.value if run.ranks[0].answer is not None else None
-        # What mural itself refuses, it would refuse again.
+        # What mural itself refuses would be refused again.
         if number == restarts or run.signals or cause.told:
             raise RankError(cause.trouble(), cause.number, cause.raised, cause.by)
         say(f"{cause.trouble()}\nstarting all ranks again: {number + 1} of {restarts}")
 
 
 def equipment(ranks: int, device: str) -> tuple[str, int, str]:
-    """Backend, number of GPUs to spread the ranks over, and both in words."""
+    """The backend, the number of GPUs to spread the ranks over, and a description of both."""
     if device not in ("cpu", "cuda", "auto"):
         raise PlanError(f"device={device!r}: choose cpu, cuda or auto")
     gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
@@ -136,12 +136,12 @@ class Rank:
 
     @property
     def failed(self) -> bool:
-        """Whether the function raised there, or the process ended in another way than by returning."""
+        """Whether the function raised there, or the process ended without returning."""
         return self.raised or self.process.exitcode not in (None, 0)
 
     @property
     def told(self) -> str:
-        """The text of an error of mural's own that was raised there, or nothing."""
+        """The text of one of mural's own errors that was raised there, or nothing."""
         return self.answer.told if self.answer is not None else ""
 
     @property
@@ -151,7 +151,7 @@ class Rank:
         return signal.Signals(-code).name if code is not None and code < 0 else ""
 
     def trouble(self) -> str:
-        """What ended the rank, in words."""
+        """A description of what ended the rank."""
         code, place = self.process.exitcode, f"rank {self.number} (pid {self.process.pid})"
         if self.told:
             return f"rank {self.number}: {self.told}"
@@ -167,7 +167,7 @@ class Rank:
 
 @dataclass
 class LocalRun:
-    """The ranks of one attempt: those that failed in order, those that were ended, the signals that came for them."""
+    """The ranks of one attempt: those that failed, in order, those that were ended, and the signals that arrived."""
 
     orders: Orders
     grace: float
@@ -178,7 +178,7 @@ class LocalRun:
     until: float = float("inf")
 
     def start(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Start all ranks; they inherit nothing but what is pickled."""
+        """Start all ranks; they inherit only what is pickled."""
         context = mp.get_context("spawn")
         for number in range(self.orders.ranks):
             ours, theirs = context.Pipe(duplex=False)
@@ -190,7 +190,7 @@ class LocalRun:
 
     @contextlib.contextmanager
     def told_of_signals(self) -> Generator[None]:
-        """Forward signals inside the block, and leave no rank behind; signals reach the main thread alone."""
+        """Forward signals inside the block, and leave no rank running after it; only the main thread gets signals."""
         main = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self.forward) for number in FORWARDED} if main else {}
         try:
@@ -237,9 +237,9 @@ class LocalRun:
             rank.process.join()
 
     def cause(self) -> Rank | None:
-        """The rank that failed first, and not because another one had; None if all returned.
+        """The rank that failed first, and not because another one did; None if all returned.
 
-        Ranks that a signal ended have not failed: then this raises KeyboardInterrupt, or SystemExit with its number.
+        Ranks that a signal ended did not fail: then this raises KeyboardInterrupt, or SystemExit with its number.
         """
         guilty = [rank for rank in self.failures if not (rank.answer is not None and rank.answer.excused)]
         if self.signals and not any(rank.raised for rank in guilty) and (self.failures or self.ended):

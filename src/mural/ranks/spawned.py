@@ -1,4 +1,4 @@
-"""A local rank: what a process that `run_local` started does, from its start to its answer."""
+"""A local rank: what a process that `run_local` starts does, from its start to its answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mural.ranks.join import leave, start
 ATTEMPT = "MURAL_ATTEMPT"
 PR_SET_PDEATHSIG = 1
 FOREIGN = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|GROUP_.*|ROLE_.*")
-"""Variables of a torchrun around the local ranks, whose run they are not part of."""
+"""Variables of an enclosing torchrun, which the local ranks are not part of."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Orders:
 class Answer:
     """What a rank sends before it ends: the function's value, or the traceback of what it raised.
 
-    It is excused where another rank's failure or SIGINT made it raise. `told` is the text of an error of mural's own,
-    which says by itself what is wrong.
+    It is `excused` if another rank's failure or SIGINT made it raise. `told` is the text of one of mural's own errors,
+    which needs no traceback.
     """
 
     value: Any = None
@@ -81,7 +81,7 @@ def serve(rank: int, orders: Orders, answers: Connection, function: Callable[...
 
 
 def declare(environ: MutableMapping[str, str], rank: int, orders: Orders) -> None:
-    """Set the variables by which this process, and libraries in it, know that it is a local rank."""
+    """Set the variables that tell this process, and libraries in it, that it is a local rank."""
     for name in [name for name in environ if FOREIGN.fullmatch(name)]:
         del environ[name]
     environ[LOCAL_STORE], environ[ATTEMPT] = orders.store, str(orders.attempt)
@@ -90,12 +90,12 @@ def declare(environ: MutableMapping[str, str], rank: int, orders: Orders) -> Non
 
 
 def attempt() -> int:
-    """How often the ranks of this run were started anew: by `run_local`, or by torchrun --max-restarts."""
+    """How often the ranks of this run have been restarted: by `run_local`, or by torchrun --max-restarts."""
     return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 def excused(error: BaseException | None) -> bool:
-    """Whether an error only tells that another rank has ended, or that SIGINT came."""
+    """Whether an error only says that another rank has ended, or that SIGINT came."""
     while error is not None:
         if isinstance(error, PeerError | KeyboardInterrupt) or re.search(
             "(closed|reset) by peer|Broken pipe", str(error)
@@ -106,7 +106,7 @@ def excused(error: BaseException | None) -> bool:
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process end as soon as its parent does, even if that is killed."""
+    """Let this process end as soon as its parent does, even if the parent is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before

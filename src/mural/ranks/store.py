@@ -1,4 +1,4 @@
-"""The meeting of a run's ranks: the store in which they find each other, on loopback if all are on one machine."""
+"""The store in which a run's ranks find each other, on loopback if all are on one machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _meetings = itertools.count()
 
 POLL_SECONDS = 0.02
 SIOCGIFADDR = 0x8915
-"""Linux's number for: which address has this interface?"""
+"""Linux's request number for the address of an interface."""
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which network interface the backends listen on."""
@@ -35,7 +35,7 @@ def meet(place: Placement, timeout: float) -> Any:
     """The store in which all ranks of a placement meet; rank 0 holds it, unless the launcher does."""
     if place.launcher == "mural":
         address, port = os.environ[LOCAL_STORE].rsplit(":", 1)
-        # The store outlives a process group, whose addresses must not be found by the next one.
+        # The store outlives a process group; the next one must not find its addresses.
         return _stores.PrefixStore(f"group{next(_meetings)}", client(address, int(port), timeout))
     if place.address is None or place.port is None:
         address, port = ask_mpi(place)
@@ -50,21 +50,21 @@ def meet(place: Placement, timeout: float) -> Any:
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
         raise PeerError(
-            f"rank {place.rank} of {place.world} did not meet the others at {address}:{port} ({reason}): see that all "
-            f"ranks run and reach that machine, or set MASTER_ADDR and MASTER_PORT on all. {'; '.join(place.why)}"
+            f"rank {place.rank} of {place.world} did not meet the others at {address}:{port} ({reason}): check that "
+            f"all ranks run and can reach it, or set MASTER_ADDR and MASTER_PORT on all. {'; '.join(place.why)}"
         ) from error
 
 
 def client(address: str, port: int, timeout: float, world: int = 0) -> Any:
-    """The store that another process holds, in which all ranks of a world have arrived."""
+    """The store that another process holds, once all ranks of a world have arrived."""
     limit, waits = timedelta(seconds=timeout), world > 0
     return _stores.TCPStore(address, port, world or None, False, timeout=limit, wait_for_workers=waits)
 
 
 def host(address: str, port: int, world: int, timeout: float, loopback: bool) -> Any:
-    """A store held by this process, in which all ranks of a world have arrived; a world of 0 is not waited for.
+    """A store held by this process, once all ranks of a world have arrived; a world of 0 does not wait.
 
-    torch would listen on every interface. With `loopback` no other machine can connect. Port 0 means any free one.
+    torch would listen on every interface. With `loopback`, no other machine can connect. Port 0 means any free port.
     """
     limit, waits = timedelta(seconds=timeout), world > 0
     if not loopback:
@@ -87,11 +87,11 @@ def host(address: str, port: int, world: int, timeout: float, loopback: bool) ->
 
 
 def fresh(store: Any, rank: int, world: int, timeout: float) -> Any:
-    """A part of a store that no earlier attempt of the run wrote to, agreed among the ranks of this attempt.
+    """A part of a store that no earlier attempt of the run wrote to, agreed on by the ranks of this attempt.
 
     The store of torchrun's agent outlives a restart, and holds the addresses of ranks that are gone; the number of the
-    restart differs between machines. So rank 0 draws a name, and repeats what each rank drew: who finds its own draw
-    there knows that the name is of now.
+    restart differs between machines. So rank 0 draws a name, and repeats what each rank drew: a rank that finds its own
+    draw there knows that the name is current.
     """
     drawn, until = secrets.token_hex(8), time.monotonic() + timeout
     others = range(1, world)
@@ -113,12 +113,12 @@ def fresh(store: Any, rank: int, world: int, timeout: float) -> Any:
 
 
 def _read(store: Any, key: str) -> str:
-    """What a key holds; a dash if it is not there."""
+    """The value of a key; a dash if it is not set."""
     return store.get(key).decode() if store.check([key]) else "-"
 
 
 def ask_mpi(place: Placement) -> tuple[str, int]:
-    """Address and a free port of rank 0, told to all ranks by MPI; it ends again, unless somebody else began it."""
+    """Rank 0's address and a free port there, sent to all ranks through MPI, which ends again unless it ran before."""
     fix = "set MASTER_ADDR and MASTER_PORT on all ranks (mpirun -x MASTER_ADDR=…), or start them with torchrun"
     where = f"{place.launcher} started {place.world} ranks on several machines, and MASTER_ADDR is not set"
     began = "mpi4py.MPI" not in sys.modules
@@ -131,12 +131,12 @@ def ask_mpi(place: Placement) -> tuple[str, int]:
         raise PlanError(f"{where}; mpi4py could tell, but belongs to another MPI and sees {world.size} ranks: {fix}")
     told: tuple[str, int] = world.bcast((socket.gethostname(), free_port()) if world.rank == 0 else None)
     if began:
-        MPI.Finalize()  # else a rank that raises would wait at its exit for all others, which wait for its messages
+        MPI.Finalize()  # otherwise a rank that raises would wait at exit for all others, which wait for its messages
     return told
 
 
 def stay_local(environ: MutableMapping[str, str], force: bool = False) -> None:
-    """Let the backends listen on loopback alone; what the user chose stays, unless `force`."""
+    """Let the backends listen on loopback only; what the user chose stays, unless `force`."""
     names = [name for _, name in socket.if_nameindex()]
     loopback = next((name for name in ("lo", "lo0") if name in names), None)
     for variable in INTERFACES:
@@ -145,19 +145,19 @@ def stay_local(environ: MutableMapping[str, str], force: bool = False) -> None:
 
 
 def stand_apart(environ: MutableMapping[str, str], rank: int) -> None:
-    """Let NCCL take ranks that share a GPU for machines of their own, which it would refuse otherwise.
+    """Let NCCL accept ranks that share a GPU, by taking each for a separate machine.
 
-    Messages then go through sockets: slow, but with NCCL's own order and errors, for trying things on one GPU.
+    Messages then go through sockets: slow, but with NCCL's own order and errors, for experiments on one GPU.
     """
     environ.setdefault("NCCL_HOSTID", f"rank{rank}")
     environ.setdefault("NCCL_IB_DISABLE", "1")
 
 
 def reach_out(environ: MutableMapping[str, str], address: str) -> None:
-    """Let gloo listen where other machines reach this one, if it would not by itself; what the user chose stays.
+    """Let gloo listen where other machines can reach this one, if it would not by itself; what the user chose stays.
 
-    gloo listens on the address of the host's name. On many systems that is a loopback address, and no other machine
-    connects. The interface that leads to rank 0 is then the right one.
+    gloo listens on the address of the host's name. On many systems that is a loopback address, and no other machine can
+    connect. The interface that leads to rank 0 is then the right one.
     """
     if INTERFACES[0] in environ or not _is_loopback(socket.gethostname()):
         return
@@ -167,7 +167,7 @@ def reach_out(environ: MutableMapping[str, str], address: str) -> None:
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface over which this machine talks to an address; None for itself by loopback, or unknown."""
+    """The network interface through which this machine reaches an address; None for loopback, or if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # sends nothing: the system only chooses its own address
@@ -190,7 +190,7 @@ def _address_of(probe: socket.socket, interface: str) -> str:
 
 
 def _is_loopback(name: str) -> bool:
-    """Whether a name stands for this machine alone, or for none."""
+    """Whether a name resolves to a loopback address, or to none."""
     try:
         return socket.gethostbyname(name).startswith("127.")
     except OSError:
@@ -198,7 +198,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """A TCP port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Checksums of tensors: one number from all bits of the values and their places, the same on every device.
+"""Checksums of tensors: one number from all bits of the values and their positions, the same on every device.
 
-The bits are taken as whole numbers, in rows along the last dim. The sums of rows and those of columns are added up with
-weights that look random, all modulo 2⁶⁴: two passes over memory, no rounding, and no order of addition that matters.
-So tensors of other values have another number, and so have those that were flipped, turned or put in another order.
+The bits are read as integers, in rows along the last dim. The sums of rows and of columns are added up with
+pseudo-random weights, all modulo 2⁶⁴: two passes over memory, no rounding, and the order of addition does not matter.
+So tensors with other values have another checksum, and so have those that were flipped, turned or permuted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 BLOCK, CPU_BLOCK = 2**25, 2**20
-"""Values that are looked at together: what a kernel is worth, and on a CPU what stays in its cache."""
+"""Values that are processed together: enough to be worth a kernel, and few enough for a CPU's cache."""
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number of 64 bits that is the same for tensors of the same shape, type and bits; 0 where there are no values.
+    """A 64-bit number that is the same for tensors of the same shape, type and bits; 0 if there are no values.
 
     >>> x = torch.arange(12.0).view(3, 4)
     >>> checksum(x) == checksum(x.t().contiguous().t()), checksum(x) == checksum(x.flip(1))
@@ -44,7 +44,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def blocks(tensor: Tensor, limit: int) -> Iterator[Tensor]:
-    """The tensor in parts of about that many values, one after the other in the order of its indices."""
+    """The tensor in parts of about that many values, in the order of its indices."""
     if tensor.ndim < 2 or tensor.numel() <= limit:
         yield tensor.contiguous()
         return
@@ -59,16 +59,16 @@ def blocks(tensor: Tensor, limit: int) -> Iterator[Tensor]:
 
 
 def integers(rows: Tensor) -> Tensor:
-    """The bits of rows as whole numbers, eight bytes in each where a row has a multiple of them."""
+    """The bits of rows as integers, of eight bytes each if a row has a multiple of eight."""
     size = rows.element_size()
     if rows.shape[1] * size % 8:
         return rows.view(INTEGERS[size])
-    # Packed or not has to depend on the shape alone, and not on where in memory the values begin.
+    # Whether to pack must depend only on the shape, not on where in memory the values begin.
     return (rows.clone() if rows.storage_offset() * size % 8 else rows).view(torch.int64)
 
 
 def weights(count: int, salt: int, device: torch.device) -> Tensor:
-    """Odd numbers that look random, by place: the last steps of SplitMix64, in numbers with a sign."""
+    """Odd pseudo-random numbers, by position: the last steps of SplitMix64, in signed integers."""
     z = torch.arange(1, count + 1, device=device) * -7046029254386353131 + salt * 6364136223846793005
     z = (z ^ (z >> 30)) * -4658895280553007687
     z = (z ^ (z >> 27)) * -7723592293110705685

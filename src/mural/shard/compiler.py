@@ -1,7 +1,7 @@
-"""Sharded tensors under `torch.compile`: their operations run as they are, one by one.
+"""Sharded tensors under `torch.compile`: their operations run uncompiled, one by one.
 
-A compiled module sees plain and sharded tensors alike. dynamo would trace through our rules into the messages, for
-minutes; told to leave them alone, it breaks its graph at each sharded operation and goes on behind it.
+A compiled module sees plain and sharded tensors alike. By default dynamo would trace through the rules into the
+messages, which takes minutes; told not to, it breaks its graph at each sharded operation and continues after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _told: list[Any] = []
 
 
 def hide_from_compiler(kind: type) -> None:
-    """Tell dynamo, once it is loaded, not to trace sharded tensors and what serves them."""
+    """Tell dynamo, once it is loaded, not to trace sharded tensors and the code that serves them."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     rules: Any = getattr(dynamo, "trace_rules", None)
     if _told or rules is None:

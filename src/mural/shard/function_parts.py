@@ -1,9 +1,9 @@
 """Parts: how a plain tensor of this rank is part of a tensor that a custom Function takes, gives or saves.
 
-A plain tensor is the same on every rank: it is the part of a tensor that no axis cuts. So the scale of gradients is one
-question for both (see `gradients.py`): what the Function's backward gets is the single-device gradient, and what it
-returns becomes again what gradients are inside backward. For a parameter that is the single-device gradient on every
-rank, whose mean over the ranks is itself.
+A plain tensor is the same on every rank: it is a tensor that no axis cuts. So gradients of both have the same scale
+(see `gradient_scale.py`): the Function's backward gets the single-device gradient, and what it returns is converted
+back to the scale inside backward. For a parameter that is the single-device gradient on every rank, whose mean over the
+ranks is itself.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class FunctionPart:
         return ShardedTensor(true, self.layout, "", self.folds) if self.sharded else true
 
     def gradient_of_piece(self, true: Tensor, name: str) -> Tensor:
-        """What the piece's gradient is inside backward, from a single-device gradient in any layout; collective."""
+        """The piece's gradient inside backward, from a single-device gradient in any layout; collective."""
         grad = spread_apart(summed(true, self.shape), self.layout.shape)
         return raw_gradient(piece_of(grad, self.layout, name), self.layout)
 
 
 def part_of(value: Any, mesh: Mesh) -> FunctionPart | None:
-    """The part that a rank's piece of a tensor is; None for what is no tensor."""
+    """The part that a rank's piece of a tensor is; None for a value that is not a tensor."""
     if isinstance(value, ShardedTensor):
         return FunctionPart(value.placement, tuple(value.shape), True, value.aliased, value.folds, value.partial)
     if not isinstance(value, Tensor):
@@ -64,7 +64,7 @@ def part_of(value: Any, mesh: Mesh) -> FunctionPart | None:
 
 
 def summed(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A gradient added up along the dims in which a tensor of that shape would be broadcast to it, as torch does."""
+    """A gradient summed over the dims along which a tensor of that shape would be broadcast to it, as torch does."""
     lead = grad.ndim - len(shape)
     fits = lead >= 0 and all(n in (1, m) for n, m in zip(shape, grad.shape[lead:], strict=True))
     if not fits:
@@ -76,7 +76,7 @@ def summed(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def spread_apart(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A gradient with merged dims apart, under the shape of a placement."""
+    """A gradient with merged dims separated, in the shape of a placement."""
     if not isinstance(grad, ShardedTensor):
         return grad.reshape(shape)
     if grad.placement.shape == shape:

@@ -1,14 +1,14 @@
-"""Custom autograd Functions on sharded tensors: their forward and backward run on sharded tensors, so rules serve both.
+"""Custom autograd Functions on sharded tensors: forward and backward both run on sharded tensors, served by the rules.
 
-`Function.apply` does not pass through `__torch_function__`, and what autograd would record is the wrapper. So a call
-with sharded tensors goes over a bridge, a Function of the plain pieces, which are what autograd differentiates:
+`Function.apply` does not go through `__torch_function__`, and autograd would record the wrapper. So a call with sharded
+tensors goes through a bridge, a Function of the plain pieces, which autograd differentiates:
 
     caller           x: sharded                      y: sharded          ∇y of the piece        ∇x of the piece
     bridge           pieces ──────┐          ┌────── pieces              │ true scale           ↑ scale of backward
     user's Function            forward(ctx, x) → y                       backward(ctx, ∇y) → ∇x, all sharded
 
-Functions of torch itself (a reentrant checkpoint, a full backward hook) differentiate their inputs past `backward`;
-those stay as they are, and what they make of a sharded tensor is refused.
+torch's own Functions (a reentrant checkpoint, a full backward hook) differentiate their inputs outside of `backward`;
+they stay as they are, and their results for a sharded tensor are refused.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in
 
 FOREIGN = ("torch.", "mural.")
-"""Whose Functions are called as they are."""
+"""Modules whose Functions are called unchanged."""
 
 KIND = "function"
 """The kind of a custom Function's node in a graph, next to the kinds of rules."""
 
 Seen = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Called instead of a Function, with it and what it would do: `seen(function, apply, args, kwargs)`."""
+"""Called instead of a Function: `seen(function, apply, args, kwargs)`."""
 
 _base: Any = torch.autograd.function._SingleLevelFunction  # type: ignore[attr-defined]
 _watchers: list[Seen] = []
@@ -48,7 +48,7 @@ _bridges: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class Context(FunctionCtx):
-    """What a custom Function is given as `ctx`: attributes, and the tensors that it saves."""
+    """What a custom Function gets as `ctx`: attributes, and the tensors that it saves."""
 
     materialize_grads = True
     to_save: tuple[Any, ...] = ()
@@ -66,7 +66,7 @@ class Context(FunctionCtx):
 
     @contextmanager
     def unpacking(self, unpack: Callable[[], tuple[Any, ...]]) -> Generator[None]:
-        """Saved tensors can be read in the block alone: a lasting way to them would be a cycle, and keep memory."""
+        """Saved tensors can be read only in the block: a lasting reference would be a cycle, and leak memory."""
         self._unpack = unpack
         try:
             yield
@@ -76,9 +76,9 @@ class Context(FunctionCtx):
 
 @dataclass
 class FunctionCall:
-    """One call of a Function: what the plain tensors are that it takes, gives and saves.
+    """One call of a Function: which parts the plain tensors are that it takes, returns and saves.
 
-    `still` says which results are not differentiable, and `alone` that there is one, in no tuple.
+    `still` says which results are not differentiable, and `alone` that there is a single one, not in a tuple.
     """
 
     function: Any
@@ -121,7 +121,7 @@ class FunctionCall:
         return cast("tuple[Any, ...]", found) if isinstance(found, tuple) else (found,)
 
     def gradients_of_pieces(self, found: tuple[Any, ...]) -> list[Any]:
-        """What autograd gets for the arguments: gradients of pieces, None where none is asked for."""
+        """What autograd gets for the arguments: gradients of pieces, None where none is needed."""
         name, count = self.function.__name__, len(self.inputs)
         if len(found) != count and (len(found) < count or any(g is not None for g in found[count:])):
             raise RuntimeError(f"{name}.backward returned {len(found)} gradients for {count} inputs")
@@ -132,7 +132,7 @@ class FunctionCall:
 
 
 def carries(grad: Tensor) -> bool:
-    """Whether a gradient is one: results in whole numbers get zeros."""
+    """Whether a gradient is real: integer results get zeros."""
     return grad.is_floating_point() or grad.is_complex()
 
 
@@ -149,7 +149,7 @@ class Bridge(Function):
         ctx.save_for_backward(*map(local_of, context.to_save))
         ctx.mark_dirty(*map(local_of, context.dirty_tensors))
         ctx.mark_non_differentiable(*map(local_of, context.non_differentiable))
-        # The context lives as long as the node: what it names here would be kept with it.
+        # The context lives as long as the node, and keeps alive whatever it refers to.
         context.to_save, context.dirty_tensors, context.non_differentiable = (), (), ()
         return tuple(map(local_of, results))
 
@@ -171,7 +171,7 @@ class Bridge(Function):
 
 @contextmanager
 def named(function: Any, part: str, mesh: Mesh) -> Generator[None]:
-    """Let a refusal say in which Function it happened, and the other ranks know of any error."""
+    """Add the Function's name to a refusal, and tell the other ranks about any error."""
     try:
         yield
     except _StopRecomputationError:  # how a checkpoint ends its recompute, on every rank
@@ -186,7 +186,7 @@ def named(function: Any, part: str, mesh: Mesh) -> Generator[None]:
 
 
 def bridged(function: Any, sharded: list[ShardedTensor], args: tuple[Any, ...]) -> Any:
-    """What a custom Function gives for sharded tensors; its gradients go through their pieces."""
+    """The result of a custom Function for sharded tensors; its gradients go through their pieces."""
     mesh = sharded[0].mesh
     with named(function, "forward", mesh):
         check_operands(function, sharded)
@@ -198,10 +198,10 @@ def bridged(function: Any, sharded: list[ShardedTensor], args: tuple[Any, ...]) 
 
 
 def result_of(piece: Any, part: FunctionPart | None, args: tuple[Any, ...]) -> Any:
-    """The tensor that a piece is part of; the argument itself where the Function wrote to it and returned it."""
+    """The tensor that a piece is part of; the argument itself if the Function wrote to it and returned it."""
     if part is None:
         return piece
-    for arg in args:  # autograd gives back the very piece that was written to, and a new tensor otherwise
+    for arg in args:  # autograd returns the same piece if it was written to, and a new tensor otherwise
         if isinstance(arg, ShardedTensor) and arg.holds(piece):
             arg.drop_margin()
             mirror_gradient(arg, piece.requires_grad)
@@ -217,7 +217,7 @@ def bridge_of(function: Any) -> Any:
 
 
 def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """What torch's `apply` returns, over a bridge where arguments are sharded."""
+    """What torch's `apply` returns, through a bridge if arguments are sharded."""
     if cls.__module__.startswith(FOREIGN):
         return super(_base, cls).apply(*args, **kwargs)
     if _watchers:
@@ -226,7 +226,7 @@ def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def carried_out(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of a custom Function, over a bridge where arguments are sharded."""
+    """The result of a custom Function, through a bridge if arguments are sharded."""
     plain = super(_base, cls).apply
     if not kwargs and LEAVES.issuperset(map(type, args)):
         return plain(*args)
@@ -251,9 +251,9 @@ def has_setup(function: Any) -> bool:
 
 
 def watch_functions() -> None:
-    """Have custom Functions look at what they are given, from now on.
+    """From now on, let custom Functions check their arguments.
 
-    Here, below `Function.apply`, also those are seen whose `apply` somebody kept before.
+    This hook, below `Function.apply`, also catches Functions whose `apply` was stored before.
     """
     if "apply" not in vars(_base):
         _base.apply = classmethod(applied)

@@ -1,4 +1,4 @@
-"""torch's default generators, from which random layers draw: the CPU's, and that of the device that computes."""
+"""torch's default generators, which random layers draw from: the CPU's, and that of the computing device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Give the default generators their states."""
+    """Restore the states of the default generators."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda":
@@ -33,7 +33,7 @@ def seed_generators(number: int, device: torch.device) -> None:
 
 @contextmanager
 def generators_kept(device: torch.device) -> Generator[None]:
-    """Whatever is drawn in the block, the default generators are afterwards as they are now."""
+    """After the block, the default generators are in the same state as before, whatever it draws."""
     before = random_state(device)
     try:
         yield

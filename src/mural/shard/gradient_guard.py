@@ -1,7 +1,7 @@
-"""Stray gradients: one that reaches a sharded tensor itself is refused.
+"""Stray gradients: a gradient that reaches a sharded tensor itself is refused.
 
-Gradients belong to the pieces. One that comes to the wrapper around a piece was made past the rules of sharded
-tensors, as by a reentrant checkpoint, and would be lost.
+Gradients belong to the pieces. One that reaches the wrapper around a piece bypassed the rules of sharded tensors, as
+with a reentrant checkpoint, and would be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFUSING: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict({0: 
 
 
 def mirror_gradient(wrapper: Tensor, wanted: bool = True) -> None:
-    """Let the wrapper require a gradient as its piece does, and refuse any that reaches the wrapper itself."""
+    """Let the wrapper require a gradient if its piece does, and refuse any that reaches the wrapper itself."""
     with torch._C.DisableTorchFunctionSubclass():
         if wanted and not wrapper.requires_grad:
             wrapper.requires_grad_(True)

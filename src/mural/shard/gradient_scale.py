@@ -1,7 +1,7 @@
 """The scale of gradients: what a piece's gradient is inside backward, and what it is for the user.
 
 Every rank differentiates its own copy of the loss, so inside backward a piece's gradient is that of the sum of all
-copies: the number of ranks times too large, and spread over the ranks that hold the same piece.
+copies: too large by the number of ranks, and spread over the ranks that hold the same piece.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def true_gradient(grad: Tensor, layout: Layout) -> Tensor:
 
 
 def raw_gradient(grad: Tensor, layout: Layout) -> Tensor:
-    """The inverse of `true_gradient`: what a piece's gradient is inside backward."""
+    """The inverse of `true_gradient`: a piece's gradient inside backward."""
     copies = 1
     for axis in replicated_axes(layout):
         copies *= (layout.mesh.now or layout.mesh).size(axis)
@@ -39,7 +39,7 @@ def require_gradient(x: ShardedTensor, wanted: bool = True) -> ShardedTensor:
     """Turn the gradient of a leaf on or off; it arrives with the true scale."""
     placement = x.placement
     if wanted and x.carrier.requires_grad and not x.carrier.is_leaf:
-        return x  # an intermediate result: as in torch, nothing changes
+        return x  # an intermediate result: no change, as in torch
     x.drop_margin()
     x.local.requires_grad_(wanted)
     if wanted and not hasattr(x.local, "_mural_scaled"):

@@ -51,7 +51,7 @@ def current_rows() -> Rows | None:
 
 
 def lifted(x: Tensor, part: int, every: Sequence[Rows]) -> Tensor:
-    """A micro-batch as the piece of its batch; a tensor without images as one that every time holds whole."""
+    """A micro-batch as a piece of its batch; a tensor without images as one that every micro-batch holds whole."""
     if len(every) == 1 or not isinstance(x, ShardedTensor):
         return x
     layout, rows = x.placement, every[part]
@@ -69,7 +69,7 @@ def lifted(x: Tensor, part: int, every: Sequence[Rows]) -> Tensor:
 
 
 def lowered(x: Tensor) -> Tensor:
-    """A piece of a batch as a batch of its own; other tensors as they are."""
+    """A piece of a batch as a separate batch; other tensors unchanged."""
     if not isinstance(x, ShardedTensor) or x.mesh.now is None:
         return x
     return ShardedTensor(x.local, layout_now(x.placement), x.aliased, x.folds)
@@ -77,7 +77,7 @@ def lowered(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def layout_now(layout: Layout) -> Layout:
-    """Where a piece of a batch lies, as a batch of its own."""
+    """The layout of a piece of a batch, as a separate batch."""
     if layout.mesh.now is None:
         return layout
     cuts, shape = list(layout.cuts), list(layout.shape)
@@ -89,7 +89,7 @@ def layout_now(layout: Layout) -> Layout:
 
 
 def raised_again(y: ShardedTensor, like: ShardedTensor) -> ShardedTensor:
-    """A result of the same shape as the micro-batch that `lowered` made, as the piece of the batch again."""
+    """A result in the shape of the micro-batch that `lowered` made, as a piece of the batch again."""
     return ShardedTensor(y.local, like.placement, y.aliased, like.folds)
 
 
@@ -105,10 +105,10 @@ def batch_dim(x: Any) -> int | None:
         return None
     if not x.folds:
         return found[0]
-    # Merged dims are one dim of the tensor: where the images come first in it, micro-batches follow each other.
+    # Merged dims are one dim of the tensor: if the images come first in it, micro-batches follow each other.
     dim, (start, _) = next((i, s) for i, s in enumerate(spans(x.folds)) if s[0] <= found[0] < s[1])
     if start != found[0]:
-        raise OutOfTime("a result in which images are merged behind other dims: use microbatches = 1")
+        raise OutOfTime("a result in which images are merged after other dims: use microbatches = 1")
     return dim
 
 

@@ -14,12 +14,12 @@ MIN_EXTENT = 2
 """A windowed operation's output with fewer positions per rank than this becomes replicated along that dim."""
 
 Want = tuple[str | None, tuple[tuple[Interval, ...], ...]]
-"""What is needed of one dim: the intervals for each coordinate of a mesh axis (or for all, axis None)."""
+"""The needs along one dim: the intervals for each coordinate of a mesh axis (or for all, axis None)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a tensor of a global shape lies: each dim cut along at most one mesh axis, or replicated.
+    """How a tensor of a global shape is distributed: each dim cut along at most one mesh axis, or replicated.
 
     `axes` names the mesh axis that a dim belongs to even while it is replicated, and `images` keeps the
     image's own cuts of that axis, so that a dim that was too small to cut is cut again once it grows.
@@ -122,7 +122,7 @@ class Layout:
         )
 
 
-# Layouts are asked for again in every step: one object for each makes comparing them a look at their address.
+# Layouts recur in every step: with one object for each, comparing them is comparing addresses.
 
 
 @lru_cache(maxsize=16384)
@@ -145,7 +145,7 @@ def _uncut_resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def spatial_boxes(have: Layout, target: Layout, lead: int) -> tuple[dict[int, Box], dict[int, Box]]:
-    """Own and output boxes of the dims from `lead` on, of every rank that shares this rank's images."""
+    """The input and output boxes of the dims from `lead` on, for every rank that shares this rank's images."""
     mesh = have.mesh
     at = {rank: mesh.coordinates_of(rank) for rank in mesh.peers(have.axes_of(range(lead, have.ndim)))}
     own = {rank: have.box_at(place)[lead:] for rank, place in at.items()}
@@ -154,9 +154,9 @@ def spatial_boxes(have: Layout, target: Layout, lead: int) -> tuple[dict[int, Bo
 
 @lru_cache(maxsize=16384)
 def route(have: Layout, wants: tuple[Want, ...]) -> ExchangeRoute:
-    """This rank's part of the exchange that brings everyone from a layout to what they want."""
+    """This rank's part of the exchange that brings all ranks from a layout to what they need."""
     mesh = have.mesh
-    # Ranks that differ along the cutting axes alone hold disjoint boxes, and only they exchange.
+    # Ranks that differ only along the cutting axes hold disjoint boxes, and only they exchange.
     peers = mesh.peers(have.axes_of(range(have.ndim)))
     places = {rank: mesh.coordinates_of(rank) for rank in peers}
     owned = {rank: have.box_at(at) for rank, at in places.items()}

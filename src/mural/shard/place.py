@@ -24,7 +24,7 @@ from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 
 ROOM = 13
-"""How many dims the message has room for in which the ranks compare what they brought."""
+"""How many dims fit into the message in which the ranks compare their tensors."""
 
 CutSpec = Cuts | Sequence[int] | Sequence[float]
 
@@ -54,8 +54,8 @@ def shard(
 
     `dims` are by default 2, 3, … (NCL, NCHW, NCDHW); for a mask (N, H, W) give dims=(1, 2), for labels (N,) dims=().
     `cuts` gives for each of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples
-    of `align` allow. With `box`, `tensor` is this rank's piece alone and the box its global place. Without, it is the
-    same on every rank: the first tensors are compared, and further ones now and then. Collective.
+    of `align` allow. With `box`, `tensor` is only this rank's piece and `box` its global place. Without, it is the same
+    on every rank: the first tensors are compared, and later ones now and then. Collective.
     """
     return place_on(tensor, mesh, dims=dims, cuts=cuts, align=align, box=box, compare=box is None)
 
@@ -70,7 +70,7 @@ def place_on(
     box: Sequence[tuple[int, int]] | None = None,
     compare: bool = False,
 ) -> ShardedTensor:
-    """The same as `shard`; whether values are compared between ranks is said. Collective."""
+    """The same as `shard`, with a choice whether ranks compare values. Collective."""
     try:
         place = None if box is None else box_of(box)
         mesh = mesh.folded if isinstance(mesh, Mesh) else mesh  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -120,7 +120,7 @@ def spatial_dims(ndim: int, mesh: Mesh, dims: Sequence[int] | None) -> tuple[int
     if dims is None:
         if ndim < 2 + count:
             raise LayoutError(
-                f"a tensor of {ndim} dims has no {count} spatial dims behind batch and channel: "
+                f"a tensor of {ndim} dims has no {count} spatial dims after batch and channel: "
                 f"name them, as in dims=(1, 2) for a mask (N, H, W)"
             )
         return tuple(range(2, 2 + count))
@@ -135,7 +135,7 @@ def spatial_dims(ndim: int, mesh: Mesh, dims: Sequence[int] | None) -> tuple[int
 
 
 def layout_of(mesh: Mesh, shape: tuple[int, ...], axes: Mapping[int, str], cuts: Mapping[int, Cuts]) -> Layout:
-    """The layout of an image: what it says is what later layouts are derived from."""
+    """The layout of an image, from which later layouts are derived."""
     return Layout(
         mesh,
         shape,
@@ -202,7 +202,7 @@ def one_cut(spec: CutSpec, extent: int, parts: int, align: int) -> Cuts:
 
 
 def due(tensor: Tensor, mesh: Mesh) -> bool:
-    """Whether the values of this tensor are compared: the first four of a kind are, and two at each power of two."""
+    """Whether the values of this tensor are compared: the first four of each kind are, and two at each power of two."""
     if mesh.world == 1:
         return False
     seen, kind = _looked.setdefault(mesh.transport, Counter()), (mesh.sizes, tensor.ndim, tensor.dtype)
@@ -212,9 +212,9 @@ def due(tensor: Tensor, mesh: Mesh) -> bool:
 
 
 def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = (), value: int = 0) -> list[Box]:
-    """The places of all ranks' pieces; raises on every rank if they brought different things, or one nothing (None).
+    """The places of all ranks' pieces; raises on every rank if they passed different tensors, or one passed None.
 
-    `value` is the tensor's checksum, 0 where it is not looked at.
+    `value` is the tensor's checksum, 0 if it is not compared.
     """
     if mesh.world == 1:
         return [place]
@@ -235,7 +235,7 @@ def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = (), value: i
             f"shard needs the same tensor on every rank, and the same arguments, but ranks brought shapes {shapes}, or "
             f"cuts, types or requires_grad that differ (here {brought}): pass the whole tensor everywhere, or box="
         )
-    # Ranks whose earlier calls failed apart from each other look at different tensors: then none is compared.
+    # After calls that failed on some ranks only, ranks would compare different tensors: then none is compared.
     first, looked = rows[0][-1], all(row[-1] for row in rows)
     peers = mesh.peers(mesh.coordinates)
     if looked and (others := [rank for rank, row in zip(peers, rows, strict=True) if row[-1] != first]):

@@ -1,4 +1,4 @@
-"""A sharded tensor in another layout, and the plain tensors that ranks have, stacked or added up, by messages."""
+"""Sharded tensors in another layout, and plain tensors of all ranks, stacked or added up, by messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mural.shard.tensor import ShardedTensor
 
 
 def pull(tensor: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:
-    """The piece of a tensor that this rank wants, from wherever it lies."""
+    """The piece of a tensor that this rank needs, from wherever it is."""
     return fetch(tensor.local, route(tensor.placement, wants), tensor.mesh.transport, name)
 
 
 def relayout(tensor: ShardedTensor, target: Layout, name: str) -> ShardedTensor:
-    """The same tensor in another layout; the very same one where nothing has to move."""
+    """The same tensor in another layout; the very same object if nothing has to move."""
     if target.cuts == tensor.placement.cuts and target.axes == tensor.placement.axes:
         return tensor
     return ShardedTensor(pull(tensor, target.wants(), name), target)
@@ -37,7 +37,7 @@ def gather(tensor: ShardedTensor, dims: Sequence[int], name: str) -> ShardedTens
 
 
 def merged(value: Tensor, mesh: Mesh, axes: Sequence[str], name: str) -> Tensor:
-    """The sum of the tensors of all ranks along those axes, added in one order; the same bits on each."""
+    """The sum of the tensors of all ranks along those axes, added in the same order, so the same bits on each."""
     return stacked(value, mesh, axes, name).sum(0) if axes else value
 
 

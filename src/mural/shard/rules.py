@@ -29,7 +29,7 @@ class Place:
 
     @property
     def border(self) -> tuple[int, int]:
-        """How many positions of the window lie before and behind the image: the rule fills them."""
+        """How many positions of the window are before and after the image: the rule fills them."""
         if not isinstance(self.reads, Window):
             return 0, 0
         span, (have,) = self.reads.span(self.out), self.have
@@ -51,7 +51,7 @@ class Windowed:
 
 
 def is_identity(reads: Reads) -> bool:
-    """Whether every output reads the input at its own position alone."""
+    """Whether every output reads only the input at its own position."""
     return reads == Window(reads.extent, reads.extent)
 
 
@@ -97,7 +97,7 @@ def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
 
 
 def of_whole_images(x: ShardedTensor, rule: Windowed, call: Callable[[Tensor], Tensor]) -> ShardedTensor | None:
-    """The result of torch's own call, where ranks have whole images and this one has some; None elsewhere.
+    """The result of torch's own call, if ranks have whole images and this one has any; None otherwise.
 
     torch pads inside its kernels; a window around the piece would be a copy.
     """
@@ -130,7 +130,7 @@ def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
 
 
 def in_plain_type(x: ShardedTensor, probe: Callable[[Tensor], Tensor]) -> ShardedTensor:
-    """The tensor in the type of torch's own result: under autocast, asked of torch with a tensor of one small image."""
+    """The tensor in the type of torch's own result: under autocast, torch is asked with one small image."""
     if not torch.is_autocast_enabled(x.device.type):
         return x
     small = torch.ones((1, 1, *(4,) * (x.ndim - 2)), dtype=x.dtype, device=x.device)

@@ -1,8 +1,8 @@
-"""Functions that torch.jit compiled: refused wherever every call has to be seen.
+"""Functions that torch.jit compiled: refused where mural has to see every call.
 
-They run in an interpreter of their own, below `__torch_function__`: on a sharded tensor they would end in an error of
-the interpreter, in a capture they would leave no trace. So the two kinds of compiled functions are watched: they refuse
-sharded tensors, and everything while somebody who asked for it looks on. All else about them stays as it is.
+They run in a separate interpreter, below `__torch_function__`: with a sharded tensor they would end in an error of the
+interpreter, in a capture they would leave no trace. So both kinds of compiled functions are wrapped: they refuse
+sharded tensors, and inside a `refusing_compiled` block every call. Nothing else about them changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def called(function: Any) -> str:
 
 
 def refusal(function: Any) -> str:
-    """What is said of a compiled function, and what to do."""
+    """The message about a compiled function, and what to do."""
     return (
         f"{called(function)} was compiled by torch.jit and runs in its interpreter, where its calls cannot be seen: "
         f"set PYTORCH_JIT=0 in the environment of every rank, which leaves functions and modules as the Python that "
@@ -56,7 +56,7 @@ def watched(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_compiled() -> None:
-    """Have compiled functions look at what they are given, from now on."""
+    """From now on, let compiled functions check their arguments."""
     for kind in (_builtin.ScriptFunction, _builtin.ScriptMethod):
         if not hasattr(kind.__call__, "__mural__"):
             kind.__call__ = watched(kind.__call__)
@@ -64,7 +64,7 @@ def watch_compiled() -> None:
 
 @contextmanager
 def refusing_compiled(refused: Callable[[str], UnsupportedOp]) -> Generator[None]:
-    """Inside the block every compiled function raises what `refused` makes of the words."""
+    """Inside the block every compiled function raises what `refused` makes of the message."""
     _watchers.append(refused)
     try:
         yield

@@ -17,13 +17,13 @@ Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Any, tuple[str, Rule]] = {}
 FOLDED: dict[str, Rule] = {}
-"""Rules for tensors with merged dims (folds), by name; that of no name settles tensors into plain dims first."""
+"""Rules for tensors with merged dims (folds), by name; the one under "" settles tensors into plain dims first."""
 RESHAPING = frozenset(
     ("transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_")
 )
 """In-place operations that change a tensor's shape: they have no rule."""
 KINDS: dict[str, str] = {}
-"""The kind of rule behind each name in the table, in the words of the documentation."""
+"""The kind of rule of each name in the table, as the documentation calls it."""
 
 _builtin: Any = torch._C  # torch's stubs leave its submodules out
 _HOMES: tuple[Any, ...] = (torch, torch.Tensor, F, _builtin._nn, torch.special, torch.linalg)
@@ -38,14 +38,14 @@ def functions(name: str) -> Iterator[Any]:
 
 
 def register(kind: str, *names: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for the operations of these names; an accessor's name is written `grad.__get__`."""
+    """Register a rule for the operations of these names; an accessor's name is written `grad.__get__`."""
 
     def enter(rule: Rule) -> Rule:
         for name in names:
             attribute, _, accessor = name.partition(".")
             holder = getattr(torch.Tensor, attribute, None) if accessor else None
             found = [getattr(holder, accessor)] if holder is not None else list(functions(name))
-            # Nothing found: an operation of another torch release.
+            # Not found: an operation of another torch release.
             if found:
                 KINDS[attribute] = kind
             for function in found:
@@ -56,7 +56,7 @@ def register(kind: str, *names: str) -> Callable[[Rule], Rule]:
 
 
 def register_folded(*names: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for tensors with merged dims."""
+    """Register a rule for tensors with merged dims."""
 
     def enter(rule: Rule) -> Rule:
         FOLDED.update(dict.fromkeys(names, rule))
@@ -77,7 +77,7 @@ def writes(name: str) -> bool:
 
 
 def name_of(func: Any) -> str:
-    """A function's name in the words that a user knows it by."""
+    """A function's name as a user knows it."""
     if func in TABLE:
         return TABLE[func][0]
     name = getattr(func, "__name__", repr(func))

@@ -1,7 +1,7 @@
 """The sharded tensor: a global tensor of which this rank holds one piece.
 
 It intercepts at `__torch_function__`, above autograd, so autograd runs on the plain local pieces and every
-communication is a node between them. What comes past that level raises.
+communication is a node between them. A call that bypasses that level raises.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ShardedTensor(Tensor):
 
     `aliased` names the view operation that had to communicate: torch would have returned a view there, so
     an in-place write to this tensor would not reach the original and raises. `folds` says which dims merge
-    several dims of the placement; `.local` and `.box` keep those apart. `margin` holds the piece with positions of
-    neighbours around it, where some were computed here as well, and `sites` the windowed operations whose results
-    this one takes its margin from (see `fuse.py`).
+    several dims of the placement; `.local` and `.box` keep those apart. `margin` holds the piece with neighbours'
+    positions around it, if some were computed here as well, and `sites` the windowed operations whose results the
+    margin comes from (see `fuse.py`).
     """
 
     placement: Layout
@@ -72,7 +72,7 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def with_margin(cls, margin: Margin) -> ShardedTensor:
-        """The tensor of an extended piece; its own piece is cut out when it is asked for."""
+        """The tensor of an extended piece; the owned piece is cut out at first use."""
         wrapper = cls._wrapping(margin.extended, margin.placement)
         wrapper._local, wrapper.margin = None, margin
         return wrapper
@@ -86,7 +86,7 @@ class ShardedTensor(Tensor):
 
     @property
     def carrier(self) -> Tensor:
-        """The plain tensor that carries the history: the piece, or the extended piece where there is one."""
+        """The plain tensor that carries the autograd history: the piece, or the extended piece if there is one."""
         return self.margin.extended if self.margin is not None and self.margin.live else self.local
 
     def holds(self, value: Tensor) -> bool:
@@ -94,11 +94,11 @@ class ShardedTensor(Tensor):
         return value is self._local or (self.margin is not None and value is self.margin.extended)
 
     def drop_margin(self) -> None:
-        """Before a write: the own piece alone is this tensor from now on."""
+        """Drop the margin before a write: from now on, this tensor is only its own piece."""
         self._local, self.margin, self.sites = self.local, None, ()
         forget(self._local)
 
-    # What models ask most often, without the way through `__torch_function__`.
+    # What models use most often, without the detour through `__torch_function__`.
 
     @property
     def _some(self) -> Tensor:
@@ -151,7 +151,7 @@ class ShardedTensor(Tensor):
         whole, target = self.local, self.placement.gathered(range(self.placement.ndim))
         if target.cuts != self.placement.cuts:
             whole = fetch(whole, route(self.placement, target.wants()), self.mesh.transport, "full")
-            if not whole.requires_grad:  # it is read, and not computed with
+            if not whole.requires_grad:  # it is only read
                 self.mesh.transport.await_gpu("full")
         return whole.reshape(tuple(self.shape)) if self.folds else whole
 
@@ -241,7 +241,7 @@ def collect(tree: Any, found: list[ShardedTensor]) -> None:
 
 
 def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
-    """Raise if the sharded operands come from different meshes, or past this level."""
+    """Raise if the sharded operands come from different meshes, or bypassed this level."""
     for tensor in sharded:
         if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
             raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
@@ -264,7 +264,7 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
 
 
 def run_replicated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call on tensors that every rank holds whole, which is the plain call."""
+    """The plain call, for tensors that every rank holds whole."""
     like = sharded_in((args, kwargs))[0]
     plain_args, plain_kwargs = pytree.tree_map(local_of, (args, kwargs))
     result = func(*plain_args, **plain_kwargs)
@@ -281,12 +281,12 @@ def run_replicated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def local_of(value: Any) -> Any:
-    """A sharded tensor's piece; anything else as it is."""
+    """A sharded tensor's piece; anything else unchanged."""
     return value.local if isinstance(value, ShardedTensor) else value
 
 
 def replicated(value: Tensor, like: Layout) -> Tensor:
-    """A tensor that every rank holds whole, of the same mesh; a number stays plain."""
+    """A tensor that every rank holds whole, on the same mesh; a number stays plain."""
     if value.ndim == 0:
         return value
     if tuple(value.shape) == like.shape and not like.cut_dims:

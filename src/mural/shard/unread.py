@@ -1,4 +1,4 @@
-"""Unread tensors: parts of a batch that this rank's stages do not take, known by shape and type alone."""
+"""Unread tensors: parts of a batch that this rank's stages do not use, known only by shape and type."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mural.shard.tensor import ShardedTensor
 
 
 class Unread:
-    """A sharded tensor of which this rank has not read its piece; `tensor()` reads it after all, once.
+    """A sharded tensor whose piece this rank has not read; `tensor()` reads it, once.
 
-    It has no method `read`, so that nobody takes it for a source, whose shape is that of one image.
+    It has no method `read`, so that it is not taken for a source, whose shape is that of one image.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, reading: Callable[[], ShardedTensor]):
@@ -21,17 +21,17 @@ class Unread:
         self._found: ShardedTensor | None = None
 
     def tensor(self) -> ShardedTensor:
-        """The tensor with this rank's piece, which is read now unless it was before."""
+        """The tensor with this rank's piece, which is read now if it has not been before."""
         if self._found is None:
             self._found = self._reading()
         return self._found
 
     def full(self) -> Tensor:
-        """The whole tensor as a plain one, as that of a sharded tensor: read now, and collective over its ranks."""
+        """The whole tensor as a plain one, as with a sharded tensor: read now, and collective over its ranks."""
         return self.tensor().full()
 
     def then(self, change: Callable[[ShardedTensor], ShardedTensor], shape: Sequence[int] | None = None) -> Unread:
-        """What `change` makes of the tensor, still unread; its shape where that is another one."""
+        """The result of `change` on the tensor, still unread; `shape` if it has another one."""
         return Unread(self.shape if shape is None else shape, self.dtype, lambda: change(self.tensor()))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Algorithms: pure functions from a number of ranks to a collective, one idea a file."""
+"""Algorithms: pure functions from a number of ranks to a collective, one per file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALGORITHMS: Mapping[str, Callable[[Nodes], Collective]] = MappingProxyType(
 
 
 def ranks_of(nodes: Nodes) -> int:
-    """How many ranks some nodes have together."""
+    """The total number of ranks on some nodes."""
     return sum(map(len, nodes))
 
 
@@ -76,11 +76,11 @@ def reduction(ranks: int, root: int = 0, chunks: int = 1, shape: str = "tree") -
 def rooted(
     makers: Mapping[str, Callable[[int], Collective]], shape: str, ranks: int, root: int, chunks: int
 ) -> Collective:
-    """A collective from or to a root, whose ranks are counted from it."""
+    """A collective from or to a root, with ranks counted from the root."""
     if shape not in makers:
         raise PlanError(f"shape={shape!r} is unknown: choose {' or '.join(makers)}")
     if not 0 <= root < ranks:
-        raise PlanError(f"root={root} is no rank of {ranks}: choose one from 0 to {ranks - 1}")
+        raise PlanError(f"root={root} is not one of {ranks} ranks: choose one from 0 to {ranks - 1}")
     return pipelined(among(makers[shape](ranks), [(root + n) % ranks for n in range(ranks)], ranks), chunks)
 
 

@@ -4,7 +4,7 @@
                  0 ⇄ 2   1 ⇄ 3        round 2   0→2 +0   2→0 +0   1→3 +0   3→1 +0
 
 Order of summation: the bracketing of `folds`, (x0 + x1) + (x2 + x3). Both partners add the same two numbers, and a + b
-is b + a to the bit, so all ranks get the same bits.
+equals b + a bit for bit, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mural.collectives.rounds import ChunkSend, Collective, joined
 
 
 def butterfly(ranks: int) -> Collective:
-    """All-reduce in log2 P rounds of whole buffers, with a round before and one after where P is no power of two."""
+    """All-reduce in log2 P rounds of whole buffers, with a round before and one after if P is not a power of two."""
     led = leaders(ranks)
     rounds = tuple(
         tuple(

@@ -5,7 +5,7 @@
                              round 3   0→2 =0      2→0 =1      1→3 =2      3→1 =3
                              round 4   0→1 =0 =1   1→0 =2 =3   2→3 =0 =1   3→2 =2 =3
 
-Order of summation: as butterfly's, for partners meet in the same order, so the bits are the same.
+Order of summation: the same as butterfly's, since partners meet in the same order, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def halving(ranks: int) -> Collective:
 
 
 def doubling(ranks: int) -> Collective:
-    """What `halving` left on one leader each, on all leaders."""
+    """The sums that `halving` left on single leaders, on all leaders."""
     led = leaders(ranks)
     groups = len(led)
     rounds = tuple(
@@ -58,7 +58,7 @@ def doubling(ranks: int) -> Collective:
 
 
 def halving_doubling(ranks: int) -> Collective:
-    """All-reduce in 2 log2 P rounds that move no more than a ring does, for P a power of two."""
+    """All-reduce in 2 log2 P rounds that move no more than a ring does, if P is a power of two."""
     halves, doubles = halving(ranks), doubling(ranks)
     before, after = (whole(part, halves.chunks) for part in (fold(ranks), unfold(ranks)))
     return joined("halving-doubling", before, halves, doubles, after)

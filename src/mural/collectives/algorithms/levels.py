@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from mural.collectives.algorithms.butterfly import butterfly
 from mural.collectives.algorithms.ring import ring
 from mural.collectives.algorithms.tree import descend
-from mural.collectives.rounds import Collective, among, beside, joined, whole
+from mural.collectives.rounds import Collective, among, joined, simultaneous, whole
 from mural.errors import PlanError
 
 
@@ -28,6 +28,6 @@ def two_level(nodes: Sequence[Sequence[int]]) -> Collective:
     between = among(ring(len(nodes)), [node[0] for node in nodes], ranks)
 
     def inside(name: str, make: Callable[[int], Collective]) -> Collective:
-        return beside(name, [whole(among(make(len(node)), node, ranks), len(nodes)) for node in nodes])
+        return simultaneous(name, [whole(among(make(len(node)), node, ranks), len(nodes)) for node in nodes])
 
     return joined("two-level", inside("inside", butterfly), between, inside("back", descend))

@@ -1,4 +1,4 @@
-"""Folds: how ranks that are no power of two become one, and the bracketing of sums that follows.
+"""Folds: how a number of ranks that is not a power of two becomes one, and the resulting bracketing of sums.
 
 The first 2 r of P = 2^q + r ranks form pairs, so that 2^q groups remain, each led by its first rank. The groups then
 pair up at distance 1, 2, 4, …; sums nest accordingly:

@@ -5,8 +5,8 @@
                              round 3   0→1 =0   1→2 =1   2→0 =2
                              round 4   0→1 =2   1→2 =0   2→0 =1
 
-Order of summation: chunk c starts at rank c + 1 and goes round, so chunk 0 is (x1 + x2) + x0: another bracketing for
-each chunk, though one and the same on all ranks.
+Order of summation: chunk c starts at rank c + 1 and goes round, so chunk 0 is (x1 + x2) + x0: a different bracketing
+for each chunk, but the same on all ranks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def ring(ranks: int) -> Collective:
 def ring_blocking(ranks: int) -> Collective:
     """The ring for sends that wait until they are received: in a round, a rank sends or receives.
 
-    Were all to send first, all would wait for each other. So even ranks send while odd ones receive, then the other
-    way round; in a ring of odd length the last rank sends in a third round.
+    If all sent first, all would wait for each other. So even ranks send while odd ones receive, then the other way
+    round; in a ring of odd length the last rank sends in a third round.
     """
 
     def split(sends: Round) -> list[Round]:

@@ -3,7 +3,7 @@
     4 ranks        round 1   1→0 +0   2→0 +0   3→0 +0
                    round 2   0→1 =0   0→2 =0   0→3 =0
 
-Two rounds whatever P is, but rank 0's link carries P - 1 buffers in each.
+Two rounds for any P, but rank 0's link carries P - 1 buffers in each.
 Order of summation: rank order, ((x0 + x1) + x2) + x3.
 """
 

@@ -1,10 +1,10 @@
-"""Agreement: what fails on one rank raises on every rank, instead of a wait for a rank that will not come.
+"""Agreement: what fails on one rank raises on every rank, so that no rank waits for one that will not come.
 
     rank 0   work ──── all well? ── no ── what was it? ── raises what rank 1 met
     rank 1   work ✗ ── all well? ── no ── what was it? ── raises its own error
 
-The ranks of a mesh tell each other by its transport, whose alarm ends the wait for a rank that raised elsewhere; those
-of a process group by its own collectives. Without either (None), this process agrees with itself.
+The ranks of a mesh tell each other through its transport, whose alarm ends the wait for a rank that raised elsewhere;
+those of a process group use its own collectives. Without either (None), this process agrees with itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MeshLike(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """What carries their messages."""
+        """The transport of their messages."""
         ...
 
     @property
@@ -59,14 +59,14 @@ class MeshLike(Protocol):
 
 
 class Met(NamedTuple):
-    """A failure as other ranks hear of it: the kind of mural's errors that it is, if it is one, and its words."""
+    """A failure as other ranks see it: its class if it is one of mural's errors, and its text."""
 
     kind: type[MuralError] | None
     text: str
 
     @classmethod
     def of(cls, failure: Exception | None) -> Met | None:
-        """What this rank met; None where it met nothing."""
+        """The failure of this rank; None if it did not fail."""
         kind = type(failure) if isinstance(failure, MuralError) else None
         return None if failure is None else cls(kind, describe(failure))
 
@@ -75,7 +75,7 @@ class Met(NamedTuple):
 def together(
     among: MeshLike | dist.ProcessGroup | None, what: str = "", kind: type[MuralError] = PeerError, same: bool = False
 ) -> Generator[None]:
-    """A block without communication, which every rank leaves alike: where one raised, the others raise too. Collective.
+    """A block without communication, which every rank leaves alike: if one raises, the others raise too. Collective.
 
     The rank that failed raises its own error; the others raise one that quotes it, of the same kind where that is one
     of mural's, else of `kind`. With `same`, all raise the same text, as an error of `kind`.
@@ -90,7 +90,7 @@ def together(
         if not isinstance(among, dist.ProcessGroup) and not any_rank(among, mine is not None)[0]:
             return
         met = joined(gather(among, mine, what))
-    except PeerError:  # a peer is gone: this rank's own failure says more
+    except PeerError:  # a peer is gone: this rank's own failure tells more
         if failure is not None:
             raise failure from None
         raise
@@ -103,7 +103,7 @@ def together(
 
 
 def joined(told: Mapping[int, Met | None]) -> Met | None:
-    """What any ranks met, in one text, with the first one's kind; None where all is well."""
+    """The failures of all ranks in one text, with the class of the first one; None if no rank failed."""
     met = {rank: each for rank, each in told.items() if each is not None}
     if not met:
         return None
@@ -111,7 +111,7 @@ def joined(told: Mapping[int, Met | None]) -> Met | None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in words: mural's own messages as they are, others with their type."""
+    """An error as text: mural's own messages unchanged, others with their type."""
     return str(error) if isinstance(error, MuralError) else f"{type(error).__name__}: {error}"
 
 
@@ -132,12 +132,12 @@ def by_rank(texts: Mapping[int, str], world: int) -> str:
 
 
 def any_rank(mesh: MeshLike | None, *mine: bool) -> tuple[bool, ...]:
-    """For each statement whether it holds on any rank. Collective."""
+    """For each statement, whether it holds on any rank. Collective."""
     return tuple(greatest(mesh, torch.tensor(mine, dtype=torch.uint8, device="cpu"), "agreement").bool().tolist())
 
 
 def greatest(mesh: MeshLike | None, values: Tensor, name: str) -> Tensor:
-    """The largest of all ranks' numbers, place by place, the same on every rank. Collective."""
+    """The elementwise maximum of all ranks' numbers, the same on every rank. Collective."""
     if mesh is not None:
         for line in mesh.lines:
             values = stack(values, line, mesh.rank, mesh.transport, name).amax(0)
@@ -145,7 +145,7 @@ def greatest(mesh: MeshLike | None, values: Tensor, name: str) -> Tensor:
 
 
 def said(mesh: MeshLike | None, texts: Sequence[str], name: str) -> list[str]:
-    """The texts that ranks brought, place by place: that of the first rank which does not bring "". Collective.
+    """For each position, the text of the first rank whose text is not empty. Collective.
 
     >>> said(None, ["a", ""], "names")
     ['a', '']
@@ -155,7 +155,7 @@ def said(mesh: MeshLike | None, texts: Sequence[str], name: str) -> list[str]:
 
 
 def gather(among: MeshLike | dist.ProcessGroup | None, value: T, name: str) -> dict[int, T]:
-    """Every rank's value, by rank and in their order. Collective."""
+    """Every rank's value by rank, in rank order. Collective."""
     if among is None:
         return {0: value}
     if isinstance(among, dist.ProcessGroup):
@@ -182,7 +182,7 @@ def _gathered(group: dist.ProcessGroup, value: T, name: str) -> dict[int, T]:
 
 
 class AgreedSteps:
-    """The steps of a model in stages, each of which ends alike on all ranks; `seat` carries this rank's stages.
+    """The steps of a model in stages, each of which ends alike on all ranks; `seat` has this rank's stages.
 
         rank 0   prepare ── run ── (waits for rank 1's message) ─ PeerError ──┐
         rank 1   prepare ── run ✗ rings every alarm that a rank may wait by ──┤ agree: all raise
@@ -193,17 +193,17 @@ class AgreedSteps:
 
     def __init__(self, world: Transport, seat: Transport, channels: Channels | None):
         self.world, self.seat, self.channels = world, seat, channels
-        # An alarm of its own: what ranks heard in a step does not keep them from agreeing after it.
+        # A separate alarm: what ranks heard in a step does not keep them from agreeing after it.
         self.ends = kept(world.group, "ends of steps", lambda: world.fork("ends of steps"))
         self.broken = ""
-        """What ended a step in which messages were under way; none can follow it."""
+        """What ended a step in which messages were under way; no step can follow it."""
         self.running = False
 
     @contextmanager
     def step(self) -> Generator[None]:
         """A block in which ranks may wait for each other, and which they leave alike. Collective."""
         if self.broken:
-            again = ANEW if self.seat is self.world else "make the model parallel anew"
+            again = ANEW if self.seat is self.world else "parallelize the model again"
             raise PeerError(f"an earlier step failed ({self.broken}): {again}")
         self.running = False
         if self.channels is not None:
@@ -232,12 +232,12 @@ class AgreedSteps:
         if self.channels is not None:
             self.channels.raised(error)
         if transport.alarm is not None:
-            with suppress(RuntimeError):  # the others wait for what was posted before, and get it
+            with suppress(RuntimeError):  # the others still receive what was posted before
                 transport.flush()
             transport.alarm.ring(transport.serial, error)
 
     def _agree(self, failure: Exception | None) -> None:
-        """Raise on all ranks where one failed."""
+        """Raise on all ranks if one failed."""
         group = self.world.group
         if group is None:
             if failure is not None:
@@ -260,7 +260,7 @@ class AgreedSteps:
         raise PeerError(f"the step failed {met.text if met else ''}")
 
     def _give_up(self, reason: str) -> None:
-        """Send nothing more over what this step used: messages of it may be under way."""
+        """Send nothing more over the transports of this step: its messages may still be under way."""
         self.broken = reason
         leave(self.world.group)
         abort_all(f"a step failed ({reason})")

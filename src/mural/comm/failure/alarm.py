@@ -1,15 +1,15 @@
 """The alarm: ends a wait for a rank that raised alone, which would otherwise last until the timeout.
 
-A rank that raises leaves a note in the group's store: how many transfers it had begun, and its error. A rank
-that waits in a later transfer, and did not itself raise at that number, will never get its messages. The thread that
-watches over its waits then asks those of the peers to complete the pending messages with empty data (gloo
-cannot abort a wait; NCCL and the MPI group can), and the wait ends with the note's text as an error.
+A rank that raises leaves a note in the group's store: how many transfers it had begun, and its error. A rank that waits
+in a later transfer, and did not itself raise at that number, will never get its messages. The thread that watches its
+waits then asks the peers' threads to complete the pending messages with empty data (gloo cannot abort a wait; NCCL and
+the MPI group can), and the wait ends with the note's text as an error.
 
-Over NCCL a rank waits on the GPU, and goes on by itself to the next value that it reads. So transfers whose messages
-are on a stream are followed until the GPU is done with them, and the oldest of them is what the rank waits for. A rank
-that is killed leaves no note: whether its process lives is looked up, where it is on the same machine.
+Over NCCL the GPU waits, and the process continues until it reads a value. So transfers whose messages are on a stream
+are followed until the GPU is done with them, and the oldest of them is what the rank waits for. A rank that is killed
+leaves no note: if it is on the same machine, this one checks whether its process is alive.
 
-One thread of the process watches for all its alarms.
+One thread per process serves all its alarms.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from mural.errors import PeerError
 
 THREAD, POLL_SECONDS, LOOK = "mural-alarm", 0.25, timedelta(seconds=1)
 ABORTED = "mural/aborted"
-"""Where a rank says that it aborted its communicators: those of its peers wait for it in vain."""
+"""Where a rank says that it aborted its communicators: those of its peers will wait for it in vain."""
 LEFT_SECONDS = 5.0
-"""How long a wait lasts before a rank that came to its end counts as one that will not come: what it sent before may
-still be under way."""
+"""How long a wait lasts before a finished rank counts as missing: what it sent before may still be under way."""
 
 _alarms: list[Alarm] = []
 _listing, _over = threading.Lock(), threading.Event()
 
 
 class Pending(Protocol):
-    """A transfer that somebody waits for."""
+    """A transfer that this rank waits for."""
 
     serial: int
     outgoing: dict[int, torch.Tensor]
@@ -66,10 +65,10 @@ class Awaited:
 
 
 class Alarm:
-    """Notes of ranks of a group that raised, and what ends this rank's waits for them.
+    """The notes of a group's ranks that raised, and what ends this rank's waits for them.
 
-    `differs` says what other ranks do instead of what this one waits for. An alarm that has it is that of a group in
-    which nothing but such calls is made: it is given up as a whole.
+    `differs` says what other ranks do instead of what this one waits for. An alarm has it if its group makes no other
+    calls: the group is then given up as a whole.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str = "", differs: Callable[[Any], str] | None = None):
@@ -79,7 +78,7 @@ class Alarm:
         self.store: Any = dist.distributed_c10d._get_default_store()
         self.key = f"mural/alarm/{group.group_name}{name}"
         self.heard = ""
-        self.since = 0  # notes with smaller numbers are over
+        self.since = 0  # notes with smaller numbers no longer matter
         self.own: set[int] = set()
         self.notes: list[tuple[int, str]] = []
         self.rescued = 0
@@ -87,14 +86,14 @@ class Alarm:
         self.waiting: Pending | None = None  # written by the waiting thread, read by the watching one
         self.followed: deque[Awaited] = deque()
         self.lock = threading.Lock()
-        self.begun = 0  # the largest number of what this rank ever waited for
+        self.begun = 0  # the largest number that this rank ever waited for
         self.looked: tuple[Pending | None, float] = (None, 0.0)
         self.identities: dict[int, str] = {}
         self.store.set(f"{self.key}/process/{self.rank}", identity())
         _list(self)
 
     def ring(self, serial: int, error: BaseException) -> None:
-        """Leave the note that this rank raised after it had begun that many transfers."""
+        """Leave a note that this rank raised after it had begun that many transfers."""
         self.own.add(serial)
         with contextlib.suppress(RuntimeError):
             text = f"{serial} rank {self.rank} raised {type(error).__name__}: {error}"
@@ -110,7 +109,7 @@ class Alarm:
             self.waiting = before
 
     def complete(self, works: list[tuple[int, Any]], name: str) -> None:
-        """Wait for messages by peer, each dropped when it is done, or raise what kept a peer from its part."""
+        """Wait for messages by peer, dropping each when it is done, or raise what kept a peer from its part."""
         while works:
             peer, work = works[0]
             try:
@@ -123,9 +122,9 @@ class Alarm:
             works.pop(0)
 
     def join(self, work: Any, serial: int, name: str) -> None:
-        """Wait for a collective of gloo, or raise what kept a peer from joining it.
+        """Wait for a collective over gloo, or raise what kept a peer from joining it.
 
-        A peer that raised before it began as many transfers as this rank did will not come.
+        A peer that raised before it began as many transfers as this rank will not come.
         """
         with self.watching(Awaited(serial, name)):
             while True:
@@ -138,10 +137,10 @@ class Alarm:
                         raise PeerError(f"waiting for {name}: {why}") from error
 
     def follow(self, serial: int, name: str, works: Iterable[Any]) -> None:
-        """Listen for notes until the GPU has done some works, which this rank may wait for elsewhere.
+        """Listen for notes until the GPU has completed some works, which this rank may wait for elsewhere.
 
-        Nothing is put on a stream for it: one that is full of work behind a wait takes no more, and this process would
-        stop here with the interpreter in its hands.
+        This queues nothing on a stream: a stream whose queue is full after a wait blocks the process, which would then
+        stop here while it holds the interpreter lock.
         """
         self.begun = max(self.begun, serial)
         with self.lock:
@@ -153,7 +152,7 @@ class Alarm:
             self.followed.popleft()
 
     def pending(self) -> Pending | None:
-        """What this rank waits for now: here, or the first of what is followed that the GPU has not done."""
+        """What this rank waits for now: here, or the first of the followed works that the GPU has not completed."""
         if (waiting := self.waiting) is not None:
             return waiting
         with self.lock:
@@ -161,7 +160,7 @@ class Alarm:
             return self.followed[0] if self.followed else None
 
     def look(self) -> None:
-        """Find out whether what this rank waits for can end well, and end it otherwise; in the watching thread."""
+        """End the current wait if it cannot end well. Runs in the watching thread."""
         pending, now = self.pending(), time.monotonic()
         if pending is not self.looked[0]:
             self.looked = (pending, now)
@@ -170,13 +169,13 @@ class Alarm:
             self.read_notes()
             self._look_around(pending, waited)
         elif self.on_gpu and pending is None and (trouble() or any(map(has_ended, self._identities().values()))):
-            # This rank may hang after messages that NCCL has given up, and that count as done.
+            # This rank may hang after messages that NCCL gave up, which count as done.
             self._look_around(Awaited(self.begun, "NCCL"), waited)
         if self.own or self.heard:
             self._serve()
 
     def _look_around(self, waiting: Pending, seconds: float) -> None:
-        """Find out whether a rank of the group is gone, so that nobody will send what this rank waits for."""
+        """Find out whether a rank of the group is gone and will not send what this rank waits for."""
         if self.on_gpu:
             told = self.store.get(ABORTED).decode() if self.store.check([ABORTED]) else trouble()
             self._hear(told, waiting)
@@ -189,7 +188,7 @@ class Alarm:
                 self._hear(f"rank {rank} came to its end and does not take part", waiting)
 
     def _identities(self) -> dict[int, str]:
-        """The processes of the other ranks that have said who they are; all are asked for once."""
+        """The processes of the other ranks that have registered; each is read once."""
         if not self.identities:
             keys = {rank: f"{self.key}/process/{rank}" for rank in self.ranks if rank != self.rank}
             if self.store.check(list(keys.values())):
@@ -197,7 +196,7 @@ class Alarm:
         return self.identities
 
     def _left(self) -> dict[int, int]:
-        """The ranks that came to their end, with the number of the last thing that each took part in."""
+        """The ranks that have finished, with the number of the last transfer that each took part in."""
         if not self.store.check([f"{self.key}/leaving"]):
             return {}
         keys = {rank: f"{self.key}/left/{rank}" for rank in self.ranks if rank != self.rank}
@@ -212,7 +211,7 @@ class Alarm:
                 self._ask(waiting)
 
     def read_notes(self) -> None:
-        """Read what others left, and end this rank's wait where they will not come."""
+        """Read the notes of others, and end this rank's wait if they will not come."""
         while self.store.check([f"{self.key}/note/{len(self.notes) + 1}"]):
             serial, text = self.store.get(f"{self.key}/note/{len(self.notes) + 1}").decode().split(" ", 1)
             self.notes.append((int(serial), text))
@@ -224,7 +223,7 @@ class Alarm:
             self._hear(text, waiting)
 
     def give_up(self) -> None:
-        """End all waits in the group, on every rank: those for ranks that are well would not end by themselves."""
+        """End all waits in the group, on every rank: waits for healthy ranks would not end by themselves."""
         if not self.abort():
             hang_up(self.group)
 
@@ -238,7 +237,7 @@ class Alarm:
             self.store.set(f"{self.key}/ask/{peer}/{number}", f"{self.rank} {wanted} {offered}")
 
     def abort(self) -> bool:
-        """End the waits of this rank that a backend can end by itself; whether that were all."""
+        """Whether the backend could end all waits of this rank by itself; it has ended those that it can."""
         if self.on_gpu:
             told = self.heard or f"a call failed on rank {self.rank}"
             self.store.set(ABORTED, told)
@@ -263,19 +262,19 @@ class Alarm:
 
 
 def _list(alarm: Alarm) -> None:
-    """Watch for an alarm from now on, and no longer for those whose group is gone: they keep its sockets."""
+    """Watch an alarm from now on, and drop those whose group is gone: they would keep its sockets."""
     with _listing:
         _alarms[:] = [*(each for each in _alarms if not destroyed(each.group)), alarm]
         if all(thread.name != THREAD for thread in threading.enumerate()):
             threading.Thread(target=_watch, daemon=True, name=THREAD).start()
-    # A thread that is inside torch when the interpreter ends would take the process down with it. The last to be
-    # registered is the first to run: before the process group is left.
+    # A thread that is inside torch when the interpreter ends would crash the process. What is registered last runs
+    # first: before the process group is destroyed.
     atexit.unregister(_leave)
     atexit.register(_leave)
 
 
 def _watch() -> None:
-    """Look every now and then: waking this thread for each transfer would cost more than most transfers."""
+    """Poll now and then: waking this thread for each transfer would cost more than most transfers."""
     while not _over.wait(POLL_SECONDS):
         for alarm in tuple(_alarms):
             try:
@@ -287,7 +286,7 @@ def _watch() -> None:
 
 
 def _leave() -> None:
-    """Stop watching, and tell the others that this rank came to its end."""
+    """Stop watching, and tell the others that this rank has finished."""
     for alarm in tuple(_alarms):
         with contextlib.suppress(RuntimeError):
             alarm.store.set(f"{alarm.key}/left/{alarm.rank}", str(alarm.begun))

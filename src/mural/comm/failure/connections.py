@@ -1,12 +1,11 @@
-"""Connections of process groups: whether every rank is there, and how all waits in a group are ended.
+"""Connections of process groups: whether every rank is present, and how to end all waits in a group.
 
-torch makes a process group through a store, and waits there for a rank that has ended as it would for a slow one. A
-group of gloo that is connected knows better: its connections to that rank are closed. To end the waits in it, a rank
-closes its own.
+torch creates a process group through a store, and there waits for a rank that has ended as if it were slow. A connected
+gloo group can tell: its connections to that rank are closed. To end the waits in it, a rank closes its own connections.
 
-A wait over NCCL keeps the GPU, not the process: `work.wait()` returns at once, and the process stops at the next value
-that it reads. To end such a wait, the communicator is aborted; then the GPU goes on with whatever its memory holds. So
-the reason is noted before, all groups of the process end together, and `check` raises before such values are used.
+A wait over NCCL blocks the GPU, not the process: `work.wait()` returns at once, and the process stops at the next value
+that it reads. To end such a wait, the communicator is aborted; then the GPU continues with whatever its memory holds.
+So the reason is recorded first, all groups of the process end together, and `check` raises before such values are used.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from mural.comm.backends import connected
 from mural.errors import PeerError
 
 TAG, NEVER = 0x6D75, 0x6D76
-"""Apart from messages that others send over the same group."""
+"""Tags that no other messages over the same group have."""
 ABORT_SECONDS = 10.0
-"""How long an abort may take before this process goes on without its end."""
+"""How long an abort may take before this process continues without waiting for it."""
 
 _nccl: list[dist.ProcessGroup] = []
-"""The groups of this process that have communicators of NCCL."""
+"""The groups of this process that have NCCL communicators."""
 _ending = threading.Lock()
 _ended: list[str] = []
 """Why they were ended, if they were."""
 
 
 def roll_call(group: dist.ProcessGroup | None, what: str, flag: bool = False) -> bool:
-    """Whether any rank of a group brings the flag; raises where a rank has ended, with its number. Collective.
+    """Whether the flag is set on any rank of a group; raises with its number if a rank has ended. Collective.
 
-    Groups that are not connected from the beginning on, as NCCL's, are not asked, and bring no flag.
+    Groups that are not connected from the start, such as NCCL's, are not asked: False.
     """
     if group is None or not connected(group):
         return False
@@ -63,10 +62,10 @@ def roll_call(group: dist.ProcessGroup | None, what: str, flag: bool = False) ->
 
 
 def hang_up(group: dist.ProcessGroup | None) -> None:
-    """Close this rank's connections of a group, so that nobody waits there for what does not come.
+    """Close this rank's connections of a group, so that no rank waits there for messages that will not come.
 
-    After a rank has ended, some wait for those that saw it; the store that the alarm needs may have gone with it. gloo
-    closes all connections of a group in which a message was not there in time: one that nobody sends never is.
+    After a rank has ended, some wait for those that noticed; the store that the alarm needs may be gone too. gloo
+    closes all connections of a group in which a message timed out: one that nobody sends always does.
     """
     if group is None or not connected(group):
         return
@@ -83,16 +82,16 @@ def ended(error: BaseException, *heard: str) -> bool:
 
 
 def missing(gone: dict[int, str], what: str) -> str:
-    """Which ranks did not come to what, in words."""
+    """A description of which ranks are missing, and where."""
     names = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, sorted(gone)))}"
     return (
-        f"{what}: {names} ended, or cannot be reached ({gone[min(gone)]}): see the log there, mend what ended it, and "
+        f"{what}: {names} ended, or cannot be reached ({gone[min(gone)]}): see the log there, fix the cause, and "
         f"start all ranks again"
     )
 
 
 def reason(error: BaseException) -> str:
-    """What gloo or a store said, without its own source's place and advice.
+    """The error of gloo or a store, without its source location and advice.
 
     >>> reason(RuntimeError("[/x/pair.cc:553] Connection closed by peer [127.0.0.1]:4. This is typically …"))
     'Connection closed by peer [127.0.0.1]:4'
@@ -103,16 +102,16 @@ def reason(error: BaseException) -> str:
 
 
 def watch(group: dist.ProcessGroup) -> None:
-    """Count a group among those that end together."""
+    """Register a group among those that end together."""
     if group not in _nccl:
         _nccl.append(group)
 
 
 def abort_all(reason: str) -> None:
-    """Abort every communicator of NCCL that this process has, so that waits on the GPU end; none can be used again.
+    """Abort every NCCL communicator of this process, so that waits on the GPU end; none can be used again.
 
-    An abort gives memory back, and waits there for whatever the GPU still runs, such as the kernels of another
-    communicator that wait too. So all are aborted at the same time.
+    An abort frees memory, and for that waits for whatever the GPU still runs, such as the waiting kernels of another
+    communicator. So all are aborted at the same time.
     """
     with _ending:
         if _ended or not _nccl:
@@ -126,12 +125,12 @@ def abort_all(reason: str) -> None:
 
 
 def aborted() -> str:
-    """Why the groups of this process were ended; empty where they were not."""
+    """Why the groups of this process were ended; empty if they were not."""
     return _ended[0] if _ended else ""
 
 
 def trouble() -> str:
-    """Why the groups of this process were ended, or what NCCL found wrong with one; empty where all is well."""
+    """Why the groups of this process were ended, or the error that NCCL reports for one; empty if there is none."""
     if _ended:
         return _ended[0]
     for group in _living():
@@ -142,18 +141,18 @@ def trouble() -> str:
 
 
 def _living() -> list[dist.ProcessGroup]:
-    """The groups of NCCL that were not destroyed since."""
+    """The NCCL groups that have not been destroyed since."""
     _nccl[:] = [group for group in _nccl if not destroyed(group)]
     return _nccl
 
 
 def _half(group: Any) -> Any:
-    """What carries a group's CUDA tensors."""
+    """The backend of a group's CUDA tensors."""
     return group._get_backend(torch.device("cuda"))
 
 
 def destroyed(group: dist.ProcessGroup | None) -> bool:
-    """Whether torch knows a group no more."""
+    """Whether torch no longer knows a group."""
     try:
         dist.get_process_group_ranks(group)
     except (KeyError, ValueError):
@@ -162,9 +161,9 @@ def destroyed(group: dist.ProcessGroup | None) -> bool:
 
 
 def await_gpu(name: str) -> None:
-    """Wait until the GPU has done all that the calling stream was given, messages of NCCL included, or raise.
+    """Wait until the GPU has done all work on the calling stream, NCCL messages included, or raise.
 
-    What comes after this reads values that are there: results, gradients that an optimizer takes.
+    What comes after this reads values that have arrived: results, or gradients for an optimizer.
     """
     if _nccl:
         torch.cuda.current_stream().synchronize()
@@ -172,13 +171,13 @@ def await_gpu(name: str) -> None:
 
 
 def check(name: str) -> None:
-    """Raise if the groups of this process ended: what the GPU computed since may be anything."""
+    """Raise if the groups of this process ended: what the GPU has computed since may be garbage."""
     reason = trouble() if _nccl else ""
     if reason:
         raise PeerError(f"{name}: {reason}")
 
 
 def forget() -> None:
-    """Know of no group: the run that they belonged to is over."""
+    """Forget all groups: the run that they belonged to is over."""
     _nccl.clear()
     _ended.clear()

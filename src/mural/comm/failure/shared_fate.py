@@ -1,10 +1,10 @@
-"""Shared fate: a call that fails on one rank fails on all; one that failed on all alike can be followed by others.
+"""Shared fate: a call that fails on one rank fails on all; if it failed on all alike, others can follow.
 
     rank 0   step ✗ after 7 transfers ── note «7» ──┐           next call: all notes say 7, and nobody had to be told
     rank 1   step ✗ after 7 transfers ── note «7» ──┴── store   of it by the alarm: the messages are in step, go on
 
-Else some rank is ahead, and its next message would meet another one's: the transport is given up, here and there.
-Nothing is sent or looked at while all is well.
+Otherwise some rank is ahead, and its next message would be taken for another: all ranks give up the transport. Nothing
+is sent or checked while no rank fails.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from mural.comm.messages import Transport
 from mural.errors import PeerError
 
 PATIENCE_SECONDS, POLL_SECONDS = 30.0, 0.02
-"""How long another rank may take to the place where this one failed, and how often one looks."""
+"""How long another rank may take to reach the point where this one failed, and how often to check."""
 
-ANEW = "make mesh and model anew (mural.init, mural.parallelize) on all ranks, or start the run again"
+ANEW = "create the mesh and the model again (mural.init, mural.parallelize) on all ranks, or start the run again"
 
 
 @dataclass
 class Failure:
-    """The newest failure of this rank: the how manyth it was, after how many transfers, and in what words."""
+    """The latest failure of this rank: its number, how many transfers came before it, and its text."""
 
     number: int = 0
     serial: int = 0
     peer: bool = False
-    """Whether it was heard of from another rank, or by the end of one."""
+    """Whether it came from another rank, or from the end of one."""
     text: str = ""
     settled: bool = True
 
@@ -49,9 +49,9 @@ _failures: WeakKeyDictionary[Transport, Failure] = WeakKeyDictionary()
 
 @contextmanager
 def shared_fate(transport: Transport) -> Generator[None]:
-    """A block of collective work and of the user's own code: where it raises, no rank waits for this one. Collective.
+    """A block of collective work and of the user's own code: if it raises, no rank waits for this one. Collective.
 
-    A block after that runs if it raised on every rank alike, else it raises what to do.
+    A later block runs if this one raised on every rank alike; otherwise it raises, and says what to do.
     """
     settle(transport)
     try:
@@ -79,7 +79,7 @@ def fail(transport: Transport, error: BaseException) -> None:
 
 
 def settle(transport: Transport) -> None:
-    """Raise if this rank failed in another place than the others did; they are waited for, as they may be slower."""
+    """Raise if this rank failed at a different point than the others; waits for them, since they may be slower."""
     failure, alarm = _failures.get(transport), transport.alarm
     if failure is None or alarm is None or failure.settled:
         return
@@ -99,7 +99,7 @@ def given_up(transport: Transport) -> bool:
 
 
 def _alike(transport: Transport, alarm: Alarm, failure: Failure) -> bool:
-    """Whether all other ranks failed for the same time, after as many transfers, and by themselves."""
+    """Whether all other ranks failed equally often, after as many transfers, and by themselves."""
     waited = [rank for rank in dist.get_process_group_ranks(alarm.group) if rank != alarm.rank]
     until = time.monotonic() + min(PATIENCE_SECONDS, transport.timeout)
     try:

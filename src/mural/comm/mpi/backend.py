@@ -1,8 +1,8 @@
-"""The end of a rank under MPI: in order with all others, or, if it failed, with the end of all others.
+"""The backend `mural_mpi`, and how a rank ends under MPI: together with all others, or, if it failed, by ending them.
 
-`MPI_Finalize` waits for all ranks. A rank that ends by an error would wait there for ranks that wait for its messages.
-So every rank says farewell to all before it waits there, and a wait for a rank that has left ends with an error. A rank
-that fails gives the others some seconds to end by themselves, and then has MPI end them.
+`MPI_Finalize` waits for all ranks. A rank that fails would wait there for ranks that wait for its messages. So every
+rank says farewell to all others before it waits there, and a wait for a rank that has left ends with an error. A rank
+that fails gives the others a few seconds to end by themselves, and then lets MPI end them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def engine() -> Engine:
 
 @cache
 def watch_the_end() -> None:
-    """Arrange how this process ends: mpi4py finalizes MPI at exit, and was loaded before, so this comes first."""
+    """Register how this process ends: mpi4py finalizes MPI at exit, and was loaded before, so this runs first."""
     before = sys.excepthook
 
     def noticed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -70,7 +70,7 @@ def leave() -> None:
 
 
 def part(module: Any, found: Engine) -> None:
-    """Say farewell, and wait until all others have; after an error, not for long."""
+    """Say farewell, and wait until all others have too; after an error, only briefly."""
     found.close()
     world = module.COMM_WORLD
     said = [found.farewells.Isend(b"", rank) for rank in range(world.size) if rank != world.rank]
@@ -90,7 +90,7 @@ _shared: Any = dist  # torch's stubs leave the stores out
 
 
 def register() -> None:
-    """Start MPI, and make the backend `mural_mpi` and the rendezvous `mpi://` known to torch. Again: nothing."""
+    """Start MPI, and register the backend `mural_mpi` and the rendezvous `mpi://` with torch; once is enough."""
     library()
     watch_the_end()
     if NAME.upper() not in dist.Backend._plugins:
@@ -99,7 +99,7 @@ def register() -> None:
 
 
 def create(options: Any, _: Any) -> MPIGroup:
-    """The process group of some ranks, with a communicator of its own. Collective over them."""
+    """The process group of some ranks, with its own communicator. Collective over them."""
     world = library().COMM_WORLD
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if ranks[options.group_rank] != world.rank or max(ranks) >= world.size:
@@ -108,7 +108,7 @@ def create(options: Any, _: Any) -> MPIGroup:
             f"{world.rank} of {world.size}: start it with mpirun or srun, for torchrun starts no MPI"
         )
     seconds = options.timeout.total_seconds()
-    # MPI makes a communicator in a call that waits for all ranks without an end: so they meet before.
+    # MPI creates a communicator in a call that waits for all ranks without a timeout: so they meet first.
     meet(options.store, len(ranks), seconds)
     with engine().lock:
         communicator = world.Create_group(world.Get_group().Incl(ranks), zlib.crc32(options.group_id.encode()) % 2**15)
@@ -130,10 +130,11 @@ def meet(store: Any, count: int, seconds: float) -> None:
 
 
 def rendezvous(_: str, timeout: timedelta = timedelta(minutes=10), **__: Any) -> Iterator[tuple[Any, int, int]]:
-    """The store that rank 0 serves, this process's rank and the number of ranks, all through MPI. Collective.
+    """The store that rank 0 serves, this process's rank and the number of ranks, all from MPI. Collective.
 
-    Where all ranks are on one host, the store listens on the loopback address alone. Else on all of rank 0's, and the
-    others take the first that answers; MASTER_ADDR and MASTER_PORT, where they are set on rank 0, decide instead.
+    If all ranks are on one host, the store listens on the loopback address only. Otherwise it listens on all addresses
+    of rank 0, and the others take the first that answers; MASTER_ADDR and MASTER_PORT, if set on rank 0, decide
+    instead.
     """
     world = library().COMM_WORLD
     local = len(set(world.allgather(host()))) == 1
@@ -150,7 +151,7 @@ def rendezvous(_: str, timeout: timedelta = timedelta(minutes=10), **__: Any) ->
         names, port, token = world.bcast(None)
         store = reached(names, port, token, timeout)
     yield store, world.rank, world.size
-    raise RuntimeError("processes of an MPI run cannot meet again: start the run anew")
+    raise RuntimeError("processes of an MPI run cannot meet again: start the run again")
 
 
 def listening(address: str, port: int) -> socket.socket:
@@ -190,10 +191,10 @@ def interfaces() -> list[str]:
 
 
 def reached(names: list[str], port: int, token: str, timeout: timedelta) -> Any:
-    """The store at the first of rank 0's addresses that answers, and knows rank 0's word."""
+    """The store at the first of rank 0's addresses that answers and has rank 0's token."""
     for name in names:
         try:
-            # Somebody else may listen on that port where a name leads back to this host.
+            # Another program may listen on that port if a name resolves to this host.
             socket.create_connection((name, port), timeout=CONNECT_SECONDS).close()
             store = _shared.TCPStore(name, port, None, False, timedelta(seconds=CONNECT_SECONDS), False)
             if store.get("mpi/token") == token.encode():

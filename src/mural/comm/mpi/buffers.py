@@ -1,7 +1,7 @@
-"""Buffers: the memory from which MPI sends a tensor, and into which it receives one.
+"""Buffers: the memory that MPI sends a tensor from, and receives one into.
 
-MPI moves bytes in a row. Where a tensor has gaps, or lies on a GPU whose memory the MPI does not take, a buffer in host
-memory travels in its stead. Where MPI adds up, the buffer also has a type that MPI knows:
+MPI moves contiguous bytes. If a tensor has gaps, or is on a GPU and the MPI has no CUDA support, a buffer in host
+memory travels instead. For sums, the buffer also has a type that MPI knows:
 
     float16, bfloat16  →  float32   added in float32 and rounded once, at the end
     bool               →  uint8     sum as «or», product as «and»
@@ -19,7 +19,7 @@ from mural.comm.mpi.installation import library
 from mural.errors import UnsupportedOp
 
 CHUNK_BYTES = 2**30
-"""MPI counts in 32 bits: larger messages travel in parts."""
+"""MPI counts in 32 bits: larger messages are sent in parts."""
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "DOUBLE",
@@ -54,7 +54,7 @@ ON_BOOL = {"SUM": "MAX", "PROD": "MIN"}
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor as stored values, without a history."""
+    """The tensor as stored values, without autograd history."""
     if tensor.layout is not torch.strided:
         raise UnsupportedOp(f"messages over MPI carry dense tensors, not {tensor.layout}: send its values and indices")
     bare: Any = tensor.detach()
@@ -67,7 +67,7 @@ def host(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def outgoing(tensor: Tensor, direct: bool) -> Tensor:
-    """Memory from which MPI can send the values; a copy from a GPU may still be under way on the current stream.
+    """Memory that MPI can send the values from; a copy from a GPU may still be under way on the current stream.
 
     `direct` says that MPI takes pointers to GPU memory.
     """
@@ -78,14 +78,14 @@ def outgoing(tensor: Tensor, direct: bool) -> Tensor:
 
 
 def incoming(tensor: Tensor, direct: bool) -> Tensor:
-    """Memory into which MPI can receive the values: the tensor's own where that will do."""
+    """Memory that MPI can receive the values into: the tensor's own if possible."""
     bare = plain(tensor)
     own = bare.data_ptr() == tensor.data_ptr() and bare.is_contiguous()
     return bare if own and (not tensor.is_cuda or direct) else host(bare, tensor.dtype)
 
 
 def summand(tensor: Tensor) -> Tensor:
-    """Host memory with the values, in a type in which MPI can add them up: the tensor's own where that will do.
+    """Host memory with the values, in a type that MPI can add: the tensor's own if possible.
 
     MPI's non-blocking reductions take no GPU memory, even where its messages do.
     """
@@ -99,7 +99,7 @@ def summand(tensor: Tensor) -> Tensor:
 
 
 def arrive(tensor: Tensor, wire: Tensor) -> None:
-    """Put what MPI received where it belongs, on the current stream."""
+    """Copy what MPI received into the tensor, on the current stream."""
     if wire.data_ptr() != tensor.data_ptr() or wire.dtype != tensor.dtype:
         with torch.no_grad():
             tensor.detach().copy_(wire, non_blocking=True)
@@ -108,7 +108,7 @@ def arrive(tensor: Tensor, wire: Tensor) -> None:
 
 
 def averaged(total: Tensor, operation: Any, count: int) -> Tensor:
-    """The mean where the mean was asked for; of whole numbers, its whole part."""
+    """The mean if the operation is a mean; for integers, its integer part."""
     if operation != dist.ReduceOp.AVG:
         return total
     whole = None if total.is_floating_point() or total.is_complex() else "trunc"
@@ -116,7 +116,7 @@ def averaged(total: Tensor, operation: Any, count: int) -> Tensor:
 
 
 def operation_name(operation: Any, dtype: torch.dtype) -> str:
-    """MPI's name of an operation on values of a type."""
+    """MPI's name for an operation on values of a dtype."""
     for known, name in OPERATIONS.items():
         if operation == known:
             return ON_BOOL.get(name, name) if dtype == torch.bool else name
@@ -124,7 +124,7 @@ def operation_name(operation: Any, dtype: torch.dtype) -> str:
 
 
 def operation_on(operation: Any, dtype: torch.dtype) -> Any:
-    """MPI's operation for values of a type, which may be wider by now."""
+    """MPI's operation for values of a dtype, which may have been widened."""
     name = operation_name(operation, dtype)
     if name.startswith("B") and (dtype.is_floating_point or dtype.is_complex):
         raise UnsupportedOp(f"{operation} of {dtype}: bits are combined in whole numbers alone")
@@ -134,7 +134,7 @@ def operation_on(operation: Any, dtype: torch.dtype) -> Any:
 
 
 def combine(rows: list[Tensor], operation: Any, dtype: torch.dtype) -> Tensor:
-    """The rows combined in their order, in the first of them; `dtype` is their type before it was widened."""
+    """The rows combined in order, in the first of them; `dtype` is their type before it was widened."""
     total, function = rows[0], operation_on(operation, dtype)
     for row in rows[1:]:
         for part, whole in zip(typed_parts(row), typed_parts(total), strict=True):

@@ -1,4 +1,4 @@
-"""The MPI library of this process: started when first asked for, and what it says of itself."""
+"""The MPI library of this process: started at the first call, and what it reports about itself."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mural.errors import PlanError
 
 NAME = "mural_mpi"
 """The name of the backend in torch.distributed; users of mural say "mpi"."""
-REMEDY = 'install both with pip install "mural[mpi]", or mpi4py beside the MPI of the cluster'
+REMEDY = 'install both with pip install "mural[mpi]", or mpi4py next to the cluster\'s MPI'
 PIPELINE = ("OMPI_MCA_pml_ob1_send_pipeline_depth", "64")
-"""Open MPI moves three pieces of a large message per call unless told otherwise, and ranks here do not call often."""
+"""By default Open MPI moves three pieces of a large message per call, and ranks here do not call often."""
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_", "SLURM_")
 DESCRIBE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class LibraryFacts:
-    """What an MPI library says of itself."""
+    """What an MPI library reports about itself."""
 
     version: str
     threads: str
@@ -58,13 +58,13 @@ def library() -> Any:
 
 
 def loaded() -> tuple[Any, str]:
-    """mpi4py's MPI module, not started; or None, and why it cannot be loaded."""
+    """mpi4py's MPI module, not started; or None and the reason why it cannot be loaded."""
     try:
         import mpi4py  # noqa: PLC0415
     except ImportError:
         return None, "mpi4py is not installed"
     if "mpi4py.MPI" not in sys.modules:
-        # Loading shall not start MPI: a program that only asks what there is would become a rank.
+        # Loading must not start MPI: a program that only asks what is installed would become a rank.
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     try:
         from mpi4py import MPI  # noqa: PLC0415
@@ -74,15 +74,15 @@ def loaded() -> tuple[Any, str]:
 
 
 def available() -> str | None:
-    """None where messages can travel over MPI, else what is missing. Does not start MPI."""
+    """None if messages can travel over MPI, otherwise what is missing. Does not start MPI."""
     module, trouble = loaded()
     return f"{trouble}: {REMEDY}" if module is None else None
 
 
 def describe() -> str:
-    """The library, its thread level and whether it takes CUDA pointers, in words.
+    """The library, its thread level and whether it takes CUDA pointers, as text.
 
-    Where MPI does not run in this process, another one starts it and is asked: an MPI that cannot start ends its
+    If MPI does not run in this process, another process starts it and reports: an MPI that cannot start ends its
     process.
     """
     module, trouble = loaded()
@@ -110,7 +110,7 @@ def describe() -> str:
 
 
 def facts(module: Any) -> LibraryFacts:
-    """What the library that runs in this process says."""
+    """What the library that runs in this process reports."""
     return LibraryFacts(named(module), levels(module)[module.Query_thread()], takes_cuda_pointers())
 
 
@@ -126,10 +126,10 @@ def levels(module: Any) -> dict[int, str]:
 
 @cache
 def takes_cuda_pointers() -> bool:
-    """Whether the library says that it takes pointers to GPU memory.
+    """Whether the library reports that it takes pointers to GPU memory.
 
-    It is asked by the calls that Open MPI and MPICH have for it. One that has neither is taken at its silence: a
-    library that does not know GPU memory dies of a segmentation fault when it is handed a pointer there.
+    Open MPI and MPICH each have a call for this. A library with neither counts as one that does not: without CUDA
+    support, a pointer to GPU memory is a segmentation fault.
     """
     for path in loaded_libraries(Path("/proc/self/maps")):
         with contextlib.suppress(OSError, AttributeError):

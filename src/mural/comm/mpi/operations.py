@@ -1,9 +1,8 @@
-"""What each call of a process group does over MPI, as data: how it begins, and how its results come into place.
+"""What each call of a process group does over MPI, as data: how it begins, and how its results get into place.
 
-Broadcasts, reductions and barriers are MPI's own. Gathers, scatters and all-to-all are messages between all pairs:
-MPI's non-blocking ones are that as well, and messages have no limit of size here. In a communicator, messages between
-two ranks arrive in the order of the calls; those of collectives have a tag of their own, so that a caller's never meet
-them.
+Broadcasts, reductions and barriers are MPI's own. Gathers, scatters and all-to-all are messages between all pairs: so
+are MPI's non-blocking ones, and messages here have no size limit. In a communicator, messages between two ranks arrive
+in the order of the calls; those of collectives have a separate tag, so they never mix with a caller's.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Operations:
             end,
             list(sources.values()),
             [tensor for _, tensor in receives],
-            peers if min(peers, default=0) >= 0 else self.everybody,  # whoever may send is a negative number
+            peers if min(peers, default=0) >= 0 else self.everybody,  # a negative number means any source
         )
 
     def _begin(self, tag: int, leaving: Sequence[Addressed], awaited: Sequence[Addressed]) -> Requests:
@@ -77,7 +76,7 @@ class Operations:
         return found
 
     def exchange(self, name: str, sends: PerRank, receives: PerRank) -> Operation:
-        """A message to each rank that a tensor is given for, and from each; this rank's own is copied at once."""
+        """A message to and from each rank that a tensor is given for; this rank's own is copied at once."""
         source, target = sends[self.rank], receives[self.rank]
         if source is not None and target is not None:
             arrive(target, source.detach().reshape(target.shape))
@@ -139,12 +138,12 @@ class Operations:
         return Operation("reduce_scatter", begin, end, list(sources), [output], self.everybody)
 
     def barrier(self) -> Operation:
-        """An end that no rank reaches before all have begun."""
+        """An operation that completes on no rank before all have begun it."""
         return Operation("barrier", lambda: [(self.communicator.Ibarrier(), -1)], nothing, [], [], self.everybody)
 
 
 def joined(operations: Sequence[Operation]) -> Operation:
-    """Several operations as one, which ends when all have."""
+    """Several operations as one, which completes when all have."""
 
     def begin() -> Requests:
         return [request for operation in operations for request in operation.begin()]

@@ -33,7 +33,7 @@ Requests = list[tuple[Any, int]]
 
 @dataclass(frozen=True)
 class Operation:
-    """What one call of a group does: it begins by handing something to MPI, and ends by putting results in place.
+    """What one call of a group does: it begins by handing memory to MPI, and ends by putting results in place.
 
     `sources` are the tensors that it reads. The memory that MPI reads and writes belongs to `begin`. `peers` are the
     ranks of the group without which it does not end.
@@ -48,7 +48,7 @@ class Operation:
 
 
 class Queue:
-    """The operations of one group that wait for a copy from a GPU, and those behind them: all start in their order.
+    """The operations of one group that wait for a copy from a GPU, and those after them: all start in order.
 
     `ranks` are the group's, as MPI counts them in the whole run.
     """
@@ -92,7 +92,7 @@ class MPIWork(Work):
             self.requests, self.error, self.arrived = [], error, True
 
     def advance(self) -> bool:
-        """Whether it has arrived, after MPI was asked once. Under the engine's lock."""
+        """Whether it has arrived, by asking MPI once. Under the engine's lock."""
         self.queue.start()
         if self.requests is None or self.arrived:
             return self.arrived
@@ -127,7 +127,7 @@ class MPIWork(Work):
             self._finish()
 
     def fail(self, error: Exception) -> None:
-        """End the operation for those who wait; its memory stays with MPI."""
+        """End the operation for those that wait for it; its memory stays with MPI."""
         with self.guard:
             if not self.done:
                 self.error = error
@@ -184,7 +184,7 @@ class MPIWork(Work):
         return self.done and self.error is None
 
     def exception(self) -> Any:
-        """The error with which it ended."""
+        """The error that ended it."""
         return self.error
 
     def result(self) -> list[Tensor]:
@@ -213,6 +213,6 @@ class MPIWork(Work):
 
 
 def moments_of(tensors: list[Tensor]) -> list[tuple[torch.device, Any]]:
-    """For each GPU of some tensors, the moment when the current stream has done what it was given so far."""
+    """For each GPU of some tensors, the moment when the current stream has done its work so far."""
     devices = {t.device for t in tensors if t.is_cuda}
     return [(device, torch.cuda.current_stream(device).record_event()) for device in sorted(devices, key=str)]

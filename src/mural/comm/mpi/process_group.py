@@ -18,7 +18,7 @@ from mural.comm.mpi.pending import MPIWork, Operation, Queue
 from mural.comm.mpi.progress import Engine
 from mural.errors import UnsupportedOp
 
-ProcessGroup: Any = dist.ProcessGroup  # its stubs name some arguments otherwise than older versions
+ProcessGroup: Any = dist.ProcessGroup  # its stubs name some arguments differently from older versions
 
 
 class MPIGroup(ProcessGroup):
@@ -138,8 +138,8 @@ class MPIGroup(ProcessGroup):
         """A tensor cut into as many equal parts as there are ranks, in the order of its memory."""
         if not tensor.is_contiguous() or tensor.numel() % self.size():
             raise UnsupportedOp(
-                f"a tensor of {tuple(tensor.shape)}, strides {tensor.stride()}, has no {self.size()} equal parts in a "
-                "row: make it contiguous, with a first extent that the number of ranks divides"
+                f"a tensor of {tuple(tensor.shape)}, strides {tensor.stride()}, has no {self.size()} equal "
+                "contiguous parts: make it contiguous, with a first extent that the number of ranks divides"
             )
         return list(tensor.view(-1).chunk(self.size())) if tensor.numel() else [tensor.view(-1)] * self.size()
 
@@ -154,21 +154,21 @@ class MPIGroup(ProcessGroup):
         return [None] * self.size()
 
     def abort(self) -> None:
-        """End all waits of this process in the group, each with an error; the group is of no use afterwards."""
+        """End all waits of this process in the group, each with an error; the group cannot be used afterwards."""
         self.queue.aborted = self.queue.aborted or "the group was aborted"
 
     def shutdown(self) -> None:
-        """Take no more calls; the communicator goes when MPI ends, since freeing it needs all its ranks."""
+        """Take no more calls; the communicator is freed when MPI ends, since freeing it needs all its ranks."""
         self.queue.aborted = self.queue.aborted or "the process group was destroyed"
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long waits last."""
         self.timeout = timeout.total_seconds()
 
-    # torch's C++ asks a group by these names.
+    # torch's C++ code calls these by name.
 
     def getBackendName(self) -> str:
-        """The name that the backend is registered by."""
+        """The name under which the backend is registered."""
         return NAME
 
     def getGroupName(self) -> str:
@@ -179,7 +179,7 @@ class MPIGroup(ProcessGroup):
         self.queue.name = name
 
     def getGroupDesc(self) -> str:
-        """What torch says that the group is for."""
+        """The description that torch gave the group."""
         return self.purpose
 
     def setGroupDesc(self, purpose: str) -> None:

@@ -1,8 +1,8 @@
-"""The engine of messages over MPI: the lock under which MPI is called, and the thread that moves operations on.
+"""The engine of messages over MPI: the lock under which MPI is called, and the thread that advances operations.
 
-MPI moves messages only while somebody is inside one of its calls. A rank that waits calls it again and again, with
-pauses that grow, so that ranks which share a core leave it to each other. While nobody waits, one thread per process
-does so: a message of any size travels, and an all-reduce takes its rounds, while Python computes.
+MPI moves messages only inside its calls. A rank that waits calls it again and again, with growing pauses, so that ranks
+on the same core yield to each other. While no rank waits, one thread per process does so: messages of any size and the
+rounds of an all-reduce make progress while Python computes.
 
 Every call is non-blocking and made under one lock, so an MPI that takes one thread at a time is enough.
 """
@@ -20,15 +20,15 @@ from mural.comm.mpi.pending import LONGEST_PAUSE, MPIWork
 from mural.errors import PeerError
 
 NAP_SECONDS, IDLE_SECONDS = 1e-3, 0.05
-"""Without anything under way, the thread looks every now and then; after a while it sleeps until it is called."""
+"""With nothing under way, the thread polls now and then; after a while it sleeps until it is woken."""
 FAREWELL_SECONDS = 3.0
-"""That long after a farewell, all that a rank had sent before has arrived."""
+"""This long after a farewell, everything that the rank sent before it has arrived."""
 
 
 class Engine:
-    """All operations of this process that are under way, and the thread that moves them on while nobody waits.
+    """All operations of this process that are under way, and the thread that advances them while nobody waits.
 
-    `farewells` is the communicator in which ranks say that they leave.
+    `farewells` is the communicator in which ranks announce that they leave.
     """
 
     def __init__(self, farewells: Any) -> None:
@@ -55,14 +55,14 @@ class Engine:
             self.called.set()
 
     def abandon(self, work: MPIWork) -> None:
-        """Ask no more for an operation, and keep its memory: MPI may still read or write there."""
+        """Stop polling an operation, and keep its memory: MPI may still read or write it."""
         with self.lock:
             if work in self.pending:
                 self.pending.remove(work)
                 self.abandoned.append(work)
 
     def gone(self, ranks: Iterable[int]) -> list[int]:
-        """Those ranks that left the run some time ago: what they had sent before has arrived by now."""
+        """The ranks that left the run some time ago: what they sent before has arrived by now."""
         with self.lock:
             while self.farewells.Iprobe():
                 status = library().Status()
@@ -72,7 +72,7 @@ class Engine:
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
-        """Keep the thread away from MPI: the waiter asks often enough for all."""
+        """Keep the thread away from MPI: the waiter polls often enough for all."""
         with self.lock:
             self.waiters += 1
         try:
@@ -104,7 +104,7 @@ class Engine:
                 idle = 0.0
 
     def _move(self) -> None:
-        """Ask MPI for all that is under way; beside a waiter, for that alone whose future somebody may wait for."""
+        """Poll MPI for all that is under way; next to a waiter, only for operations that have a future."""
         for work in list(self.pending):
             with self.lock:
                 arrived = work.advance() if work.future is not None or not self.waiters else work.arrived

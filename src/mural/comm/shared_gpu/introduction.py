@@ -1,4 +1,4 @@
-"""Introductions: mailboxes between ranks that share a GPU, made together and tried before anybody relies on them."""
+"""Introductions: mailboxes between ranks that share a GPU, created together and tested before use."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Refused(MuralError):
 def introduced(
     group: dist.ProcessGroup, circle: Sequence[int], lanes: Lanes | None, memory: SharedMemory | None
 ) -> Mail | None:
-    """This rank's mailboxes, each tried with a pattern in both directions; None for a rank alone. Collective.
+    """This rank's mailboxes, each tested with a pattern in both directions; None for a rank alone. Collective.
 
-    `circle` holds the ranks that share this rank's memory, itself included. Between the steps all ranks agree that the
-    last one worked, so that nobody waits for a rank that failed.
+    `circle` holds the ranks that share this rank's GPU, itself included. Between the steps all ranks agree that the
+    last one worked, so that none waits for a rank that failed.
     """
     mail: Mail | None = None
     card: Card | None = None
@@ -52,8 +52,8 @@ def introduced(
             if mail is not None:
                 check_greetings(mail, wires)
         with together():
-            if mail is not None:
-                check_answers(mail)
+            for other, box in mail.outboxes.items() if mail is not None else ():
+                wait_until(box.all_read, f"rank {other} read a message, but its board did not say so")
     except Refused:
         if mail is not None:
             mail.discard()
@@ -62,13 +62,13 @@ def introduced(
 
 
 def pattern(source: int, destination: int, device: torch.device) -> torch.Tensor:
-    """Bytes that tell who sent them to whom."""
+    """Bytes that identify their sender and receiver."""
     return ((torch.arange(PATTERN_BYTES, device="cpu") * (source + 3) + destination * 7) % 251).to(device, torch.uint8)
 
 
 def greetings(mail: Mail) -> list[tuple[int, list[int]]]:
     """The headers of a pattern sent to every other rank of the circle."""
-    mail.board.unlink()  # all have opened it, and now it goes with the last of them
+    mail.board.unlink()  # all have opened it, so it goes away with the last of them
     sent: list[tuple[int, list[int]]] = []
     for other, box in mail.outboxes.items():
         data = pattern(mail.rank, other, mail.lanes.device)
@@ -79,7 +79,7 @@ def greetings(mail: Mail) -> list[tuple[int, list[int]]]:
 
 
 def check_greetings(mail: Mail, wires: Mapping[int, Mapping[int, list[int]]]) -> None:
-    """Raise unless the patterns of all others arrive within some seconds."""
+    """Raise unless the patterns of all others arrive within a few seconds."""
     for other, box in mail.inboxes.items():
         found = torch.zeros(PATTERN_BYTES, dtype=torch.uint8, device=mail.lanes.device)
         wire = torch.tensor(wires[other][mail.rank], dtype=torch.int64, device="cpu")
@@ -90,14 +90,8 @@ def check_greetings(mail: Mail, wires: Mapping[int, Mapping[int, list[int]]]) ->
             raise RuntimeError(f"a message from rank {other} arrived with wrong values")
 
 
-def check_answers(mail: Mail) -> None:
-    """Raise unless all others say that they read this rank's messages."""
-    for other, box in mail.outboxes.items():
-        wait_until(box.all_read, f"rank {other} read a message, but its board did not say so")
-
-
 def wait_until(true: Callable[[], bool], trouble: str) -> None:
-    """Wait for a condition, or raise after some seconds."""
+    """Wait for a condition, or raise after a few seconds."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not true():
         if time.monotonic() > until:

@@ -1,9 +1,10 @@
 """CUDA IPC: GPU memory and events of one process that another process on the same GPU opens.
 
-torch counts who has opened a shared block, and keeps it until the last one closed it. Mailboxes know better (a slot is
-given up only after the peer said that it closed it), so the count of slots that are kept is given back at once: a
-process that ends first would else warn of blocks that nobody uses. A slot that goes with its own message is counted to
-its end: closing it counts once more, and below zero torch would take the block for opened and never free it.
+torch counts the processes that have opened a shared block, and keeps it until the last one closes it. Mailboxes do not
+need this (they free a slot only after the peer has said that it closed it), so they give back the count of slots that
+are kept at once: otherwise a process that ends first would warn about blocks that nobody uses. A slot that goes with
+its own message keeps its count: closing it counts once more, and with a count below zero torch would never free the
+block.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class CudaMemory:
         _, block, size, offset, counter, counter_offset, event, _ = pickle.loads(handle)
         opener: Any = torch.UntypedStorage
         with torch.cuda.stream(self.lanes.inward), torch.inference_mode(False):
-            # The device has its own number in each process. Marks say when a slot is written: no event is needed.
+            # The device may have another number in each process. Marks say when a slot is written: no event is needed.
             storage = opener._new_shared_cuda(
                 self.device.index, block, size, offset, counter, counter_offset, event, False
             )

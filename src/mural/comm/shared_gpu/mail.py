@@ -24,7 +24,7 @@ PARTING_SECONDS = 2.0
 class ReadMarks:
     """Numbers of this rank that others on this machine see: for each sender and place, the last message read there.
 
-    They lie in a file that processes map into their memory; its name goes once all have it.
+    They are in a file that processes map into memory; its name is removed once all have opened it.
     """
 
     def __init__(self, path: str | None, rows: int):
@@ -77,7 +77,7 @@ class Mail:
         )
 
     def meet(self, cards: Mapping[int, Card]) -> None:
-        """Make the mailboxes, from the cards of all."""
+        """Create the mailboxes, from the cards of all ranks."""
         for other in self.others:
             card = cards[other]
             reads = ReadMarks(card.board, len(self.circle)).row(self.circle.index(self.rank))
@@ -95,7 +95,7 @@ class Mail:
             box.collect()
 
     def discard(self) -> None:
-        """Let go of all slots without waiting for anybody."""
+        """Release all slots without waiting for any rank."""
         self.close.detach()
         for box in (*self.inboxes.values(), *self.outboxes.values()):
             box.close()
@@ -119,7 +119,7 @@ def learner(store: Any, key: str) -> Callable[[int], bytes]:
 
 
 def part(outboxes: dict[int, Outbox], inboxes: dict[int, Inbox], memory: SharedMemory) -> None:
-    """Leave the mailboxes: let the peers read what was sent, as a message in a socket would wait for them too."""
+    """Leave the mailboxes once the peers have read what was sent, as they could from a socket."""
     memory.drain()
     until = time.monotonic() + PARTING_SECONDS
     while time.monotonic() < until and not all(box.all_read() for box in outboxes.values()):

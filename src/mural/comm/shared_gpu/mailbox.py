@@ -8,9 +8,9 @@
     (transfer, message, place, slot, bytes, …)                  copy the message out, mark it read
     the slot is free ◀────── board, shared numbers ─────── board[place] = message
 
-Nobody waits for a free slot: a rank that sends many messages before its peer reads any makes as many slots. Lanes keep
-their order, so a mark that was set again since stands for more work than asked, never for less; and all work that a
-mark waits for was queued before it, here or there, so that waits never form a circle.
+No rank waits for a free slot: one that sends many messages before its peer reads any makes as many slots. Lanes keep
+their order, so a mark that has been set again since stands for more work than asked, never for less; and all work that
+a mark waits for was queued before it, on either rank, so waits never form a cycle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mural.errors import PeerError
 PLACES = 4096
 """How many messages to one peer may be unread at a time."""
 MARKS = 4
-"""Marks each way, used in turn: a message's mark is that of its number modulo this."""
+"""Marks in each direction, used in turn: a message's mark is its number modulo this."""
 SMALLEST, LARGEST = 2**16, 2**26
 """Bytes of the smallest slot, and of the largest that is kept for later messages."""
 
@@ -70,7 +70,7 @@ class SharedMemory(Protocol):
 
 
 class MessageHeader(NamedTuple):
-    """What a message says of itself: transfer, number, place on the board, slot, size, and a slot given up (or 0)."""
+    """The header of a message: transfer, number, place on the board, slot, size, and a slot given up (or 0)."""
 
     transfer: int
     message: int
@@ -81,7 +81,7 @@ class MessageHeader(NamedTuple):
 
     @staticmethod
     def wire() -> Tensor:
-        """Where a header arrives; zeros are no header, since transfers and messages count from 1."""
+        """A tensor to receive a header into; zeros are not a header, since transfers and messages count from 1."""
         return torch.zeros(len(MessageHeader._fields), dtype=torch.int64, device="cpu")
 
 
@@ -151,7 +151,7 @@ class Outbox:
         return self._made(min(LARGEST, max(SMALLEST, size + size // 4)), smaller), smaller
 
     def _made(self, size: int, instead: Slot | None) -> Slot:
-        """A new slot of which the peer can learn, in the place of another, or in a place of its own."""
+        """A new slot that the peer can find, in the place of another one or in a new place."""
         if instead is None and not self.places:
             raise PeerError(f"{PLACES} messages to one rank are unread: let it receive before sending more")
         memory = self.memory.allocate(size)
@@ -168,7 +168,7 @@ class Outbox:
         for slot, place, message in self.given_up:
             if self.reads[place] < message:
                 waiting.append((slot, place, message))
-            elif slot.message == message:  # it went with its own message, and nobody took its place
+            elif slot.message == message:  # it went with its own message, and no other took its place
                 self.places.append(place)
         self.given_up = waiting
 
@@ -200,7 +200,7 @@ class Inbox:
         return done
 
     def skip(self, wire: Tensor, transfer: int, size: int) -> None:
-        """Count a message as read that nobody wants."""
+        """Count an unwanted message as read."""
         self._answer(self._checked(wire, transfer, size), None)
 
     def close(self) -> None:

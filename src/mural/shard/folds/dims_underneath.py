@@ -41,7 +41,7 @@ OVER_DIMS = dict.fromkeys(
 
 
 def refolded(result: Any, folds: Folds) -> Any:
-    """A result, or several, with its dims merged as `folds` says; one with other dims as it is."""
+    """A result, or several, with its dims merged as `folds` says; one with other dims unchanged."""
     return pytree.tree_map(
         lambda y: folded(y, folds) if isinstance(y, ShardedTensor) and y.placement.ndim == sum(folds) else y, result
     )
@@ -49,7 +49,7 @@ def refolded(result: Any, folds: Folds) -> Any:
 
 @register_folded(*WHOLE.split())
 def of_the_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the usual rules answer for any tensor."""
+    """The result of the usual rule, which serves any tensor."""
     return rule_of(func, args, kwargs)
 
 
@@ -128,7 +128,7 @@ def creation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @register_folded("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T.__get__", "mT.__get__")
 def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """The dims in another order; torch itself says in which, on a tensor whose extents are the dims' numbers."""
+    """The dims in another order, which torch itself computes on a tensor whose extents are the dims' numbers."""
     x: ShardedTensor = args[0]
     probe = torch.empty_strided((2,) * x.ndim, tuple(range(1, x.ndim + 1)), device="meta")
     order = [s - 1 for s in func(probe, *args[1:], **kwargs).stride()]
@@ -223,7 +223,7 @@ def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 @register_folded(*NORMS)
 def channel_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """A norm (or slope) for each channel: batch and channel come first, or all positions merged before the channel."""
+    """A norm (or slope) per channel: batch and channel come first, or all positions are merged before the channel."""
     x: ShardedTensor = args[0]
     if x.ndim == 2 and x.folds[1] == 1:
         result = rule_of(func, (unfolded(x).movedim(-1, 1), *args[1:]), kwargs)
@@ -235,7 +235,7 @@ def channel_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 @register_folded("adaptive_avg_pool1d")
 def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The mean over a merged dim; to other sizes, of the settled tensor."""
+    """The mean over a merged dim; for other sizes, the result of the settled tensor."""
     x, size = bound(args, kwargs, ("input", "output_size"))
     if size in (1, (1,), [1]):
         return x.mean(-1, keepdim=True)
@@ -265,7 +265,7 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 @register_folded("cat", "concat", "concatenate", "stack")
 def join(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Tensors one after the other along a plain dim, or side by side along a new one."""
+    """Tensors concatenated along a plain dim, or stacked along a new one."""
     tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
     tensors = list(tensors)
     new_dim = name_of(func) == "stack"

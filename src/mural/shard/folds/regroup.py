@@ -1,8 +1,8 @@
 """Regrouping: what a reshape does to a layout, as data.
 
-A reshape merges and splits runs of dims. A cut survives a split where its bounds fall between two positions of the
-new dim. A run of several cut dims that merge into one stays apart underneath: the merged dim is a *fold* of them, the
-data stay where they are, and the next reshape finds the dims again (windows of Swin, tokens of a transformer).
+A reshape merges and splits runs of dims. A cut survives a split if its bounds fall between two positions of the new
+dim. Several cut dims that merge into one stay separate underneath: the merged dim is a *fold* of them, the data stay
+where they are, and the next reshape finds the dims again (windows of Swin, tokens of a transformer).
 
       (B, H, W, C)  ->  (B, H·W, C)     layout (B, H, W, C), folds (1, 2, 1)
 """
@@ -35,7 +35,7 @@ def folded_shape(shape: Sequence[int], folds: Folds) -> tuple[int, ...]:
 
 
 def spans(folds: Folds) -> list[tuple[int, int]]:
-    """The range of layout dims behind each dim of a tensor.
+    """The range of layout dims that each dim of a tensor merges.
 
     >>> spans((1, 2, 1))
     [(0, 1), (1, 3), (3, 4)]
@@ -72,7 +72,7 @@ def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list
 
 @dataclass
 class Regrouped:
-    """A reshape's result: the new layout and folds, valid once `lost` and `aligned` are empty.
+    """A reshape's result: the new layout and folds, valid if `lost` and `aligned` are empty.
 
     `lost` dims have to be gathered first; `aligned` dims have to be cut at multiples of a number first.
     """
@@ -99,7 +99,7 @@ class Regrouped:
 
 
 def aligned_cuts(cuts: Cuts, step: int) -> Cuts | None:
-    """The cuts with every bound moved to the nearest multiple of a step; None where a part would be empty.
+    """The cuts with every bound moved to the nearest multiple of a step; None if a part would be empty.
 
     >>> aligned_cuts(Cuts.even(20, 2), 4).bounds, aligned_cuts(Cuts.even(8, 3), 4)
     ((0, 8, 20), None)
@@ -110,9 +110,9 @@ def aligned_cuts(cuts: Cuts, step: int) -> Cuts | None:
 
 @lru_cache(maxsize=8192)
 def regrouped(layout: Layout, shape: tuple[int, ...], fold: bool) -> Regrouped:
-    """What a reshape to a shape asks of a layout; without `fold`, dims that would fold are lost instead."""
+    """What a reshape to a shape makes of a layout; without `fold`, dims that would fold are lost instead."""
     if prod(layout.shape) != prod(shape):
-        raise LayoutError(f"a tensor of shape {layout.shape} cannot be seen as {shape}: the positions differ in number")
+        raise LayoutError(f"a tensor of shape {layout.shape} cannot become {shape}: the number of values differs")
     found = Regrouped()
     for left, right in groups(layout.shape, shape):
         regroup(layout, left, [shape[d] for d in right], fold, found)

@@ -1,4 +1,4 @@
-"""Reshapes of sharded tensors, and what settles those whose merged dims no rule serves."""
+"""Reshapes of sharded tensors, and settling: plain dims for tensors whose merged dims no rule serves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mural.shard.tensor import ShardedTensor, unfolded
 
 
 def settled(value: Any) -> Any:
-    """A tensor with plain dims, gathered where merged dims are cut apart; any other value as it is."""
+    """A tensor with plain dims, gathered if the cuts of merged dims require it; any other value unchanged."""
     if not isinstance(value, ShardedTensor) or not value.folds:
         return value
     return reshaped(unfolded(value), tuple(value.shape), "reshape", fold=False)
 
 
 def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool = True) -> ShardedTensor:
-    """The tensor under another shape: dims that a cut cannot follow are cut elsewhere or gathered first."""
+    """The tensor in another shape: dims whose cuts do not survive are cut elsewhere or gathered first."""
     x, aliased, partial = unfolded(x), x.aliased, x.partial
     plan = regrouped(x.placement, shape, fold)
     while plan.lost or plan.aligned:
@@ -45,7 +45,7 @@ def reshaped(x: ShardedTensor, shape: tuple[int, ...], name: str, *, fold: bool 
 
 
 def viewable(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor can be seen under another shape without a copy."""
+    """Whether a tensor can be viewed in another shape without a copy."""
     if tensor.is_contiguous():
         return True
     try:
@@ -56,7 +56,7 @@ def viewable(tensor: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def write_folded(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """A write to a tensor with merged dims that no rule serves: on a settled copy, which is brought back."""
+    """A write to a tensor with merged dims that no rule serves: done on a settled copy, which is copied back."""
     target: ShardedTensor = args[0]
     if name_of(func) in RESHAPING or target.aliased:
         raise UnsupportedOp(

@@ -1,6 +1,7 @@
 """Rules for tensors with merged dims: most operations run on the dims underneath, and merge their result again.
 
-What has no rule here settles the tensor into plain dims first, which may have to gather them: exact, but it moves data.
+An operation without a rule here first settles the tensor into plain dims, which may gather them: exact, but it moves
+data.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def rule_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def folded(value: Any, folds: Folds) -> Any:
-    """A result with its dims merged again; a plain one as it is."""
+    """A result with its dims merged again; a plain one unchanged."""
     if not isinstance(value, ShardedTensor) or all(n == 1 for n in folds):
         return value
     return ShardedTensor(value.local, value.placement, value.aliased, folds)
 
 
 def folds_of(x: Tensor) -> Folds:
-    """How many dims each dim merges, one each where nothing is merged."""
+    """How many dims each dim merges; one each if nothing is merged."""
     return (isinstance(x, ShardedTensor) and x.folds) or (1,) * x.ndim
 
 
@@ -54,7 +55,7 @@ def common_factors(operands: Sequence[tuple[Tensor, Sequence[Any]]]) -> dict[Any
 
 
 def opened(x: Tensor, labels: Sequence[Any], factors: dict[Any, tuple[int, ...]]) -> Tensor:
-    """An operand with every label's dims apart, dims of extent 1 where it is broadcast along them."""
+    """An operand with every label's dims separate, with extent 1 where it is broadcast along them."""
     shape: list[int] = []
     for label, extent in zip(labels, x.shape, strict=True):
         shape += factors[label] if extent != 1 else [1] * len(factors[label])
@@ -67,13 +68,13 @@ def opened(x: Tensor, labels: Sequence[Any], factors: dict[Any, tuple[int, ...]]
 
 
 def aligned_labels(x: Tensor, ndim: int) -> range:
-    """The dims that an operand meets when it is broadcast to that many dims."""
+    """The dims that an operand's dims align with when it is broadcast to that many dims."""
     return range(ndim - x.ndim, ndim)
 
 
 @register_folded(*NAMES)
 def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A pointwise operation on the dims underneath, into which the other operands are opened as well."""
+    """A pointwise operation on the dims underneath, with the dims of the other operands opened as well."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     target = args[0] if func in INPLACE or kwargs.get("inplace") else None

@@ -1,1 +1,1 @@
-"""Halos: what a piece needs of its neighbours, as thin strips, as windows, or once for several layers."""
+"""Halos: what a piece needs from its neighbours, as thin strips, as windows, or once for several layers."""

@@ -1,4 +1,4 @@
-"""Convolution with thin halo strips: the large interior is never copied, and computes while strips travel.
+"""Convolution with thin halo strips: the large interior is never copied, and is computed while strips travel.
 
 Convolution is linear: the exact result is the local convolution with zeros beyond the cut, plus what the
 received strips contribute to the border. Backward is the local backward, plus strips of gradient sent home.
@@ -44,8 +44,8 @@ from mural.shard.tensor import ShardedTensor
 class Slab:
     """A part of the window that other ranks own, and the outputs that it contributes to.
 
-    It lies at `inner` of the window of those outputs, which has the shape `padded` and is zero elsewhere. A stride may
-    leave a rim of it unread: `read` is what is read, None where that is all.
+    It is at `inner` in the window of those outputs, which has the shape `padded` and is zero elsewhere. A stride may
+    leave a rim of it unread: `read` is what is read, None for all of it.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Slab:
 
 @dataclass(frozen=True)
 class Strips:
-    """One rank's part of a convolution with strips, in local slices; `crop` is None where it is the whole piece."""
+    """One rank's part of a convolution with strips, in local slices; `crop` is None if it is the whole piece."""
 
     crop: Slices | None
     padding: tuple[int, ...]
@@ -77,7 +77,7 @@ def symmetric(window: Window, own: Interval, out: Interval) -> bool:
 
 @lru_cache(maxsize=4096)
 def strips(have: Layout, target: Layout, windows: tuple[Window, ...]) -> Strips | None:
-    """This rank's part, or None where nobody exchanges or the outputs of some rank need another way."""
+    """This rank's part, or None if no rank exchanges or the outputs of some rank need another method."""
     mesh, lead = have.mesh, have.ndim - len(windows)
     own, out = spatial_boxes(have, target, lead)
     peers = tuple(own)
@@ -241,7 +241,7 @@ class _StripConv(torch.autograd.Function):
 
 
 def unread(home: Tensor, slab: Slab) -> Tensor:
-    """The gradient of a slab of which a rim is not read."""
+    """The gradient of a slab with an unread rim."""
     whole = empty_like(home, (*home.shape[:2], *slab.shape)).zero_()
     whole[slab.read] = home[slab.inner]
     return whole

@@ -23,7 +23,7 @@ REPEATS = 15
 SMALLEST = 1e-7
 MEBI = 2**20
 MESSAGE = MEBI // 2
-"""A message of which most of the time depends on its size; of no more, since buffers may live on for a moment."""
+"""A message large enough for its time to depend mostly on its size; not larger, since buffers may linger."""
 PIECE = {"cpu": 4 * MEBI, "cuda": 32 * MEBI}
 """The largest piece that may be copied to attach a window."""
 CONVS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -100,7 +100,7 @@ def exchange(mesh: Mesh, block: Tensor) -> None:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call, after two that do not count."""
+    """The median time of a call, after two warm-up calls."""
     times: list[float] = []
     for _ in range(REPEATS + 2):
         settle(device)

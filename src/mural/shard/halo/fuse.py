@@ -1,10 +1,10 @@
-"""Fused halos: one exchange with a composed window for several layers, where that is cheaper than one for each.
+"""Fused halos: one exchange with a composed window for several layers, if that is cheaper than one for each.
 
 Nothing is delayed. An operation that has to exchange may fetch a wider window and compute its result with a margin;
-the operations behind it then find what they read in the margin. How wide: the operations that followed when the same
-place of the program ran before are known (`chain.py`), and a cost model says how many of them to serve (`fusecost.py`).
-So a first run exchanges for each layer, and later runs for several. A wrong guess costs time, never correctness: an
-operation whose margin does not suffice exchanges.
+the operations after it then find what they read in the margin. How wide? The operations that followed in earlier runs
+of the same place in the program are known (`window_chain.py`), and a cost model says how many of them to serve
+(`fuse_cost.py`). So the first run exchanges for each layer, and later runs for several. A wrong guess costs time, never
+correctness: an operation whose margin does not suffice exchanges.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _numbers = count(1)
 
 @contextmanager
 def fusing(on: bool | None = None, constants: Constants | None = None) -> Generator[None]:
-    """Decide on fused halos inside the block, on all ranks alike: always, never, or (None) by their cost.
+    """Whether to fuse halos inside the block, the same on all ranks: always, never, or (None) by their cost.
 
-    `constants` take the place of measured ones.
+    `constants` replace measured ones.
     """
     global _mode, _given
     before = _mode, _given
@@ -57,14 +57,14 @@ def fusing(on: bool | None = None, constants: Constants | None = None) -> Genera
 
 @dataclass
 class FuseMemory:
-    """What is known of the programs that ran on a mesh."""
+    """What is known about the programs that ran on a mesh."""
 
     sites: dict[Any, Site | None] = field(default_factory=dict[Any, "Site | None"])
     exchanging: int = 0
     constants: dict[Any, Constants] = field(default_factory=dict[Any, Constants])
 
     def enter(self, key: Any, site: Site | None) -> None:
-        """Remember a site, or that there is none; where there are too many, forget all.
+        """Remember a site, or that there is none; if there are too many, forget all.
 
         Sites that exchange are counted: one rank alone may run operations that do not, but all must forget together.
         """
@@ -98,7 +98,7 @@ def enabled() -> bool:
 
 
 def number_of(weight: Tensor | None) -> int:
-    """The number of a parameter, in the order of first use; 0 for another tensor, which each run may make anew."""
+    """The number of a parameter, in the order of first use; 0 for any other tensor, which each run may create again."""
     if not isinstance(weight, torch.nn.Parameter):
         return 0
     number = _weights.get(weight)
@@ -108,11 +108,11 @@ def number_of(weight: Tensor | None) -> int:
 
 
 def site_of(x: ShardedTensor, rule: Windowed, weight: Tensor | None, flops: float) -> Site | None:
-    """The site of an operation on a tensor, None where it has none; the operation is noted as running."""
+    """The site of an operation on a tensor, None if it has none; records that the operation runs."""
     layout = x.placement
     if all(layout.axes[d] == "data" for d in layout.cut_dims) or not enabled():
         return None
-    piece = x.carrier  # asking the sharded tensor itself takes longer
+    piece = x.carrier  # faster than through the sharded tensor itself
     kind = piece.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     grad = torch.is_grad_enabled()
@@ -131,7 +131,7 @@ def site_of(x: ShardedTensor, rule: Windowed, weight: Tensor | None, flops: floa
 
 
 def whole_dims(rule: Windowed, layout: Layout) -> tuple[Reads, ...]:
-    """What the rule reads along all dims behind batch and channels; those that it leaves alone read themselves."""
+    """What the rule reads along all dims after batch and channels; dims that it does not touch read themselves."""
     missing = range(2, layout.ndim - len(rule.dims))
     return (*(Window(layout.shape[d], layout.shape[d]) for d in missing), *rule.dims)
 
@@ -143,7 +143,7 @@ def through(
     weight: Tensor | None = None,
     flops: float = 0.0,
 ) -> ShardedTensor:
-    """A rule's result: from the margin of x where that suffices, by a wide exchange where that pays, or as usual.
+    """A rule's result: from the margin of x if that suffices, by a wide exchange if that pays, or as usual.
 
     `flops` are the operations for one output position of one image.
     """
@@ -157,7 +157,7 @@ def through(
 
 
 def fused(x: ShardedTensor, rule: Windowed, site: Site) -> ShardedTensor | None:
-    """The result by a margin or a wide exchange; None where the usual way is to be taken."""
+    """The result from a margin or a wide exchange; None if the operation should run as usual."""
     margin = x.margin
     if margin is not None and margin.live:
         found = site.within_reach(margin.spans)
@@ -175,7 +175,7 @@ def fused(x: ShardedTensor, rule: Windowed, site: Site) -> ShardedTensor | None:
 def constants_for(x: ShardedTensor, site: Site) -> Constants | None:
     """The measured constants of the mesh, None in a block that always fuses.
 
-    They are measured when first something can be fused, which all ranks come to together.
+    They are measured the first time something can be fused, which all ranks reach together.
     """
     if _mode is True or _given is not None:
         return _given
@@ -208,7 +208,7 @@ def run_wide(piece: Tensor, rule: Windowed, site: Site, plan: tuple[Spans, Spans
 
 
 def with_spans(extended: Tensor, spans: Spans, layout: Layout) -> ShardedTensor:
-    """The sharded tensor of a piece with a margin, or without one where the spans are the own boxes."""
+    """The sharded tensor of a piece with a margin, or without one if the spans are the owned boxes."""
     own = own_spans(layout)
     spans = tuple(s if layout.is_cut(d) else o for d, (s, o) in enumerate(zip(spans, own, strict=True)))
     if spans == own:
@@ -222,7 +222,7 @@ def margin_of(x: ShardedTensor) -> Margin | None:
 
 
 def mapped(x: ShardedTensor, function: Callable[[Tensor], Tensor]) -> ShardedTensor:
-    """A function of each position by itself, on the piece with its margin."""
+    """A pointwise function, on the piece with its margin."""
     margin = margin_of(x)
     result = (
         ShardedTensor(function(x.local), x.placement)
@@ -235,14 +235,14 @@ def mapped(x: ShardedTensor, function: Callable[[Tensor], Tensor]) -> ShardedTen
 
 @dataclass(frozen=True)
 class Operands:
-    """What the tensors of a pointwise call have in common: the margin of the result, and the sites behind it."""
+    """What the tensors of a pointwise call have in common: the margin of the result, and the sites it comes from."""
 
     spans: Spans | None
     sites: tuple[Site, ...]
 
     @classmethod
     def of(cls, operands: Sequence[Tensor], layout: Layout) -> Operands:
-        """Of tensors that meet in a layout; a margin or a site only where each of them allows for it."""
+        """The common part of tensors in one layout; a margin or a site only if each of them allows it."""
         if not layout.cut_dims or not enabled():
             return NOTHING
         spans: Spans | None = None
@@ -267,18 +267,18 @@ NOTHING = Operands(None, ())
 
 
 def same_place(a: Layout, b: Layout) -> bool:
-    """Whether two layouts have their pieces at the same places."""
+    """Whether two layouts have their pieces in the same places."""
     return a is b or (a.shape == b.shape and a.cuts == b.cuts and a.axes == b.axes)
 
 
 def flat(tensor: Tensor, layout: Layout) -> bool:
-    """Whether an operand has one value along every cut dim, so that it meets any margin."""
+    """Whether an operand has one value along every cut dim, so that it fits any margin."""
     offset = layout.ndim - tensor.ndim
     return all(d < offset or tensor.shape[d - offset] == 1 or layout.axes[d] == "data" for d in layout.cut_dims)
 
 
 def wide_piece(tensor: Tensor, layout: Layout, spans: Spans) -> Tensor | None:
-    """An operand's extended piece at the spans; None for one that is not at the layout's place."""
+    """An operand's extended piece at the spans; None for one that is not in the layout's place."""
     if isinstance(tensor, ShardedTensor) and same_place(tensor.placement, layout) and tensor.margin is not None:
         return tensor.margin.read(spans)
     return None

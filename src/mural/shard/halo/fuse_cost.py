@@ -1,8 +1,8 @@
 """The cost of halo exchanges, one by one or one for several layers: pure functions of a few measured numbers.
 
-A layer that exchanges by itself waits for a message, unless its interior takes longer than the message travels. Layers
-that share an exchange wait once, for a wider halo that is attached by a copy, and compute the overlap again. Their
-pieces have a margin on one side and the image's border on the other, which torch pads by a copy too.
+A layer that exchanges by itself waits for a message, unless its interior takes longer than the message. Layers that
+share an exchange wait once, for a wider halo that is attached by a copy, and recompute the overlap. Their pieces have a
+margin on one side and the image's border on the other, which torch pads by a copy too.
 
     alone     ─ exchange ─ layer 1 ─ exchange ─ layer 2 ─ exchange ─ layer 3
     together  ─ wide exchange ─ layer 1 with margin 2 ─ layer 2 with margin 1 ─ layer 3
@@ -25,15 +25,15 @@ class Constants:
     fetch: float = 7e-4
     """Seconds of a small exchange that attaches the window."""
     latency: float = 5e-4
-    """Of these, the seconds that the message is under way."""
+    """The part of these seconds in which the message is under way."""
     bandwidth: float = 1e9
-    """Bytes a second between neighbours."""
+    """Bytes per second between neighbours."""
     rate: float = 2e10
-    """Floating point operations a second of a convolution."""
+    """Floating-point operations per second of a convolution."""
     copying: float = 5e9
-    """Bytes a second of a copy on the device."""
+    """Bytes per second of a copy on the device."""
     piece: float = 2**22
-    """The largest piece, in bytes, that is copied for it: large images lack memory more than time."""
+    """The largest piece, in bytes, that is copied for it: with large images, memory is scarcer than time."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Layer:
     """One windowed layer, on the rank with the largest piece."""
 
     flops: float
-    """Operations for one output position, of all channels and images."""
+    """Floating-point operations for one output position, over all channels and images."""
     outputs: int
-    """Own output positions."""
+    """Output positions that the rank owns."""
     halo: int
     """Bytes that the layer fetches when it exchanges by itself."""
     exchanges: bool
     pads: bool = False
-    """Whether windows reach over the image's border along a cut dim."""
+    """Whether windows reach beyond the image's border along a cut dim."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FusedLayer:
     piece: int
     """Bytes of the piece that it reads, with its margin."""
     halo: int | None = None
-    """Bytes that it fetches, if it is the one that does."""
+    """Bytes that it fetches, if it is the one that exchanges."""
 
 
 def alone(layer: Layer, constants: Constants, gradients: bool) -> float:
@@ -86,7 +86,7 @@ def together(parts: Sequence[FusedLayer], constants: Constants, gradients: bool)
 
 
 def first_part(levels: int, price: Sequence[Sequence[float]]) -> int:
-    """How many levels of a chain the first exchange serves, in the cheapest division of the chain.
+    """The number of levels that the first exchange serves, in the cheapest division of the chain.
 
     `price[i][j]` is the price of levels i, …, j as one part (infinite where they cannot be one).
 

@@ -1,10 +1,10 @@
-"""Margins: positions of neighbours around a piece that this rank computed as well, so that it need not ask for them.
+"""Margins: positions of neighbours around a piece that this rank has computed too, so that it need not fetch them.
 
 own box        extended piece
 +-----+        +.........+
 |     |   ->   . +-----+ .      Each rank's extended piece has the values that its neighbours hold there.
 |     |        . |     | .      Operations that know of margins run on it; all others see the own piece,
-+-----+        . +-----+ .      which is cut out of it when somebody first asks for it.
++-----+        . +-----+ .      which is cut out of it at first use.
                +.........+
 """
 
@@ -47,7 +47,7 @@ def box_in(spans: Spans, layout: Layout) -> Box:
 
 
 def wants_in(spans: Spans, layout: Layout) -> tuple[Want, ...]:
-    """The spans as what every rank needs."""
+    """The spans as every rank's needs."""
     return tuple(
         (None if cuts is None else axis, tuple((i,) for i in intervals))
         for intervals, cuts, axis in zip(spans, layout.cuts, layout.axes, strict=True)
@@ -55,12 +55,12 @@ def wants_in(spans: Spans, layout: Layout) -> tuple[Want, ...]:
 
 
 def covers(outer: Spans, inner: Spans) -> bool:
-    """Whether every rank has, in one, all of the other."""
+    """Whether, on every rank, one contains the other."""
     return all(a.contains(b) for o, i in zip(outer, inner, strict=True) for a, b in zip(o, i, strict=True))
 
 
 def common(a: Spans, b: Spans) -> Spans:
-    """What every rank has in both."""
+    """The intersection on every rank."""
     return tuple(tuple(x & y for x, y in zip(p, q, strict=True)) for p, q in zip(a, b, strict=True))
 
 
@@ -80,8 +80,8 @@ _pieces: WeakValueDictionary[int, Margin] = WeakValueDictionary()
 class Margin:
     """The extended piece of a tensor.
 
-    `live` says that operations may still read it, and `used` that one did, so that gradients of the tensor do not
-    all come through its own piece. Both are the same on every rank.
+    `live` says that operations may still read it, and `used` that one has, so that gradients of the tensor do not all
+    come through the owned piece. Both are the same on every rank.
     """
 
     extended: Tensor
@@ -96,11 +96,11 @@ class Margin:
 
     @property
     def crop(self) -> Slices:
-        """Where the own box lies in the extended piece."""
+        """The slices of the owned box in the extended piece."""
         return slices(self.placement.box, box_in(self.spans, self.placement))
 
     def cut_out(self) -> Tensor:
-        """The own piece, with the history of the extended one whatever the mode in which it is asked for."""
+        """The owned piece, with the history of the extended one, in any grad mode."""
         if self.piece is None:
             with torch.inference_mode(False), torch.enable_grad():
                 self.piece = self.extended[self.crop].clone()
@@ -117,7 +117,7 @@ class Margin:
         return self.extended if box == part else self.extended[slices(part, box)]
 
     def check(self) -> None:
-        """Raise if somebody wrote to the own piece: the neighbours' margins do not know of it."""
+        """Raise if the owned piece was written to: the neighbours' margins would not see it."""
         if self.piece is not None and self.piece._version != self.version:
             raise LayoutError(
                 f"the piece of a sharded tensor of shape {self.placement.shape} was written in place through .local, "
@@ -157,13 +157,13 @@ class Margin:
         self.grad = own if self.grad is None else self.grad + own
 
     def spread(self, grad: Tensor) -> Tensor:
-        """The gradient of the extended piece that amounts to a gradient of the own one."""
+        """The gradient of the extended piece that corresponds to a gradient of the owned piece."""
         whole = torch.zeros_like(self.extended)
         whole[self.crop] = grad
         return whole
 
 
 def forget(local: Tensor) -> None:
-    """Before a write to a piece: no operation reads a margin of it, or of a tensor that it is a view of, any more."""
+    """Before a write to a piece: stop using its margin, and that of a tensor that it is a view of."""
     if len(_pieces) and (margin := _pieces.get(local.untyped_storage()._cdata)) is not None:
         margin.live = False

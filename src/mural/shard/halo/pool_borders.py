@@ -1,6 +1,6 @@
 """Pooling without a copy of the interior: torch's kernel on the own pixels, and thin windows for the border.
 
-Outputs whose window lies in the own pixels come from one call of torch's kernel on them. It also computes the
+Outputs whose window is within this rank's pixels come from one call of torch's kernel on them. It also computes the
 outputs at a cut, wrongly; those are overwritten with the results of thin windows, made of own and received strips.
 
       own pixels  | cut          outputs
@@ -63,7 +63,7 @@ class Borders:
 
 
 def border_boxes(windows: tuple[Window, ...], own: Box, out: Box) -> tuple[Box, ...] | None:
-    """The outputs that read across a cut, as disjoint boxes; None where no output lies inside."""
+    """The outputs that read across a cut, as disjoint boxes; None if there is no output in the interior."""
     inside: list[Interval] = []
     for window, mine, outs in zip(windows, own, out, strict=True):
         rows = [outs.start, outs.stop - 1]
@@ -77,7 +77,7 @@ def border_boxes(windows: tuple[Window, ...], own: Box, out: Box) -> tuple[Box, 
 
 @lru_cache(maxsize=4096)
 def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: tuple[int, ...]) -> Borders | None:
-    """This rank's part, or None where nobody exchanges or some rank's outputs need the attached window."""
+    """This rank's part, or None if no rank exchanges or some rank's outputs need the attached window."""
     mesh, lead = have.mesh, have.ndim - len(windows)
     own, out = spatial_boxes(have, target, lead)
     peers = tuple(own)
@@ -89,7 +89,7 @@ def borders(have: Layout, target: Layout, windows: tuple[Window, ...], widest: t
         boxes = border_boxes(windows, own[rank], out[rank])
         if boxes is None or not all(symmetric(w, s, o) and s.start - w.span(o).start <= m for w, s, o, m in dims):
             return None
-        # torch's kernels refuse a piece that is thinner than the kernel, even where its padding makes up for it.
+        # torch's kernels refuse a piece that is thinner than the kernel, even if its padding makes up for it.
         if any((s & w.reads(o)[0]).size < w.hi - w.lo for w, s, o, _ in dims):
             return None
         need[rank] = boxes
@@ -172,7 +172,7 @@ class _Pool(torch.autograd.Function):
 
 
 def gradient_of(rule: Windowed, piece: Tensor, places: tuple[Place, ...], grad: Tensor) -> Tensor:
-    """The gradient of a thin window, whose outputs are computed again."""
+    """The gradient of a thin window, whose outputs are recomputed."""
     with torch.enable_grad():
         again = piece.detach().requires_grad_()
         (found,) = torch.autograd.grad(rule.run(again, places), again, grad)
@@ -180,7 +180,7 @@ def gradient_of(rule: Windowed, piece: Tensor, places: tuple[Place, ...], grad: 
 
 
 def pooled(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTensor | None:
-    """A pool by interior and borders; None where the attached window is the way."""
+    """A pool by interior and borders; None if the attached window has to be used."""
     windows = tuple(w for w in rule.dims if isinstance(w, Window))
     target = output_layout(x.placement, rule)
     plan = borders(x.placement, target, windows, kernel.widest) if x.is_floating_point() else None

@@ -1,13 +1,13 @@
-"""Chains: which windowed operations followed which, learned from earlier runs, and what margins would serve them.
+"""Chains: which windowed operations followed which in earlier runs, and which margins would serve them.
 
-A *site* is one windowed operation at one place of the program. The sites after it lie at *levels*: how many of them
-exchange on the way. One wide exchange can serve all sites up to some level.
+A *site* is one windowed operation at one place in the program. The *level* of a later site is the number of exchanges
+on the way to it. One wide exchange can serve all sites up to some level.
 
     level 0            level 1                     level 2
     conv ─ relu ─ pool ─ conv ─ relu ────────────── conv
                       └─ conv k1 (does not exchange: still level 0)
 
-Every rank runs the same operations, so every rank learns the same chains; nothing here looks at the own piece alone.
+Every rank runs the same operations, so every rank learns the same chains; nothing here depends on one rank's piece.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from mural.shard.halo.margin import Spans, common, covers, hull, own_spans
 from mural.shard.layout import Layout
 
 LEVELS = 8
-"""The most exchanges that one may stand for."""
+"""The most exchanges that one may replace."""
 MEMBERS = 64
-"""The most exchanging sites that are looked at after one."""
+"""The most exchanging sites that are considered after one."""
 PATIENCE = 2
-"""A site that did not follow in so many runs is no longer expected to."""
+"""A site that has not followed for this many runs is no longer expected to."""
 
 _serials = count()
 
 
 @dataclass(eq=False)
 class Site:
-    """A windowed operation at one place of the program, with the operations that followed it.
+    """A windowed operation at one place in the program, with the operations that followed it.
 
-    `sources` are the sites whose results it read, through pointwise operations; `followers` tells for each site that
-    read its result in which run it last did.
+    `sources` are the sites whose results it read, through pointwise operations; `followers` gives, for each site that
+    read its result, the last run in which it did.
     """
 
     sources: tuple[Site, ...]
@@ -64,7 +64,7 @@ class Site:
         return own_spans(self.target)
 
     def reads(self, outs: Spans) -> Spans:
-        """What every rank reads for those outputs; () where some rank reads nothing, or several intervals."""
+        """What every rank reads for those outputs; () if some rank reads nothing, or several intervals."""
         found = reads_of(self.dims, outs)
         lead = len(outs) - len(self.dims)
         return found and (*own_spans(self.have)[:lead], *found[lead:])
@@ -85,7 +85,7 @@ class Site:
             source.followers[self] = source.runs
 
     def planned(self, key: Any, make: Any) -> Any:
-        """A result of `make()` that holds until the chain changes."""
+        """The result of `make()`, cached until the chain changes."""
         found = self.plans.get(key)
         if found is None or found[0] != self.top.changes:
             found = self.plans[key] = self.top.changes, make()
@@ -100,15 +100,15 @@ class Site:
         return next((plan for plan in reversed(self.depths()) if plan[1] and covers(available, plan[1])), None)
 
     def worth(self, constants: Constants | None) -> tuple[Spans, Spans] | None:
-        """What to compute and read with one exchange, None where the usual one is best; as deep as possible if forced.
+        """What to compute and read with one exchange, None if the usual one is best; as deep as possible if forced.
 
-        `constants` None forces: whatever it costs.
+        `constants` None forces it, whatever the cost.
         """
         return self.planned(constants, lambda: _worth(self, constants))
 
 
 def reads_of(dims: tuple[Reads, ...], outs: Spans) -> Spans:
-    """What every rank reads for its outputs along these last dims; () where it is nothing, or several intervals."""
+    """What every rank reads for its outputs along these last dims; () if it is nothing, or several intervals."""
     lead = len(outs) - len(dims)
     found = [[r.reads(o) for o in intervals] for r, intervals in zip(dims, outs[lead:], strict=True)]
     if not all(len(parts) == 1 and parts[0].size for of_dim in found for parts in of_dim):
@@ -125,7 +125,7 @@ def new_site(
     width: int,
     gradients: bool,
 ) -> Site | None:
-    """The site of an operation; None where it cannot be one: cut otherwise than its input, or without positions."""
+    """The site of an operation; None if it cannot be one: cut differently from its input, or without positions."""
     if any((a is None) != (b is None) for a, b in zip(have.cuts, target.cuts, strict=True)):
         return None
     lead = have.ndim - len(dims)
@@ -149,7 +149,7 @@ def new_site(
 
 
 def largest(spans: Spans, lead: int) -> int:
-    """Positions of the largest box behind the first `lead` dims."""
+    """The positions of the largest box, without the first `lead` dims."""
     return prod(max(i.size for i in intervals) for intervals in spans[lead:])
 
 
@@ -180,7 +180,7 @@ def levels_after(site: Site) -> dict[Site, int]:
 
 
 def needs(members: dict[Site, int], first: int, last: int) -> dict[Site, Spans] | None:
-    """What each site at these levels should compute so that those behind it need no exchange; None where they must."""
+    """What each site at these levels should compute so that those after it need no exchange; None if they must."""
     outs: dict[Site, Spans] = {}
     for site in reversed([s for s, level in members.items() if first <= level <= last]):
         spans = site.own
@@ -230,7 +230,7 @@ def _worth(site: Site, constants: Constants | None) -> tuple[Spans, Spans] | Non
 
 
 def _price(members: dict[Site, int], first: int, last: int, constants: Constants | None, gradients: bool) -> float:
-    """The price of levels first, …, last as one part; infinite where they cannot share an exchange."""
+    """The price of levels first, …, last as one part; infinite if they cannot share an exchange."""
     costs = constants or Constants(piece=inf)
     starts = [s for s, level in members.items() if level == first and s.layer.exchanges]
     if first == last:

@@ -1,4 +1,4 @@
-"""The rules of all operations: importing this folder fills the table."""
+"""The rules of all operations: importing this package fills the table."""
 
 from mural.shard.folds import dims_underneath, underneath
 from mural.shard.ops import norm, pointwise, product, random, reduce, refused, tensor_calls, view, windowed

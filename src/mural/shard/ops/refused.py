@@ -1,4 +1,4 @@
-"""Operations that look at a whole image in a way that no exchange of windows serves: a clear refusal of each."""
+"""Operations that need the whole image in a way that no exchange of windows serves: a clear refusal of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPECTRA = [getattr(torch.fft, name) for name in dir(torch.fft) if "fft" in name 
 
 
 def refusal(why: str) -> Rule:
-    """A rule that refuses tensors that are cut; one that every rank holds whole is given to torch."""
+    """A rule that refuses tensors that are cut; tensors that every rank holds whole go to torch."""
 
     def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cut = [t for t in sharded_in((args, kwargs)) if t.placement.cut_dims]
@@ -30,7 +30,7 @@ def refusal(why: str) -> Rule:
     return refuse
 
 
-# No kind is entered: the documentation lists what has a rule.
+# No kind is registered: the documentation lists only what has a rule.
 for function in SPECTRA:
     TABLE[function] = (
         function.__name__,

@@ -1,4 +1,4 @@
-"""Norms: statistics of the whole image or of each piece, layer norm, and vectors of one length."""
+"""Norms: statistics of the whole image or of each piece, layer norm, and unit vectors."""
 
 from mural.shard.ops.norm import layer_norm, whole_image
 

@@ -1,6 +1,6 @@
-"""Batch norm over ranks by the kernels that torch has for it on CUDA: a handful of launches instead of dozens.
+"""Batch norm over ranks by torch's own CUDA kernels for it: a handful of launches instead of dozens.
 
-They merge means and inverse deviations by counts, as stably as `merge_moments` does, and move the running buffers in
+They merge means and inverse deviations by counts, as stably as `merge_moments` does, and update the running buffers in
 the same launch.
 """
 
@@ -24,7 +24,7 @@ Buffers = tuple[Tensor | None, Tensor | None]
 
 @lru_cache(maxsize=4096)
 def shares(layout: Layout, axes: tuple[str, ...]) -> tuple[int, ...] | None:
-    """How many values of a channel each rank along the axes has; None where one has none."""
+    """How many values of a channel each rank along the axes has; None if any has none."""
     boxes = [layout.box_at(layout.mesh.coordinates_of(rank)) for rank in layout.mesh.peers(axes)]
     counts = tuple(prod(i.size for d, i in enumerate(box) if d != 1) for box in boxes)
     return counts if all(counts) else None
@@ -85,7 +85,7 @@ def batch_norm_cuda(
     momentum: float,
     eps: float,
 ) -> ShardedTensor | None:
-    """Batch norm in training on a GPU; None where a rank has no values, which the kernels do not take."""
+    """Batch norm in training on a GPU; None if a rank has no values, which the kernels do not support."""
     counts = shares(x.placement, axes)
     if counts is None:
         return None

@@ -1,4 +1,4 @@
-"""Layer norm, root-mean-square norm and vectors of one length, over dims that are cut or not."""
+"""Layer norm, root-mean-square norm and unit vectors, over dims that are cut or not."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _LayerNorm(torch.autograd.Function):
 def last_dims(
     x: ShardedTensor, shape: Sequence[int], parameters: Mapping[str, Tensor | None], name: str
 ) -> tuple[int, ...]:
-    """The dims that a norm looks at; raises unless they and the parameters have that shape."""
+    """The dims of a norm; raises unless they and the parameters have that shape."""
     if not shape or tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape):
         raise RuntimeError(f"{name}: normalized_shape {tuple(shape)} is not the end of the shape {tuple(x.shape)}")
     for what, parameter in parameters.items():
@@ -82,7 +82,7 @@ def of_the_piece(parameter: Tensor, x: ShardedTensor) -> Tensor:
 
 @register("reduction", "layer_norm")
 def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Layer norm over the last dims; local where none of them is cut."""
+    """Layer norm over the last dims; local if none of them is cut."""
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     x, shape, weight, bias, eps = bound(args, kwargs, names, None, None, 1e-5)
     dims = last_dims(x, shape, {"weight": weight, "bias": bias}, "layer_norm")
@@ -100,7 +100,7 @@ def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 @register("reduction", "rms_norm")
 def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Root-mean-square norm over the last dims; local where none of them is cut."""
+    """Root-mean-square norm over the last dims; local if none of them is cut."""
     x, shape, weight, eps = bound(args, kwargs, ("input", "normalized_shape", "weight", "eps"), None, None)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dims = last_dims(x, shape, {"weight": weight}, "rms_norm")
@@ -117,7 +117,7 @@ def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @register("reduction", "normalize")
 def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Vectors of length one."""
+    """Unit vectors."""
     x, p, dim, eps, out = bound(args, kwargs, ("input", "p", "dim", "eps", "out"), 2.0, 1, 1e-12, None)
     if out is not None:
         raise LayoutError("normalize(out=…) is not supported for sharded tensors: use its result")
@@ -128,7 +128,7 @@ def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @register("reduction", "cosine_similarity")
 def cosine_similarity(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The cosine of the angle between vectors; as in torch, a length below `eps` is raised without a gradient."""
+    """The cosine of the angle between vectors; as in torch, a length below `eps` is clamped, without a gradient."""
     x, y, dim, eps = bound(args, kwargs, ("x1", "x2", "dim", "eps"), 1, 1e-8)
     layout = common_layout(func, (x, y))
     dims = dims_of(dim, layout.ndim, "cosine_similarity")
@@ -142,7 +142,7 @@ def cosine_similarity(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def at_least(length: Tensor, eps: float) -> Tensor:
-    """The length, raised to `eps` in value alone: its gradient stays."""
+    """The length, clamped to at least `eps` in value only: its gradient stays."""
     return length + (length.clamp_min(eps) - length).detach()
 
 

@@ -1,9 +1,9 @@
-"""Normalized rows: the statistics of a piece's rows, merged stably over the ranks, and what they make of the rows.
+"""Normalized rows: the statistics of a piece's rows, merged stably over the ranks, and the rows normalized with them.
 
 A norm works on *rows*: a row is a channel (batch norm), or a channel of one image (instance and group norm), and
-a *group* of rows shares its statistics. Each rank computes mean and squared deviation of its positions of every
-row; those are merged by counts, never as E[x²] − E[x]². One autograd node does the rest with torch's own kernels,
-and saves what torch saves: the input and the statistics.
+a *group* of rows shares its statistics. Each rank computes the mean and the squared deviation of its positions of every
+row; these are merged by counts, never as E[x²] − E[x]². One autograd node does the rest with torch's own kernels, and
+saves what torch saves: the input and the statistics.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mural.shard.ops.norm.cuda_kernels import total_of
 from mural.shard.tensor import ShardedTensor
 
 CHUNK = 2**22
-"""How many values of a temporary the backward of a norm makes at a time."""
+"""How many values a temporary in the backward of a norm has at a time."""
 
 
 @dataclass(frozen=True)
 class NormRows:
-    """How a norm sees a tensor of N images and C channels."""
+    """How a norm views a tensor of N images and C channels."""
 
     images: int
     channels: int
@@ -132,13 +132,13 @@ class _Normalize(torch.autograd.Function):
 
 Saved = tuple[Tensor, Tensor, Tensor, float]
 Merge = Callable[[Tensor], Tensor] | None
-"""Adds up sums over the ranks; None where x needs no gradient."""
+"""Adds up sums over the ranks; None if x needs no gradient."""
 
 
 def cuda_gradients(
     grad: Tensor, x: Tensor, scale: Tensor | None, saved: Saved, rows: NormRows, merge: Merge
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of x, and of weight and bias per row, by the kernels that torch has for statistics over ranks."""
+    """Gradients of x, and of weight and bias per row, by torch's kernels for statistics over ranks."""
     mean, _, rstd, _ = saved
     plain = torch.ones_like(mean) if scale is None else scale.to(mean.dtype)
     sums = torch.batch_norm_backward_reduce(grad, x, mean, rstd, plain, True, True, True)

@@ -1,8 +1,8 @@
-"""Batch norm of each rank's piece by itself, on request: the statistics of the piece, and no messages.
+"""Batch norm of each rank's piece by itself, on request: with the statistics of the piece, and without messages.
 
-On one device it is this rule (ghost batch norm): the batch is cut as the ranks cut it, each piece is normalized with
-its own statistics, and running buffers move by the mean over the pieces. Each rank moves its own buffers by its own
-statistics; `average_buffers` brings them together, and may do so once for many steps, as the rule is linear.
+The equivalent on one device is ghost batch norm: the batch is cut as the ranks cut it, each piece is normalized with
+its own statistics, and running buffers are updated with the mean over the pieces. Each rank updates its own buffers
+with its own statistics; `average_buffers` averages them, once for many steps if need be, since the update is linear.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _scopes = ["global"]
 def batchnorm_scope(scope: str) -> Generator[None]:
     """Batch norm in training takes the statistics of the whole batch ("global"), or of each rank's piece ("rank").
 
-    With "micro" and "micro-rank" a micro-batch is a batch of its own; else one of several is refused.
-    Where checkpoints recompute batch norms, the block must hold the backward too.
+    With "micro" and "micro-rank" each micro-batch is normalized as a separate batch; otherwise several micro-batches
+    are refused. If checkpoints recompute batch norms, the block must include the backward.
     """
     if scope not in SCOPES:
         raise PlanError(f"batchnorm_scope({scope!r}): choose one of {', '.join(map(repr, SCOPES))}")
@@ -48,14 +48,14 @@ def by_rank() -> bool:
 
 
 def by_microbatch() -> bool:
-    """Whether micro-batches are normalized alone."""
+    """Whether micro-batches are normalized separately."""
     return _scopes[-1] in ("micro", "micro-rank")
 
 
 def batch_norm_by_rank(
     x: ShardedTensor, running: Sequence[Tensor | None], affine: Sequence[Tensor | None], momentum: float, eps: float
 ) -> ShardedTensor:
-    """Batch norm in training with the statistics of the rank's piece; a piece without values has no part in it."""
+    """Batch norm in training with the statistics of the rank's piece; a piece without values does not take part."""
     peers, counts = values_of(x.placement)
     if 1 in counts:
         raise ValueError(
@@ -86,9 +86,9 @@ def values_of(layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def fill_in(
     x: ShardedTensor, running: Sequence[Tensor | None], momentum: float, peers: tuple[int, ...], counts: Sequence[int]
 ) -> None:
-    """Move the buffers of ranks without values by the mean of the others' statistics.
+    """Update the buffers of ranks without values with the mean of the others' statistics.
 
-    So the mean over all ranks' buffers moves by the mean over the pieces that have values.
+    So the mean over all ranks' buffers is updated with the mean over the pieces that have values.
     """
     piece = x.local.double() if x.dtype == torch.float64 else x.local.float()
     statistics = torch.zeros(2, x.shape[1], dtype=piece.dtype, device=x.device)

@@ -24,7 +24,7 @@ from mural.shard.tensor import ShardedTensor
 
 
 def check_affine(name: str, channels: int, eps: float, *parameters: Tensor | None) -> None:
-    """Raise what torch would raise: its kernels, called on rows, do not look."""
+    """Raise what torch would raise: its kernels do not check when called on rows."""
     for parameter in parameters:
         if parameter is not None and tuple(parameter.shape) != (channels,):
             raise RuntimeError(f"{name}: a parameter of shape {tuple(parameter.shape)} for {channels} channels")
@@ -33,7 +33,7 @@ def check_affine(name: str, channels: int, eps: float, *parameters: Tensor | Non
 
 
 def update(running: Tensor | None, value: Tensor, momentum: float) -> None:
-    """Move a running buffer towards the batch's value."""
+    """Update a running buffer with the batch's value."""
     if running is not None:
         running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
 
@@ -52,7 +52,12 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     rest = (mean, var), (weight, bias), momentum, eps
     if x.mesh.now is None:
         return of_batch(func, x, *rest)
-    check_apart()
+    if not by_microbatch():
+        raise PlanError(
+            "batch_norm normalises in training, and micro-batches would each be normalised alone, which is another "
+            'result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": on each rank '
+            "alone), or microbatches = 1"
+        )
     piece: Any = lowered(x)
     return raised_again(of_batch(func, piece, *rest), x)
 
@@ -60,7 +65,7 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def of_batch(
     func: Callable[..., Any], x: ShardedTensor, running: Buffers, affine: Buffers, momentum: float, eps: float
 ) -> ShardedTensor:
-    """A batch, or a micro-batch that is one of its own, normalised with its own statistics."""
+    """A batch, or a micro-batch that counts as one, normalised with its own statistics."""
     (mean, var), (weight, bias) = running, affine
     count = prod(x.shape) // max(1, x.shape[1])
     if count == 1:
@@ -80,16 +85,6 @@ def of_batch(
         update(mean, moments[1], momentum)
         update(var, moments[2] / (count - 1), momentum)
     return ShardedTensor(local, x.placement)
-
-
-def check_apart() -> None:
-    """Raise where a micro-batch would be normalised alone without having been asked to."""
-    if not by_microbatch():
-        raise PlanError(
-            "batch_norm normalises in training, and micro-batches would each be normalised alone, which is another "
-            'result than that of the whole batch: set batchnorm = "micro" to have that ("micro-rank": on each rank '
-            "alone), or microbatches = 1"
-        )
 
 
 def frozen(
@@ -153,7 +148,7 @@ _DTYPES: dict[Any, torch.dtype] = {}
 
 
 def result_dtype(func: Callable[..., Any], x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """The type of torch's own norm (group, layer, root mean square), with autocast as it is now: asked once."""
+    """The type of torch's own norm (group, layer, root mean square) under the current autocast: determined once."""
     kind = x.device.type
     key = (func, x.dtype, None if weight is None else weight.dtype, kind, torch.is_autocast_enabled(kind))
     if key not in _DTYPES:

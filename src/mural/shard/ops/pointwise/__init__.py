@@ -1,4 +1,4 @@
-"""Operations that look at one position at a time, or along a dim that is not cut."""
+"""Operations on one position at a time, or along a dim that is not cut."""
 
 from mural.shard.ops.pointwise import along_dim, elementwise, embedding
 

@@ -20,12 +20,12 @@ ALONG = {
     "logcumsumexp": 1, "cummax": 1, "cummin": 1, "prod": 1, "normalize": 2, "diff": 2,
     "cosine_similarity": 2, "quantile": 2,
 }  # fmt: skip
-"""The place of each operation's dim among its arguments."""
+"""The position of each operation's dim among its arguments."""
 EXACT = (
     "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "prod", "diff", "sort", "argsort", "topk", "kthvalue",
     "median", "mode", "quantile", "normalize", "cosine_similarity",
 )  # fmt: skip
-"""Those that other files make exact along a cut dim too."""
+"""Operations that other files make exact along a cut dim too."""
 
 DEFAULT_DIM = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "median": None, "mode": -1, "glu": -1,
                "normalize": 1, "diff": -1, "cosine_similarity": 1}  # fmt: skip
@@ -81,7 +81,7 @@ def channel_shuffle(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 @register("along a dim", "prelu")
 def prelu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """A slope for each channel, which are not cut."""
+    """A slope for each channel; channels must not be cut."""
     x, weight = bound(args, kwargs, ("input", "weight"))
     if x.ndim > 1 and x.placement.is_cut(1) and weight.numel() > 1:
         raise UnsupportedOp("prelu with a slope for each channel, along a channel dim that is cut")

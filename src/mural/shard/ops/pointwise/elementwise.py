@@ -66,7 +66,7 @@ def operand_want(layout: Layout, shape: Sequence[int]) -> tuple[Want, ...]:
 def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
     """The layout of a pointwise result: per dim, the cuts of the first operand that is cut there.
 
-    Where operands disagree, cuts in the image's own proportions win, since later layers come back to those.
+    If operands disagree, cuts in the image's own proportions win, since later layers return to those.
     """
     sharded = [t for t in operands if isinstance(t, ShardedTensor)]
     if len(sharded) == len(operands) and all(t.placement is sharded[0].placement for t in sharded):
@@ -95,7 +95,7 @@ def common_shape(func: Any, operands: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def piece_of(operand: Tensor, layout: Layout, name: str) -> Tensor:
-    """An operand's part that meets this rank's piece of the layout."""
+    """The part of an operand that belongs to this rank's piece of the layout."""
     if isinstance(operand, ShardedTensor):
         lay = operand.placement
         if lay.shape == layout.shape and lay.cuts == layout.cuts and lay.axes == layout.axes:
@@ -172,14 +172,14 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def is_lone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has no other tensor than its first argument."""
+    """Whether a call has no tensor other than its first argument."""
     return not any(isinstance(a, (Tensor, list, tuple)) for a in (*args[1:], *kwargs.values()))
 
 
 def of_one(
     func: Callable[..., Any], x: ShardedTensor, args: tuple[Any, ...], kwargs: dict[str, Any], inplace: bool
 ) -> Any:
-    """An operation on one tensor without a margin, on its piece: the short way."""
+    """An operation on one tensor without a margin, on its piece: the fast path."""
     sites = x.sites if x.sites and enabled() else ()
     if inplace:
         check_writable(x, name_of(func))
@@ -193,7 +193,7 @@ def of_one(
 
 
 def pieces_of(leaves: Sequence[Any], layout: Layout, spans: Spans | None, name: str) -> list[Any]:
-    """The call's arguments with pieces for tensors: extended ones where the result is to have a margin."""
+    """The call's arguments with pieces instead of tensors: extended ones if the result is to have a margin."""
     found: list[Any] = []
     for leaf in leaves:
         wide = wide_piece(leaf, layout, spans) if spans is not None else None
@@ -202,8 +202,8 @@ def pieces_of(leaves: Sequence[Any], layout: Layout, spans: Spans | None, name: 
 
 
 def wrap(result: Any, layout: Layout, first: Any, shared: Operands) -> Any:
-    """Pieces as sharded tensors; the very operand where torch returned it unchanged (`.float()` of a float)."""
-    if result is NotImplemented:  # `x == None`: Python goes on to ask the other operand
+    """Pieces as sharded tensors; the operand itself if torch returned it unchanged (`.float()` of a float)."""
+    if result is NotImplemented:  # `x == None`: Python then asks the other operand
         return result
     if isinstance(result, (tuple, list)):
         items = [wrap(item, layout, first, shared) for item in result]
@@ -218,7 +218,7 @@ def wrap(result: Any, layout: Layout, first: Any, shared: Operands) -> Any:
 
 
 def write_wide(func: Callable[..., Any], leaves: Sequence[Any], spec: Any, shared: Operands) -> ShardedTensor:
-    """An in-place operation on the extended piece, and on the own one where somebody has it."""
+    """An in-place operation on the extended piece, and on the owned piece if it is in use."""
     target: ShardedTensor = leaves[0]
     margin, spans, name = target.margin, shared.spans, name_of(func)
     if not isinstance(margin, Margin) or spans is None:
@@ -244,7 +244,7 @@ def write_wide(func: Callable[..., Any], leaves: Sequence[Any], spec: Any, share
 
 
 def write_to_plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An in-place write of sharded values to a plain tensor, which stays plain and so takes them whole."""
+    """An in-place write of sharded values to a plain tensor, which stays plain and so takes all values."""
     cut = [t for t in sharded_in((args, kwargs)) if t.placement.cut_dims]
     if cut and any(t.requires_grad for t in cut):
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""Look-ups in a table that every rank holds: each position by itself, and its answer may be a vector."""
+"""Look-ups in a table that every rank holds: each position by itself, with a value or a vector as its result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def embedding(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if func is F.embedding:
         given = bound(args, kwargs, ("input", "weight", *options), None, None, 2.0, False, False)
         index, weight, padding, longest, norm, by_count, sparse = given
-    else:  # the builtin below it
+    else:  # the builtin function
         names = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
         weight, index, padding, by_count, sparse = bound(args, kwargs, names, -1, False, False)
         padding, longest, norm = None if padding == -1 else padding, None, 2.0
@@ -43,7 +43,7 @@ def embedding(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @register("pointwise", "bucketize", "searchsorted")
 def search(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Between which of some plain, sorted bounds each value lies."""
+    """The index of each value among plain, sorted bounds."""
     name = name_of(func)
     names = ("input", "boundaries") if name == "bucketize" else ("sorted_sequence", "input")
     given = dict(zip(names, args, strict=False)) | kwargs

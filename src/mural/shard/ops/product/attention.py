@@ -1,8 +1,8 @@
 """Attention over all positions: keys and values travel to the queries, or few queries to the keys.
 
-Gathered keys and values move S·(E + Ev) numbers a head, as much as a ring would move, and leave torch's own kernel to
-do the work. Where there are few queries for many keys, every rank attends to its own keys instead, and sums of weights
-and weighted values are merged: then the queries and P partial results move.
+Gathered keys and values move S·(E + Ev) numbers per head, as much as a ring would, and torch's own kernel does the
+work. With few queries for many keys, every rank attends to its own keys instead, and the sums of weights and weighted
+values are merged: then the queries and P partial results move.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def labelled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool
 
 
 def local_parts(apart: Sequence[Labelled], factors: dict[Label, tuple[int, ...]], at: Placed) -> list[Tensor]:
-    """This rank's part of every operand, with one dim for each label."""
+    """This rank's part of every operand, with one dim per label."""
     like = next(x for x, _ in apart if isinstance(x, ShardedTensor)).placement
     return [
         merge_dims(
@@ -104,13 +104,13 @@ def local_parts(apart: Sequence[Labelled], factors: dict[Label, tuple[int, ...]]
 
 
 def wrapped(local: Tensor, layout: Any, counts: list[int]) -> ShardedTensor:
-    """A piece with one dim for each label as a sharded tensor."""
+    """A piece with one dim per label, as a sharded tensor."""
     folds = tuple(counts) if any(n > 1 for n in counts) else ()
     return ShardedTensor(local.reshape(layout.local_shape), layout, "", folds)
 
 
 def keys_stay(apart: Sequence[Labelled], out: Sequence[Label], factors: dict[Label, tuple[int, ...]]) -> Placed | None:
-    """Where everything lies if keys and values do not move; None where it is cheaper that they do."""
+    """The layouts if keys and values do not move; None if it is cheaper to move them."""
     (k, of_k), (v, _) = apart[1], apart[2]
     if not isinstance(k, ShardedTensor) or not isinstance(v, ShardedTensor):
         return None
@@ -155,7 +155,7 @@ def by_parts(
 
 
 def dropped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
-    """Attention with dropout of the scores, which are made whole so that every grid draws the same mask."""
+    """Attention with dropout of the scores, which are computed whole so that every grid draws the same mask."""
     scores = torch.matmul(q * scale, k.transpose(-2, -1))
     if mask is not None:
         scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask

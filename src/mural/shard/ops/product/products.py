@@ -1,8 +1,8 @@
 """Products of tensors: linear layers, matrix products and einsum, on cut and merged dims.
 
-Every dim of an operand has a label, as in einsum. A mesh axis can cut one label of a product: labels of the result
-keep their cuts, those of the larger operand first; the other operand is brought to them. Of the labels that are summed
-over, one stays cut where the result is small: each rank then adds up its part, and the parts are merged.
+Every dim of an operand has a label, as in einsum. A mesh axis can cut one label of a product: labels of the result keep
+their cuts, those of the larger operand first; the other operand is moved to match. Of the labels that are summed over,
+one stays cut if the result is small: each rank then adds up its part, and the parts are merged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def placed(
     *,
     summed: bool = True,
 ) -> Placed:
-    """The mesh axis and cuts of every dim, such that no axis cuts two; without `summed`, of the result's dims alone."""
+    """The mesh axis and cuts of every dim, such that no axis cuts two; without `summed`, only of the result's dims."""
     found: Placed = {}
     sharded = [(x.placement, x.numel(), labels) for x, labels in operands if isinstance(x, ShardedTensor)]
     sharded.sort(key=lambda item: -item[1])
@@ -62,7 +62,7 @@ def placed(
     for cut in (True, False):
         assign(cut, lambda label, _: label in shared)
         assign(cut, lambda label, _: label in out)
-        # A sum over a cut dim leaves each rank with a part of the whole result: worth it where that is small.
+        # A sum over a cut dim leaves each rank with a partial sum of the whole result: worth it if the result is small.
         assign(cut, lambda label, size: summed and label not in out and outputs <= size)
     return found
 

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: every sequence by itself, so that a batch may be cut, along any axis."""
+"""Recurrent layers and cells: sequences are independent, so the batch may be cut, along any axis."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 CELLS = tuple(f"{name}_cell" for name in LAYERS)
 OPTIONS = ("has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
 PACKED = (
-    "a PackedSequence of a sharded tensor: its sequences lie one among the other, which no cut follows. Give the layer "
+    "a PackedSequence of a sharded tensor: its sequences are interleaved, so that it cannot be cut. Give the layer "
     "padded sequences, or call .full() first"
 )
 
 
 def check_whole(x: ShardedTensor, dims: dict[int, str], name: str) -> None:
-    """Raise where a dim that a layer walks along or sums over is cut."""
+    """Raise if a dim that a layer steps along or sums over is cut."""
     for dim, what in dims.items():
         a, b = spans(x.folds)[dim] if x.folds else (dim, dim + 1)
         if any(x.placement.is_cut(d) for d in range(a, b)):
@@ -42,26 +42,26 @@ def check_whole(x: ShardedTensor, dims: dict[int, str], name: str) -> None:
 
 
 class MergedBatch:
-    """The batch of a layer's input, which may merge several dims of the placement, and what of it is here."""
+    """The batch of a layer's input, which may merge several dims of the placement, and this rank's part of it."""
 
     def __init__(self, x: ShardedTensor, dim: int):
         self.placement, self.like = x.placement, x.local
         self.folds: Folds = x.folds or (1,) * x.ndim
         self.dims = range(*spans(self.folds)[dim])
 
-    def layout(self, before: Sequence[int], behind: Sequence[int]) -> Layout:
-        """The layout of a tensor with whole dims before and behind the batch."""
-        dims: list[int | None] = [*[None] * len(before), *self.dims, *[None] * len(behind)]
-        return self.placement.pick(dims, (*before, *(self.placement.shape[d] for d in self.dims), *behind))
+    def layout(self, before: Sequence[int], after: Sequence[int]) -> Layout:
+        """The layout of a tensor with whole dims before and after the batch."""
+        dims: list[int | None] = [*[None] * len(before), *self.dims, *[None] * len(after)]
+        return self.placement.pick(dims, (*before, *(self.placement.shape[d] for d in self.dims), *after))
 
     def state(self, value: Tensor, dim: int) -> Tensor:
-        """The part of a state, whose dim `dim` is the batch, that belongs to the sequences here, its batch one dim."""
+        """The part of a state that belongs to this rank's sequences; `dim` is the batch, as one dim."""
         layout = self.layout(value.shape[:dim], value.shape[dim + 1 :])
         local = part_at(value.reshape(layout.shape), layout, "the state of a recurrent layer")
         return local.flatten(dim, dim + len(self.dims) - 1)
 
     def whole(self, local: Tensor, dim: int) -> ShardedTensor:
-        """The sharded tensor of what the sequences here gave, the batch at `dim`."""
+        """The sharded tensor of the results of this rank's sequences, with the batch at `dim`."""
         layout = self.layout(local.shape[:dim], local.shape[dim + 1 :])
         opened = local.unflatten(dim, [layout.local_shape[dim + i] for i in range(len(self.dims))])
         folds = (*[1] * dim, len(self.dims), *[1] * (local.ndim - dim - 1))
@@ -69,7 +69,7 @@ class MergedBatch:
 
 
 def some(value: Tensor, dim: int, anchor: Tensor) -> Tensor:
-    """A batch as it is; for an empty one, a sequence of zeros in its place that is connected to it."""
+    """The batch itself; for an empty one, a sequence of zeros instead, connected to it in the graph."""
     if value.shape[dim]:
         return value
     shape = [1 if d == dim else n for d, n in enumerate(value.shape)]
@@ -79,7 +79,7 @@ def some(value: Tensor, dim: int, anchor: Tensor) -> Tensor:
 @register_folded(*LAYERS)
 @register("along a dim", *LAYERS)
 def layers(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """A recurrent layer on the sequences that are here."""
+    """A recurrent layer on this rank's sequences."""
     name = name_of(func)
     if len(args) > 3 and isinstance(args[3], (list, tuple)):  # data, batch sizes, state, weights, …
         return of_packed(func, args, kwargs)
@@ -94,7 +94,7 @@ def layers(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
     if not (train and dropout > 0 and count > 1):
         return layer(func, x, states, weights, tuple(options))
-    # Layer by layer, so that what is dropped between them is drawn for the whole batch.
+    # Layer by layer, so that dropout between them is drawn for the whole batch.
     each, several = len(weights) // count, 2 if both else 1
     found: list[Sequence[Tensor]] = []
     out: Any = x
@@ -111,7 +111,7 @@ def layer(
     func: Callable[..., Any], x: ShardedTensor, states: Sequence[Tensor], weights: Sequence[Tensor],
     options: tuple[Any, ...],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The output and the last states of a layer whose batch alone is cut."""
+    """The output and the last states of a layer of which only the batch is cut."""
     at = 0 if options[-1] else 1
     batch = MergedBatch(x, at)
     piece = unfolded(x).local.flatten(at, at + len(batch.dims) - 1)
@@ -125,7 +125,7 @@ def layer(
 @register_folded(*CELLS)
 @register("along a dim", *CELLS)
 def cells(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One step of a recurrent cell on the batch that is here."""
+    """One step of a recurrent cell on this rank's batch."""
     name = name_of(func)
     x, hx, *weights = bound(args, kwargs, ("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"), None, None)
     if not isinstance(x, ShardedTensor):

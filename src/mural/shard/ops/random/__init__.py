@@ -1,4 +1,4 @@
-"""Random layers: the same numbers whatever the grid."""
+"""Random layers: the same numbers for every grid."""
 
 from mural.shard.ops.random import lattice
 

@@ -1,4 +1,4 @@
-"""Random layers: the same numbers whatever the grid.
+"""Random layers: the same numbers for every grid.
 
 Each call draws one 64-bit key from torch's default generator, which is in the same state on every rank and
 which checkpoint restores before a recompute. Values come from a fixed lattice of global blocks, each drawn
@@ -65,7 +65,7 @@ def blocks(box: Box, shape: Sequence[int], edges: Sequence[int]) -> Iterator[tup
 
 
 def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
-    """Fill a piece with the values that belong to its global place."""
+    """Fill a piece with the values of its global place."""
     key = new_key()
     shape, box = layout.shape, layout.box
     edges = lattice(shape, BLOCK.get(out.device.type, 2**20))
@@ -100,7 +100,7 @@ def fill_folded(out: Tensor, x: ShardedTensor, draw: Draw) -> Tensor:
         target = flat
         for d, (p, k, e) in enumerate(zip(positions, at, edges, strict=True)):
             mine = (p // e == k).nonzero().flatten()
-            target = target.narrow(d, int(mine[0]), len(mine))  # positions ascend, so those of a block lie together
+            target = target.narrow(d, int(mine[0]), len(mine))  # positions ascend, so those of a block are adjacent
             values = values.index_select(d, (p[mine] - k * e).to(out.device))
         target.copy_(values)
     return out
@@ -122,7 +122,7 @@ def keep_mask(layout: Layout, keep: float, like: Tensor) -> Tensor:
 
 @register_folded("dropout", "dropout_")
 def dropout_folded(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Dropout of positions of a tensor with merged dims: the numbers that it would draw as a plain tensor."""
+    """Dropout of positions of a tensor with merged dims: the same draws as for a plain tensor."""
     x, p, training, inplace = bound(args, kwargs, ("input", "p", "training", "inplace"), 0.5, True, False)
     if not training or p in (0.0, 1.0) or not x.is_floating_point():
         settled_args = (unfolded(x), p, training, inplace)
@@ -168,7 +168,7 @@ def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if not training or p == 0.0:
         return x
     whole_channels = name.startswith("feature") or name.rstrip("_")[-2:] in ("1d", "2d", "3d")
-    # torch takes these for one image without a batch dim.
+    # torch treats these as one image without a batch dim.
     alone = (name.rstrip("_"), x.ndim) in (("dropout1d", 2), ("dropout3d", 4))
     layout = feature_layout(x.placement, 1 if alone else 2) if whole_channels else x.placement
     mask = keep_mask(layout, 1.0 - p, x.local)

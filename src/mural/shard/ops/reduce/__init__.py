@@ -1,4 +1,4 @@
-"""Operations that look at all positions: sums, extremes, softmax, order, scans and losses."""
+"""Operations on all positions: sums, extremes, softmax, order, scans and losses."""
 
 from mural.shard.ops.reduce import extremes, losses, order, scan, softmax, sums
 

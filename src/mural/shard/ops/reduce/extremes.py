@@ -1,4 +1,4 @@
-"""The largest and smallest values, and where they are; ties share the gradient, or the first has it, as in torch."""
+"""The largest and smallest values, and where they are; ties share the gradient, or the first gets it, as in torch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def extreme_along(x: ShardedTensor, dim: int, largest: bool, name: str) -> tuple
 
 
 def same_value(values: Tensor, best: Tensor) -> Tensor:
-    """Where values equal the best one, which may be NaN."""
+    """A mask of the values that equal the best one, which may be NaN."""
     return (values == best) | (values.isnan() & best.isnan())
 
 

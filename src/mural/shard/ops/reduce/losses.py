@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -35,7 +35,7 @@ REDUCTIONS = ("none", "mean", "sum")
 
 
 def reduction_of(given: dict[str, Any], name: str) -> str:
-    """The reduction that was asked for, old spellings included."""
+    """The requested reduction, old spellings included."""
     average, reduce = given.pop("size_average", None), given.pop("reduce", None)
     if average is not None or reduce is not None:
         return "none" if reduce is False else "sum" if average is False else "mean"
@@ -52,7 +52,7 @@ def cutting_axes(layout: Layout) -> tuple[str, ...]:
 
 @register("loss", *POINTWISE)
 def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A loss of each position by itself, averaged over the global number of positions."""
+    """A pointwise loss, averaged over the global number of positions."""
     name = name_of(func)
     given = dict(zip(POINTWISE[name], args, strict=False)) | kwargs
     reduction = reduction_of(given, name)
@@ -76,12 +76,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     if weighted_mean:
         weights = merged(pieces["weight"].expand(shared).sum(), layout.mesh, cutting_axes(layout), name)
         return total / weights
-    return total / (layout.shape[0] if reduction == "batchmean" else common_count(values))
-
-
-def common_count(values: Sequence[Tensor]) -> int:
-    """The number of positions of operands that broadcast."""
-    return prod(broadcast(*(tuple(v.shape) for v in values)))
+    return total / (layout.shape[0] if reduction == "batchmean" else prod(broadcast(*(tuple(v.shape) for v in values))))
 
 
 def without_classes(layout: Layout) -> Layout:
@@ -146,7 +141,7 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def empty_loss(scores: Tensor, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The zero of a rank without positions: of the type of its peers' losses, connected to scores and target."""
+    """The zero of a rank without positions: with the type of its peers' losses, connected to scores and target."""
     one = torch.zeros(1, scores.shape[1], dtype=scores.dtype, device=scores.device) + 0 * scores.sum()
     wanted = torch.zeros(1, dtype=target.dtype, device=target.device)
     if target.is_floating_point():

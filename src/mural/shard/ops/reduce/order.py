@@ -1,4 +1,4 @@
-"""Order along any dim: the k largest by merging each rank's own, and the rest by gathering what is small enough."""
+"""Order along any dim: the k largest by merging each rank's own, and the rest by gathering, if small enough."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def topk(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     missing = [k - n if d == dim else n for d, n in enumerate(values.shape)]
 
     def of_all(mine: Tensor) -> Tensor:
-        """All ranks' candidates one after the other, without what only fills them up to equal shapes."""
+        """All ranks' candidates, concatenated, without the padding that gives them equal shapes."""
         rows = stacked(torch.cat([mine, mine.new_zeros(missing)], dim), x.mesh, axes, "topk")
         return torch.cat([row.narrow(dim, 0, n) for row, n in zip(rows, counts, strict=True)], dim)
 
@@ -49,7 +49,7 @@ def topk(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def whole_along(x: Any, dims: tuple[int, ...], name: str) -> ShardedTensor:
-    """The tensor with those dims whole on every rank, if that is not too much to hold."""
+    """The tensor with those dims whole on every rank, if it is small enough."""
     if not isinstance(x, ShardedTensor):
         raise UnsupportedOp(f"{name} of a plain tensor with sharded arguments: call .full() on them")
     if not x.placement.axes_of(dims):
@@ -79,7 +79,7 @@ def sorts(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 @register("reduction", "kthvalue", "mode", "median", "nanmedian", "quantile", "nanquantile")
 def order_statistics(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The k-th value, the median, quantiles and the commonest value along a dim, or over all."""
+    """The k-th value, the median, quantiles and the most common value along a dim, or over all."""
     name = name_of(func)
     x, place = args[0], 2 if name in ("kthvalue", "quantile", "nanquantile") else 1
     dim = kwargs.get("dim", args[place] if len(args) > place else -1 if name in ("kthvalue", "mode") else None)
@@ -102,7 +102,7 @@ def order_statistics(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def filled(piece: Tensor) -> Tensor:
-    """The piece; where it is empty, one position that stands for it and is connected to it, as torch refuses none."""
+    """The piece; if it is empty, one position connected to it instead, since torch refuses empty tensors."""
     if piece.numel():
         return piece
     return piece.new_zeros([max(1, n) for n in piece.shape]) + piece.sum().to(piece.dtype) * 0

@@ -1,4 +1,4 @@
-"""Running sums, products and extremes along any dim: each rank scans its piece, then takes in what came before it."""
+"""Running sums, products and extremes along any dim: each rank scans its piece, then adds what comes before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mural.shard.tensor import ShardedTensor
 
 
 def parts_before(x: ShardedTensor, dim: int) -> list[int]:
-    """The coordinates of the ranks whose pieces come before this rank's along a cut dim, in order, empty ones left out.
+    """The coordinates of the ranks whose pieces come before this rank's along a cut dim, in order, without empty ones.
 
     In a flipped tensor the last rank's piece comes first.
     """
@@ -29,14 +29,14 @@ def parts_before(x: ShardedTensor, dim: int) -> list[int]:
 
 
 def log_total(piece: Tensor, dim: int) -> Tensor:
-    """The logarithm of the sum of exponentials along a dim, with a zero gradient where all are minus infinity."""
+    """The logarithm of the sum of exponentials along a dim, with a zero gradient if all are minus infinity."""
     nothing = (piece == float("-inf")).all(dim, keepdim=True)
     total = torch.where(nothing, 0.0, piece).logsumexp(dim, keepdim=True)
     return torch.where(nothing, float("-inf"), total)
 
 
 def total_of(piece: Tensor, dim: int, name: str) -> Tensor:
-    """What a scan of a piece ends with."""
+    """The last value of a piece's scan."""
     if name == "logcumsumexp":
         return log_total(piece, dim)
     return (piece.sum if name == "cumsum" else piece.prod)(dim, keepdim=True, dtype=piece.dtype)
@@ -56,7 +56,7 @@ def running(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     ends = stacked(total_of(piece, dim, name), x.mesh, x.placement.axes_of((dim,)), name)
     before = [ends[c] for c in parts_before(x, dim)]
     scanned = func(torch.cat([*before, piece], dim), dim).narrow(dim, len(before), piece.shape[dim])
-    return ShardedTensor((scanned + ends[:0].sum()).to(kind), x.placement)  # the sum of nothing keeps the graph whole
+    return ShardedTensor((scanned + ends[:0].sum()).to(kind), x.placement)  # the empty sum keeps the graph connected
 
 
 @register("reduction", "cummax", "cummin")
@@ -74,7 +74,7 @@ def running_extremes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     all_index = stacked(ending(index, dim), x.mesh, axes, name)
     later = torch.ge if name == "cummax" else torch.le
     before = parts_before(x, dim)
-    for c in reversed(before or [0]):  # every rank compares, so that all save a tensor behind the exchange
+    for c in reversed(before or [0]):  # every rank compares, so that all save a tensor after the exchange
         stays = values.isnan() | (~all_values[c].isnan() & later(values, all_values[c]))
         stays = stays if before else torch.ones_like(stays)
         values, index = torch.where(stays, values, all_values[c]), torch.where(stays, index, all_index[c])
@@ -83,7 +83,7 @@ def running_extremes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def ending(scanned: Tensor, dim: int) -> Tensor:
-    """The last position of a scan; of no positions, something connected to it."""
+    """The last position of a scan; if it is empty, a value connected to it."""
     if scanned.shape[dim]:
         return scanned.narrow(dim, scanned.shape[dim] - 1, 1)
     return scanned.sum(dim, keepdim=True, dtype=scanned.dtype)

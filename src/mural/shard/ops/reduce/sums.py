@@ -36,7 +36,7 @@ def total(x: ShardedTensor, local: Tensor, dims: Sequence[int], name: str) -> Te
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of a type are added up."""
+    """The type in which values of a type are summed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -118,9 +118,9 @@ def compare(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 @register("reduction", "histc")
 def histc(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """How many values lie in each of some bins of equal width, by default between the smallest and the largest."""
+    """The number of values in each bin of equal width, by default between the smallest and the largest value."""
     x, bins, low, high = bound(args, kwargs, ("input", "bins", "min", "max"), 100, 0, 0)
-    func(x.local.new_zeros(2), bins, low, high)  # refuses what torch refuses, on ranks without positions too
+    func(x.local.new_zeros(2), bins, low, high)  # refuses what torch refuses, also on ranks without positions
     if low == high and x.numel():
         low, high = (float(value) for value in torch.aminmax(x.detach()))
         if low == high:

@@ -1,4 +1,4 @@
-"""What can be asked of a sharded tensor: attributes, gradients, and what Python asks of it."""
+"""Attributes and gradients of a sharded tensor, and Python's protocols."""
 
 from mural.shard.ops.tensor_calls import attributes, autograd_calls, python_protocols
 

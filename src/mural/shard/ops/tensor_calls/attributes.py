@@ -1,4 +1,4 @@
-"""What can be asked of a sharded tensor, sizes and all else as of the whole, and new tensors that are like it."""
+"""Attributes of a sharded tensor, such as the sizes of the whole tensor, and new tensors like it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ is_leaf.__get__ grad_fn.__get__ requires_grad.__get__ retains_grad.__get__ _vers
 
 @register("attribute", *GLOBAL.split())
 def of_the_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A property of the global tensor, which the wrapper has itself."""
+    """A property of the global tensor, which the wrapper itself has."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
@@ -55,7 +55,7 @@ def of_the_piece(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     "__array__",
 )
 def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A value for Python: of a tensor that is whole on every rank, or of a single position."""
+    """A Python value, of a tensor that is whole on every rank or of a single position."""
     x: ShardedTensor = args[0]
     if x.placement.cut_dims and x.numel() != 1:
         raise UnsupportedOp(f"{name_of(func)} of a sharded tensor of shape {tuple(x.shape)}: call .full() first")
@@ -64,7 +64,7 @@ def to_python(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @register("attribute", "_nested_tensor_from_mask_left_aligned")
 def no_nested_tensor(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """What torch's encoder asks before it takes a way that is for plain tensors alone: no."""
+    """False: torch's encoder asks this before it takes a path that is only for plain tensors."""
     return False
 
 
@@ -82,7 +82,7 @@ def detach(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 @register("attribute", "detach_")
 def detach_inplace(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Drop the history of this very tensor."""
+    """Drop the history of this tensor, in place."""
     check_writable(args[0], "detach_")
     args[0].local.detach_()
     with torch._C.DisableTorchFunctionSubclass():
@@ -109,14 +109,14 @@ def copy_deep(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @register("attribute", "is_contiguous")
 def is_contiguous(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the pieces are contiguous, one answer for all ranks: where a thin piece cannot tell, views are not."""
+    """Whether the pieces are contiguous, the same on all ranks: if a thin piece cannot tell, views are not."""
     x: ShardedTensor = args[0]
     return not x.local._is_view() if x.placement.thin else func(x.local, *args[1:], **kwargs)
 
 
 @register("attribute", "contiguous")
 def contiguous(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """The tensor in one memory format; a copy wherever a piece cannot tell whether torch would copy."""
+    """The tensor in one memory format; a copy if a piece cannot tell whether torch would copy."""
     x: ShardedTensor = args[0]
     if x.local._is_view() or x.placement.thin:
         order = kwargs.get("memory_format", args[1] if len(args) > 1 else torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Gradients of a sharded tensor: asked for, kept, hooked and differentiated, sharded as it is and of the true scale."""
+"""Gradients of a sharded tensor: required, kept, hooked and differentiated, sharded like it and with the true scale."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mural.shard.tensor import ShardedTensor, local_of
 
 
 def read_margin(x: ShardedTensor) -> Margin | None:
-    """The margin through which gradients reach a tensor too; without one, all come through its piece from now on."""
+    """The margin through which gradients also reach a tensor; without one, all come through its piece from now on."""
     if x.margin is None:
         return None
     x.margin.live = x.margin.live and x.margin.used
@@ -34,7 +34,7 @@ def require_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 @register("gradient", "grad.__get__", "_grad.__get__")
 def gradient(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The gradient, sharded as the tensor is."""
+    """The gradient, sharded like the tensor."""
     x: ShardedTensor = args[0]
     if x.margin is not None and x.margin.grad is not None:
         return ShardedTensor(true_gradient(x.margin.grad, x.placement), x.placement)
@@ -89,7 +89,7 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 @register("gradient", "register_post_accumulate_grad_hook")
 def register_accumulated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a hook with the tensor once its gradient is there."""
+    """Call a hook with the tensor once its gradient has been accumulated."""
     x, hook = args
     return x.local.register_post_accumulate_grad_hook(lambda _: hook(x))
 

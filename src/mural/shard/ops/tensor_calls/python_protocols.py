@@ -1,4 +1,4 @@
-"""What Python and torch ask of tensors beside their values: membership, order, kinds, at least so many dims."""
+"""Python's and torch's protocols for tensors: membership, reversal, result types, at least so many dims."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def contains(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @register("view", "__reversed__")
 def reversed_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The tensor with its first dim reversed, which is what Python walks over."""
+    """The tensor with its first dim reversed, which is what Python iterates over."""
     return args[0].flip(0)
 
 
 @register("attribute", "is_same_size")
 def is_same_size(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether two tensors have one shape."""
+    """Whether two tensors have the same shape."""
     return tuple(args[0].shape) == tuple(args[1].shape)
 
 
@@ -43,7 +43,7 @@ def result_type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 @register("view", "atleast_1d", "atleast_2d", "atleast_3d")
 def at_least(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Tensors with new dims of extent 1 where they have fewer; torch itself says where, on tensors without memory."""
+    """Tensors with new dims of extent 1 if they have fewer; torch itself says where, on meta tensors."""
     tensors: Any = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
     made = tuple(t.reshape(func(torch.empty(tuple(t.shape), device="meta")).shape) for t in tensors)
     return made[0] if len(args) == 1 and isinstance(args[0], Tensor) else made
@@ -51,7 +51,7 @@ def at_least(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @register("view", "H.__get__", "mH.__get__", "adjoint")
 def adjoint(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The last two dims exchanged, and conjugate."""
+    """The conjugate transpose of the last two dims."""
     x: Tensor = args[0]
     func(torch.empty((2,) * x.ndim, device="meta"))  # refuses what torch refuses
     turned = x.transpose(-2, -1)

@@ -1,4 +1,4 @@
-"""Views and rearrangements: data stay where they are wherever that is possible."""
+"""Views and rearrangements: data stay where they are if possible."""
 
 from mural.shard.ops.view import concatenate, gather_scatter, getitem, shapes, slices
 

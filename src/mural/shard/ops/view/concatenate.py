@@ -1,4 +1,4 @@
-"""Joins: tensors one after the other, side by side, and repeated, as a whole or position by position."""
+"""Joins: tensors concatenated, stacked, and repeated, as a whole or position by position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mural.shard.tensor import ShardedTensor
 
 @register("view", "repeat", "tile")
 def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The tensor several times along its dims, by joining it with itself where a dim is cut."""
+    """The tensor repeated along its dims, by concatenating it with itself if a dim is cut."""
     x, *rest = args
     times = kwargs.get(
         "repeats", kwargs.get("dims", rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest)
@@ -49,7 +49,7 @@ def cat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @register("view", "stack")
 def stack_new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Tensors side by side along a new dim."""
+    """Tensors stacked along a new dim."""
     tensors, dim = bound(args, kwargs, ("tensors", "dim"), 0)
     dim = dim_of(dim, tensors[0].ndim + 1, "stack")
     return joined(
@@ -60,7 +60,7 @@ def stack_new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
-    """Tensors one after the other along a dim, which is cut in the image's proportions if it was cut."""
+    """Tensors concatenated along a dim, which is cut in the image's proportions if it was cut."""
     tensors = [t for t in tensors if t.ndim != 1 or t.shape[0]] or tensors[:1]  # torch skips empty 1-D tensors
     dim = dim_of(dim, tensors[0].ndim, name)
     sharded = [t for t in tensors if isinstance(t, ShardedTensor)]
@@ -98,7 +98,7 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
 
 @lru_cache(maxsize=4096)
 def side_by_side(layouts: tuple[Layout, ...], dim: int) -> Layout | None:
-    """The layout of tensors one after the other along a dim of no axis, if they differ in nothing else; else None."""
+    """The layout of tensors concatenated along a dim of no axis, if they differ in nothing else; otherwise None."""
     first = layouts[0]
     if first.axes[dim] is not None or any(
         lay.ndim != first.ndim or lay.with_cut(dim, lay.cuts[dim], first.shape[dim]) != first for lay in layouts
@@ -108,7 +108,7 @@ def side_by_side(layouts: tuple[Layout, ...], dim: int) -> Layout | None:
 
 
 def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) -> Tensor:
-    """What this rank wants of a sharded tensor, or of one that every rank holds whole."""
+    """What this rank needs of a sharded tensor, or of one that every rank holds whole."""
     if isinstance(tensor, ShardedTensor):
         return pull(tensor, wants, name)
     at = layout.mesh.coordinates
@@ -118,7 +118,7 @@ def part_of(tensor: Tensor, wants: tuple[Want, ...], layout: Layout, name: str) 
 
 @register("along a dim", "repeat_interleave")
 def repeat_interleave(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Every position of a dim as often as it is told, one behind the other."""
+    """Every position of a dim repeated the given number of times in succession."""
     if len(args) + len(kwargs) == 1:
         raise UnsupportedOp(
             f"repeat_interleave of a sharded tensor of repeats alone, of shape {tuple(args[0].shape)}, lists "

@@ -41,7 +41,7 @@ def gather(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 @register("along a dim", "scatter", "scatter_", "scatter_add", "scatter_add_")
 def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writing classes along a dim that is not cut; into a plain tensor, with the whole index."""
+    """Writing along a dim that is not cut; into a plain tensor, with the whole index."""
     name = name_of(func)
     given = dict(zip(("input", "dim", "index", "src"), args, strict=False)) | kwargs
     x, dim, index = given["input"], given["dim"], given["index"]

@@ -1,4 +1,4 @@
-"""Reading and writing through brackets: slices and single positions first, listed positions of what is left."""
+"""Indexing for reading and writing: slices and single positions first, then listed positions of what is left."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from mural.shard.tensor import ShardedTensor, replicated, sharded_in
 Item = int | bool | slice | EllipsisType | Tensor | None
 
 MOST = 32
-"""A list with as many entries is one of positions to torch, whatever it holds."""
+"""torch takes a list with this many entries for a list of positions, whatever it holds."""
 
 
 def items_of(index: Any) -> list[Item]:
     """The items of an index: numbers, slices, `None`, `...` and tensors of positions.
 
-    A list that holds more than numbers stands for a tuple, as NumPy had it: `x[[slice(None), 0]]` is `x[:, 0]`.
+    A list that holds more than numbers stands for a tuple, as in old NumPy: `x[[slice(None), 0]]` is `x[:, 0]`.
 
     >>> items_of([slice(None), None, 3]), items_of([2, 3])
     ([slice(None, None, None), None, 3], [tensor([2, 3])])
@@ -42,12 +42,10 @@ def stands_for_tuple(index: Any) -> bool:
     """Whether torch takes a sequence for a tuple of items."""
     if isinstance(index, (Tensor, str)) or not isinstance(index, Sequence) or len(index) >= MOST:
         return False
-    return any(item is None or item is ... or isinstance(item, slice) or is_listed(item) for item in index)
-
-
-def is_listed(item: Any) -> bool:
-    """Whether an item holds positions of its own."""
-    return isinstance(item, (Tensor, Sequence)) or getattr(item, "ndim", 0) > 0  # an array of NumPy
+    return any(
+        item is None or item is ... or isinstance(item, (slice, Tensor, Sequence)) or getattr(item, "ndim", 0) > 0
+        for item in index
+    )
 
 
 def item_of(item: Any) -> Item:
@@ -72,7 +70,7 @@ def item_of(item: Any) -> Item:
 
 
 def in_order(items: Sequence[Item], ndim: int) -> list[Item]:
-    """The items with slices for what `...`, or the end, leaves out.
+    """The items, with slices for the dims that `...` or the end leaves out.
 
     >>> in_order([..., 2], 3), in_order([0, None], 2)
     ([slice(None, None, None), slice(None, None, None), 2], [0, None, slice(None, None, None)])
@@ -87,7 +85,7 @@ def in_order(items: Sequence[Item], ndim: int) -> list[Item]:
 
 
 def dims_of_item(item: Item) -> int:
-    """How many dims of the tensor an item speaks of."""
+    """How many dims of the tensor an item indexes."""
     if item is None or item is ... or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
@@ -98,7 +96,7 @@ def dims_of_item(item: Item) -> int:
 
 @register("view", "__getitem__")
 def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What is at an index of any form that torch takes."""
+    """The values at an index of any form that torch accepts."""
     x, index = args
     if not isinstance(x, ShardedTensor):
         return looked_up(x, index if isinstance(index, tuple) else (index,))
@@ -109,16 +107,16 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def basic(x: ShardedTensor, items: Sequence[Item]) -> tuple[Any, dict[int, Tensor]]:
-    """The view that slices and single positions make, and the listed positions that are left to take, by dim of it."""
+    """The view that slices and single positions make, and the listed positions that remain, by dim of the view."""
     out: Any = x
     listed: dict[int, Tensor] = {}
     dim = 0
     for at, item in enumerate(items):
-        if not isinstance(out, ShardedTensor):  # one value: new dims alone can follow
+        if not isinstance(out, ShardedTensor):  # one value: only new dims can follow
             return replicated(out[tuple(items[at:])], x.placement), {}
         if item is None or isinstance(item, bool):
             out = unsqueezed(out, dim)
-            if item is not None:  # torch counts `True` as a list of one position along a new dim
+            if item is not None:  # torch treats `True` as a list of one position along a new dim
                 listed[dim] = torch.zeros(int(item), dtype=torch.long, device=x.device)
             dim += 1
         elif isinstance(item, slice):
@@ -139,7 +137,7 @@ def basic(x: ShardedTensor, items: Sequence[Item]) -> tuple[Any, dict[int, Tenso
 
 @register("view", "__setitem__")
 def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write to a part: what an index of any form names, or where a mask is true."""
+    """Write to the part that an index of any form selects, or where a mask is true."""
     x, index, value = args
     if not isinstance(x, ShardedTensor):
         where = "with a sharded index" if sharded_in([index]) else "a sharded value"

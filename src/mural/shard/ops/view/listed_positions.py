@@ -1,4 +1,4 @@
-"""Listed positions: parts of a tensor that tensors of positions name, along one dim or several."""
+"""Listed positions: parts of a tensor that tensors of positions select, along one dim or several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mural.shard.relayout import gather
 from mural.shard.tensor import ShardedTensor
 
 Listed = Mapping[int, Tensor]
-"""Tensors of positions by the dim that they speak of; they are broadcast against each other."""
+"""Tensors of positions by the dim that they index; they are broadcast against each other."""
 
 
 def whole_index(index: Tensor) -> Tensor:
@@ -50,12 +50,12 @@ def positions_of(index: Tensor, shape: Sequence[int], dim: int) -> dict[int, Ten
 
 
 def listed_layout(layout: Layout, index: Listed) -> Layout:
-    """The layout of what is picked: the new dims where the listed ones were, or first if others lie between those."""
+    """The layout of the selection: the new dims where the listed ones were, or first if others are between those."""
     dims = sorted(index)
     new = torch.broadcast_shapes(*(tuple(i.shape) for i in index.values()))
     kept = [d for d in range(layout.ndim) if d not in index]
     at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
-    # Along one dim the positions stay of that dim's axis, along which they may be cut again.
+    # Along one dim the positions keep that dim's axis, along which they may be cut again.
     origins: list[int | None] = [dims[0]] if len(dims) == len(new) == 1 else [None] * len(new)
     shape = [layout.shape[d] for d in kept]
     place = layout.gathered(dims).pick([*kept[:at], *origins, *kept[at:]], [*shape[:at], *new, *shape[at:]])
@@ -68,14 +68,14 @@ def brackets(index: Listed) -> tuple[Tensor | slice, ...]:
 
 
 def taken(x: ShardedTensor, index: Listed) -> ShardedTensor:
-    """What is at the listed positions; a dim that they speak of is gathered first if it is cut."""
+    """The values at the listed positions; an indexed dim is gathered first if it is cut."""
     x = gather(x, sorted(index), "indexing")
     check_range(x, index)
     return ShardedTensor(x.local[brackets(index)], listed_layout(x.placement, index))
 
 
 def check_range(x: ShardedTensor, index: Listed) -> None:
-    """Raise for a position that is not there on a rank without data, as torch does on the others."""
+    """Raise for a position out of range on a rank without data, as torch does on the others."""
     for dim, positions in index.items() if not x.local.numel() else ():
         if bool(((positions < -x.shape[dim]) | (positions >= x.shape[dim])).any()):
             raise IndexError(f"indexing: a position is out of range for dim {dim} of extent {x.shape[dim]}")

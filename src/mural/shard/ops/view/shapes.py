@@ -1,4 +1,4 @@
-"""Permutations, reshapes, quarter turns and broadcasts: data stay where they are wherever the cut dims stay apart."""
+"""Permutations, reshapes, quarter turns and broadcasts: data stay where they are if the cut dims stay separate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mural.shard.tensor import ShardedTensor
 
 @register("view", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
 def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """The dims in another order; torch itself says in which, on a tensor whose extents are the dims' numbers."""
+    """The dims in another order, which torch itself computes on a tensor whose extents are the dims' numbers."""
     x = args[0]
     probe = torch.empty_strided((2,) * x.ndim, tuple(range(1, x.ndim + 1)), device="meta")
     order = [s - 1 for s in func(probe, *args[1:], **kwargs).stride()]
@@ -51,7 +51,7 @@ def unsqueeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @register("view", "squeeze")
 def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without dims of extent 1."""
+    """The tensor without dims of extent 1."""
     x = args[0]
     dims = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(x.ndim)))
     chosen = [dim_of(d, x.ndim, "squeeze") for d in ((dims,) if isinstance(dims, int) else dims)]
@@ -66,7 +66,7 @@ def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 @register("view", "reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "ravel")
 def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Another shape; torch itself says which, on a tensor without memory."""
+    """Another shape, which torch itself computes on a meta tensor."""
     x = args[0]
     name = name_of(func)
     if any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
@@ -79,7 +79,7 @@ def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 @register("view", "expand", "expand_as", "broadcast_to")
 def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Dims of extent 1 repeated without memory; like the other tensor where one is given."""
+    """Dims of extent 1 expanded without memory; to the shape of another tensor if one is given."""
     x = args[0]
     if len(args) > 1 and isinstance(args[1], Tensor):
         layout = common_layout(func, (x, args[1]))
@@ -119,7 +119,7 @@ def rot90(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def broadcast_all(func: Any, tensors: Sequence[Tensor]) -> tuple[ShardedTensor, ...]:
-    """Each tensor repeated without memory to the shape and layout that all have in common."""
+    """Each tensor expanded without memory to the common shape and layout."""
     layout, name = common_layout(func, tensors), name_of(func)
     pieces = [piece_of(t, layout, name).expand(layout.local_shape) for t in tensors]
     return tuple(ShardedTensor(piece, layout, name) for piece in pieces)
@@ -138,7 +138,7 @@ def broadcast_tensors(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 @register("view", "meshgrid")
 def meshgrid(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Grids of coordinates: tensor i varies along dim i alone, or for "xy" the first two along each other's dim."""
+    """Grids of coordinates: tensor i varies only along dim i; for "xy", the first two along each other's dim."""
     tensors, indexing = listed(args), kwargs.get("indexing") or "ij"
     if indexing not in ("ij", "xy") or any(t.ndim > 1 for t in tensors):
         raise RuntimeError(f"meshgrid takes sequences and indexing 'ij' or 'xy', not {indexing!r}")

@@ -35,7 +35,7 @@ def sliced(x: ShardedTensor, dim: int, start: int, stop: int, step: int = 1) -> 
 
 
 def seen_from(x: ShardedTensor, view: ShardedTensor, *, partial: bool = False) -> ShardedTensor:
-    """A view of a tensor, which is partial where the tensor is or the view makes it so."""
+    """A view of a tensor, which is partial if the tensor is or the view makes it so."""
     view.partial = x.partial or partial
     return view
 
@@ -91,7 +91,7 @@ def index_select(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 @register("view", "split", "chunk", "tensor_split", "unbind", "split_with_sizes")
 def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Consecutive slices; torch itself says where, on a tensor of the same extent without memory."""
+    """Consecutive slices, whose bounds torch itself computes on a meta tensor of the same extent."""
     x = args[0]
     name = name_of(func)
     dim = kwargs.get(

@@ -1,4 +1,4 @@
-"""Adaptive pooling to any size; to few positions it is a reduction and moves no image."""
+"""Adaptive pooling to any size; to few positions it is a reduction that moves no image data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def adaptive_rule(extents: Sequence[int], sizes: Sequence[int], largest: bool) -
 
 
 def max_boxes(piece: Tensor, windows: tuple[Window, ...], places: tuple[Place, ...]) -> Tensor:
-    """The maximum of each window, the first position of each winning ties as in torch."""
+    """The maximum of each window; the first position wins ties, as in torch."""
     spans = [w.span(p.out) for w, p in zip(windows, places, strict=True)]
     cells = [
         [w.span(Interval(o, o + 1)).shift(-span.start) for o in range(*p.out)]
@@ -80,12 +80,12 @@ ADAPTIVE = [f"adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 
 
 @register("windowed", *ADAPTIVE)
 def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Adaptive pooling; to one position per channel it is a reduction and moves no image."""
+    """Adaptive pooling; to one position per channel it is a reduction that moves no image data."""
     names = ("input", "output_size", "return_indices")
     x, size, indices = bound(args, kwargs, names, False)
     name = name_of(func)
     n, largest = int(name[-2]), "max" in name
-    if largest and (indices or func is not getattr(F, name)):  # the builtins below F return positions too
+    if largest and (indices or func is not getattr(F, name)):  # the builtins under F return positions too
         return getattr(F, f"{name}_with_indices")(x, size)
     extents = tuple(x.shape[x.ndim - n :])
     wanted = (size,) * n if isinstance(size, int) or size is None else tuple(size) * (n if len(tuple(size)) == 1 else 1)
@@ -110,7 +110,7 @@ def adaptive(x: ShardedTensor, sizes: tuple[int, ...], largest: bool) -> Sharded
 
 
 def averaged(x: ShardedTensor, dim: int, size: int) -> ShardedTensor:
-    """Adaptive averages along one dim, few enough that every rank holds them: each adds its part of the sums."""
+    """Adaptive averages along one dim, few enough for every rank to hold them all: each adds its part of the sums."""
     if size == 1:
         return x.mean(dim, keepdim=True)  # type: ignore[return-value]
     own, window = x.box[dim], Window.adaptive(x.shape[dim], size)

@@ -53,7 +53,7 @@ def affine_piece(theta: Tensor, place: Layout, align: bool) -> Tensor:
 
 
 def ramp_of(extent: int, own: Interval, align: bool, like: Tensor) -> Tensor:
-    """An interval of coordinates from −1 to 1: of the outer pixels' centres, or of the image's edges."""
+    """An interval of coordinates, in which −1 and 1 are the outer pixels' centres, or the image's edges."""
     if extent == 1:
         return like.new_zeros(own.size)
     ramp = torch.linspace(-1, 1, extent, dtype=like.dtype, device=like.device)

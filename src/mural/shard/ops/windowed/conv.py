@@ -82,7 +82,7 @@ def conv_windows(
 
 
 def frozen(value: Any) -> Any:
-    """An argument that can be a key: a list as a tuple."""
+    """An argument as a cache key: lists become tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -120,7 +120,7 @@ def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> 
 def whole_output(
     layout: Layout, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Layout | None:
-    """The layout of a convolution's output where ranks have whole images before and behind it: torch's own is exact."""
+    """The layout of a convolution's output if ranks have whole images before and after it: torch's own is exact."""
     dims = range(layout.ndim - len(kernel), layout.ndim)
     found = conv_windows(layout.shape[dims.start :], kernel, stride, padding, dilation, groups)
     target = layout.resized({d: w.out_extent for d, w in zip(dims, found.windows, strict=True) if not is_identity(w)})
@@ -128,7 +128,7 @@ def whole_output(
 
 
 def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
-    """The tensor with its channels whole on every rank, where a permutation has cut them."""
+    """The tensor with its channels whole on every rank, if a permutation has cut them."""
     channel = x.ndim - dims - 1
     return gather(x, (channel,), "convolution") if channel >= 0 and x.placement.is_cut(channel) else x
 
@@ -136,7 +136,7 @@ def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
 def check_parameters(
     x: ShardedTensor, weight: Tensor, bias: Tensor | None, channels: int, outputs: int, amounts: Any
 ) -> None:
-    """Raise what torch would raise, before anything is sent: a kernel that raises later would leave messages behind."""
+    """Raise what torch would raise, before anything is sent: a kernel that raises later would leave messages open."""
     n = weight.ndim - 2
     if x.ndim not in (n + 1, n + 2) or x.shape[-n - 1] != channels:
         raise RuntimeError(
@@ -152,7 +152,7 @@ def check_parameters(
 
 @register("windowed", "conv1d", "conv2d", "conv3d")
 def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """A convolution: by halo strips where they apply, else on the attached window."""
+    """A convolution: by halo strips if they apply, otherwise on the attached window."""
     x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
     n = weight.ndim - 2
     x = whole_channels(x, n)
@@ -226,7 +226,7 @@ def transposed_rule(
 
 
 def crop_or_pad(y: Tensor, amounts: list[int]) -> Tensor:
-    """`F.pad` with zeros; a crop alone is a view."""
+    """`F.pad` with zeros; a pure crop is a view."""
     if any(a > 0 for a in amounts):
         return F.pad(y, amounts)
     for i in range(0, len(amounts), 2):

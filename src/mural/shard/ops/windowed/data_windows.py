@@ -1,4 +1,4 @@
-"""Windows that depend on data: every rank finds out what it reads, and tells the others."""
+"""Windows that depend on data: every rank determines what it reads, and tells the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mural.shard.tensor import ShardedTensor
 
 
 def fetched(x: ShardedTensor, mine: Box, name: str) -> Tensor:
-    """The part of a tensor at the box that this rank asks for; every rank asks for its own."""
+    """The part of a tensor at the box that this rank requests; every rank requests its own."""
     layout, mesh = x.placement, x.mesh
     axes = layout.axes_of(range(layout.ndim))
     asked = stacked(torch.tensor([list(interval) for interval in mine]), mesh, axes, name).tolist()
@@ -34,8 +34,8 @@ def part_at(tensor: Tensor, layout: Layout, name: str) -> Tensor:
 def empty_piece(layout: Layout, first: Tensor, *others: Tensor) -> Tensor:
     """The empty piece of a rank without outputs, of the first tensor's type and connected to all tensors.
 
-    It saves a tensor, as the kernels of its peers do: what a checkpoint saved is computed again when backward first
-    asks for it, with its exchanges, and that must come before the same exchanges on every rank.
+    It saves a tensor, as the kernels of its peers do: a checkpoint recomputes when backward first needs a saved tensor,
+    with its exchanges, and that must happen at the same point on every rank.
     """
     nothing = sum((other.sum().to(first.dtype) for other in others), first.sum())
     return first.new_zeros(layout.local_shape) + nothing * first.new_zeros(())

@@ -1,4 +1,4 @@
-"""Deformable convolution, torchvision's: each rank fetches the window that its offsets reach, and runs it there."""
+"""torchvision's deformable convolution: each rank fetches the window that its offsets reach, and runs on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Deformed:
 
 
 def deform_conv2d(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """A convolution whose window's pixels are moved by offsets, and weighted by a mask where one is given."""
+    """A convolution whose window's pixels are moved by offsets, and weighted by a mask if one is given."""
     x, weight, offset, mask, bias, *rest = bound(args, kwargs, NAMES)
     strides, pads, steps, kernel = rest[0:2], rest[2:4], rest[4:6], tuple(weight.shape[-2:])
     if not isinstance(x, ShardedTensor) or any(isinstance(t, ShardedTensor) for t in (weight, bias)):
@@ -73,7 +73,7 @@ def deform_conv2d(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 def on_piece(
     func: Callable[..., Any], tensors: tuple[Tensor, ...], numbers: Deformed, reached: Box, target: Layout
 ) -> Tensor:
-    """The operator without padding on a piece that is at least as long as its own windows: offsets begin there."""
+    """The operator without padding, on a piece at least as long as its own windows, which offsets are relative to."""
     piece, weight, offsets, mask, bias = tensors
     windows, places = numbers.windows, target.box[2:]
     own = [w.span(o).size for w, o in zip(windows, places, strict=True)]
@@ -82,15 +82,15 @@ def on_piece(
     shifts = [w.span(o).start - r.start for w, o, r in zip(windows, places, reached, strict=True)]
     wide = offsets.float() if offsets.dtype in (torch.float16, torch.bfloat16) else offsets
     wide = wide + wide.new_tensor(shifts).repeat(wide.shape[1] // 2).view(-1, 1, 1)
-    longer = F.pad(piece, behind([max(0, n - r.size) for r, n in zip(reached, own, strict=True)]))
-    mask = F.pad(mask, behind(more)) if numbers.last[-1] else mask
-    given = [t.to(wide.dtype) for t in (longer, weight, F.pad(wide, behind(more)), mask, bias)]
+    longer = F.pad(piece, padding_after([max(0, n - r.size) for r, n in zip(reached, own, strict=True)]))
+    mask = F.pad(mask, padding_after(more)) if numbers.last[-1] else mask
+    given = [t.to(wide.dtype) for t in (longer, weight, F.pad(wide, padding_after(more)), mask, bias)]
     with torch.autocast(piece.device.type, enabled=False):
         local = func(*given, *numbers.strides, 0, 0, *numbers.steps, *numbers.last)
     return local[..., : places[0].size, : places[1].size].to(piece.dtype)
 
 
-def behind(amounts: Sequence[int]) -> list[int]:
+def padding_after(amounts: Sequence[int]) -> list[int]:
     """The amounts of `F.pad` that lengthen rows and columns at their end."""
     return [0, amounts[1], 0, amounts[0]]
 
@@ -111,7 +111,7 @@ def reach(offsets: Tensor, numbers: Deformed, target: Layout, dim: int) -> Inter
 
 
 def enter() -> bool:
-    """Enter the rule where torchvision's operators are loaded; whether they are."""
+    """Whether torchvision's operators are loaded; if so, the rule is registered."""
     packet = getattr(torch.ops.torchvision, "deform_conv2d", None)
     for function in () if packet is None else (packet, packet.default):
         TABLE[function] = ("deform_conv2d", deform_conv2d)
@@ -119,10 +119,10 @@ def enter() -> bool:
 
 
 def load() -> None:
-    """Load torchvision's operators where it is installed with some that fit this torch, and enter the rule.
+    """Load torchvision's operators if it is installed with some that fit this torch, and register the rule.
 
-    A torch for CPUs cannot load those of a torchvision for CUDA. Its models need none, but its import describes two,
-    and fails where there are none to describe: these are declared, without kernels, so that a call still raises.
+    A CPU build of torch cannot load the operators of a torchvision built for CUDA. Its models need none, but its import
+    refers to two, and fails if they do not exist: these are declared, without kernels, so that a call still raises.
     """
     found = importlib.util.find_spec("torchvision")
     if enter() or found is None or found.origin is None:

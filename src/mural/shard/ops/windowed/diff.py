@@ -1,4 +1,4 @@
-"""Differences of neighbours along any dim: a window of as many positions as the order asks for."""
+"""Differences of neighbours along any dim: a window of as many positions as the order needs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mural.shard.tensor import ShardedTensor
 
 @register("windowed", "diff")
 def diff(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The n-th differences along a dim, of the tensor with what is put before and behind it."""
+    """The n-th differences along a dim, of the tensor with what is prepended and appended."""
     names = ("input", "n", "dim", "prepend", "append")
-    x, n, dim, before, behind = bound(args, kwargs, names, 1, -1, None, None)
+    x, n, dim, before, after = bound(args, kwargs, names, 1, -1, None, None)
     dim = dim_of(dim, x.ndim, "diff")
-    parts = [part for part in (before, x, behind) if part is not None]
+    parts = [part for part in (before, x, after) if part is not None]
     if n > 0 and len(parts) > 1:
         x = torch.cat(parts, dim)
     if not isinstance(x, ShardedTensor):

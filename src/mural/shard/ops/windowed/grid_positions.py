@@ -1,4 +1,4 @@
-"""Where a grid's coordinates lie in an image, bit for bit as torch computes it, and which pixels they read."""
+"""The positions of a grid's coordinates in an image, bit for bit as torch computes them, and the pixels they read."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Lattice:
     fused: bool
 
     def window(self, positions: Tensor) -> Interval:
-        """The lattice points that positions read; behind the border where it repeats or mirrors the image."""
+        """The lattice points that positions read; beyond the border if it repeats or mirrors the image."""
         known = positions.detach()
         known = known[known.isfinite()]
         low, high = (float(v) for v in torch.aminmax(known)) if known.numel() else (0.0, 0.0)
-        before, behind = {"nearest": (0, 1), "bilinear": (0, 2), "bicubic": (-1, 3)}[self.mode]
+        before, after = {"nearest": (0, 1), "bilinear": (0, 2), "bicubic": (-1, 3)}[self.mode]
         limit = float(self.extent + 8)
         start = floor(min(max(low, -8.0), limit)) + before
-        stop = floor(min(max(high, -8.0), limit)) + behind
+        stop = floor(min(max(high, -8.0), limit)) + after
         if self.extends:
             return Interval(start, stop)
         start = min(max(0, start), self.extent - 1)
@@ -39,11 +39,11 @@ class Lattice:
 
     @property
     def extends(self) -> bool:
-        """Whether points outside the image are read: the others fill up with zeros, or move positions inside."""
+        """Whether points outside the image are read: other padding modes fill with zeros, or move positions inside."""
         return self.mode == "bicubic" and self.padding != "zeros"
 
     def source(self, point: int) -> int:
-        """The pixel at a lattice point, which may lie outside."""
+        """The pixel at a lattice point, which may be outside."""
         if self.padding == "border":
             return min(max(0, point), self.extent - 1)
         edge = 0 if self.align_corners else 1  # mirrored without or with the edge itself
@@ -62,7 +62,7 @@ class Lattice:
 
 
 class _Moved(torch.autograd.Function):
-    """Values that are known, with the slope that they have over some positions."""
+    """Known values, with their slope over some positions."""
 
     @staticmethod
     def forward(ctx: Any, positions: Tensor, values: Tensor, slope: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class _Moved(torch.autograd.Function):
 
 
 def positions_of(lattice: Lattice, coordinates: Tensor) -> Tensor:
-    """Where normalised coordinates lie between the pixels, moved inside where the border says so."""
+    """The positions of normalised coordinates among the pixels, moved inside if the padding mode says so."""
     wide = coordinates.float() if coordinates.dtype in (torch.float16, torch.bfloat16) else coordinates
     shifted, extent = wide + 1, lattice.extent
     if lattice.align_corners:
@@ -107,7 +107,7 @@ def moved(position: Tensor, values: Tensor, slope: Tensor) -> Tensor:
 
 
 def mirrored(position: Tensor, lattice: Lattice) -> Tensor:
-    """Positions reflected at the image's border until they lie inside."""
+    """Positions reflected at the image's border until they are inside."""
     low, span = (0.0, lattice.extent - 1) if lattice.align_corners else (-0.5, lattice.extent)
     known = position.detach() - low
     if span == 0:
@@ -118,7 +118,7 @@ def mirrored(position: Tensor, lattice: Lattice) -> Tensor:
 
 
 def fused(a: Tensor, b: float, c: float) -> Tensor:
-    """a·b + c, rounded once, as a fused multiply-add does it; `a` and `b` halved exactly into parts if need be.
+    """a·b + c, rounded once, as by a fused multiply-add; `a` and `b` are split exactly into halves if need be.
 
     torch's kernels are compiled to such instructions. At a pixel's exact position the last bit decides which
     neighbours are read, and so the gradient.

@@ -24,18 +24,18 @@ from mural.shard.tensor import ShardedTensor
 
 MODES = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
-"""In the order of torch's numbers for them."""
+"""In the order of torch's numbering."""
 
 
 def normalised(positions: Sequence[Tensor], piece: Tensor) -> Tensor:
-    """The grid whose points lie at these positions of the piece: the last dim first, −1 and 1 are the outer edges."""
+    """The grid with points at these positions of the piece: the last dim first, −1 and 1 are the outer edges."""
     extents = piece.shape[2:]
     grid = [(2 * p + 1) / n - 1 for p, n in zip(positions, extents, strict=True)]
     return torch.stack(grid[::-1], -1).to(piece.dtype)
 
 
 class _Sample(torch.autograd.Function):
-    """A piece at positions. Positions between the same pixels have the same slope, so it is taken halfway.
+    """A piece sampled at positions. Positions between the same pixels have the same slope, so it is taken halfway.
 
     The slope jumps at a pixel, and positions at pixels are common (a grid that changes nothing). On the way
     through a grid of the piece a position moves by a rounding error, which must not move it across a pixel.
@@ -84,7 +84,7 @@ def sampled(piece: Tensor, positions: Sequence[Tensor], mode: str) -> Tensor:
 
 @register("windowed", "grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sample(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """The image at the grid's positions, cut like the grid, or like the image where the grid is not cut."""
+    """The image at the grid's positions, cut like the grid, or like the image if the grid is not cut."""
     name = name_of(func)
     if name == "grid_sample":
         names = ("input", "grid", "mode", "padding_mode", "align_corners")

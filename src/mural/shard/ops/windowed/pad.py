@@ -88,7 +88,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @register("windowed", "roll")
 def roll(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """Positions moved around the end."""
+    """Positions shifted, wrapping around the end."""
     x, shifts, dims = bound(args, kwargs, ("input", "shifts", "dims"), None)
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         raise UnsupportedOp("roll of a flattened sharded tensor: give dims")

@@ -25,7 +25,7 @@ AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.
 
 
 def pooled_extent(extent: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """The output's extent; with ceil_mode, a last window that would start behind the image is dropped.
+    """The output's extent; with ceil_mode, a last window that would start beyond the image is dropped.
 
     >>> pooled_extent(10, 3, 2, 1, 1, False), pooled_extent(10, 3, 2, 0, 1, True)
     (5, 5)
@@ -119,7 +119,7 @@ def avg_pool_rule(
 def kernel_of(
     dims: int, name: str, widest: tuple[int, ...], arguments: Callable[[tuple[int, ...]], tuple[Any, ...]]
 ) -> Kernel:
-    """The kernel that torch has for a pool, and its backward; one dim runs as a row of two."""
+    """The kernel of torch for a pool, and its backward; one dim runs as two."""
     n = max(2, dims)
     forward = getattr(torch.ops.aten, name.format(n=n))
     backward = getattr(torch.ops.aten, f"{name.format(n=n)}_backward")
@@ -143,7 +143,7 @@ def kernel_of(
 
 
 def row(values: tuple[int, ...]) -> tuple[int, ...]:
-    """Arguments of one dim as those of two."""
+    """Arguments for one dim as arguments for two."""
     return (1, *values) if len(values) == 1 else values
 
 
@@ -156,7 +156,7 @@ def sum_pool(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], diviso
 
 
 def overhangs(window: Reads, padding: int) -> bool:
-    """Whether the last window reaches behind the padded image."""
+    """Whether the last window reaches beyond the padded image."""
     last = Interval(window.out_extent - 1, window.out_extent)
     return isinstance(window, Window) and window.span(last).stop > window.extent + padding
 
@@ -185,7 +185,7 @@ def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def by_borders(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTensor:
-    """A pool by interior and borders where that applies, else on the attached window."""
+    """A pool by interior and borders if that applies, otherwise on the attached window."""
 
     def usual() -> ShardedTensor:
         return found if (found := pooled(x, rule, kernel)) is not None else windowed(x, rule)
@@ -195,7 +195,7 @@ def by_borders(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTenso
 
 
 def pool_work(x: ShardedTensor, rule: Windowed) -> float:
-    """The operations of a pool for one output position."""
+    """The floating-point operations of a pool for one output position."""
     reach = prod(w.hi - w.lo for w in rule.dims if isinstance(w, Window))
     return float(reach * x.shape[x.ndim - len(rule.dims) - 1])
 

@@ -1,4 +1,4 @@
-"""Max-pooling that also says where each maximum was: its position in the whole flattened plane, as torch counts."""
+"""Max-pooling that also returns where each maximum was: its position in the whole flattened plane, as in torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ravelled(coordinates: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 
 
 def first_inside(coordinate: Tensor, step: int) -> Tensor:
-    """A window's first position inside the image, for a window of lowest values that begins before it."""
+    """A window's first position inside the image, for a window of lowest values that begins before the image."""
     return torch.where(coordinate < 0, coordinate + (step - 1 - coordinate) // step * step, coordinate)
 
 
@@ -125,8 +125,8 @@ def adaptive_max_pool_with_indices(func: Callable[..., Any], args: tuple[Any, ..
 def adaptive_pair(x: ShardedTensor, sizes: tuple[int, ...], name: str) -> Pair:
     """Adaptive max-pooling of the last dims with positions.
 
-    Along a dim that is too small to cut afterwards, each rank looks at its own pixels and the winners are merged;
-    along the others it fetches what its outputs read.
+    Along a dim whose output is too small to cut, each rank searches its own pixels and the winners are merged; along
+    the others it fetches what its outputs read.
     """
     n = len(sizes)
     lead = x.ndim - n
@@ -172,7 +172,7 @@ def adaptive_cells(piece: Tensor, windows: tuple[Window, ...], target: Layout, h
 
 
 def first_largest(values: Tensor, index: Tensor) -> Pair:
-    """The largest over the first dim, of equal ones the first position; the last of those that are not numbers."""
+    """The largest over the first dim; of equal values the first position, of NaNs the last."""
     known = values.detach()
     lost = known.isnan()
     first = torch.where(known == known.amax(0, keepdim=True), index, NOWHERE)

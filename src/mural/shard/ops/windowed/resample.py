@@ -1,4 +1,4 @@
-"""Interpolation and pixel shuffling: outputs on another lattice than inputs."""
+"""Interpolation and pixel shuffling: outputs on a different lattice from inputs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Taps:
 
     @property
     def copies(self) -> bool:
-        """Whether torch copies along this dim: in the linear modes where the extent stays, whatever the scale."""
+        """Whether torch copies along this dim: in the linear modes if the extent stays, whatever the scale."""
         return self.mode in LINEAR and not self.align_corners and self.extent == self.out_extent
 
     def source(self, o: int) -> float:
-        """Where an output lies between the inputs."""
+        """The position of an output among the inputs."""
         if self.copies:
             return o
         if self.mode == "nearest" or self.align_corners:
@@ -53,7 +53,7 @@ class Taps:
         return (o + 0.5) * self.scale - 0.5
 
     def reads(self, out: Interval) -> tuple[Interval, ...]:
-        """The inputs under an output interval, with a position to spare for rounding."""
+        """The inputs that an output interval reads, with one extra position for rounding."""
         if out.size == 0:
             return (Interval(0, 0),)
         reach = 3 if self.mode == "bicubic" else 2
@@ -85,7 +85,7 @@ class Taps:
 
 
 def cubic(t: Tensor) -> list[Tensor]:
-    """The four weights of cubic convolution with a = −0.75, at a distance t behind the second tap."""
+    """The four weights of cubic convolution with a = −0.75, at a distance t after the second tap."""
     a = -0.75
 
     def near(x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def cubic(t: Tensor) -> list[Tensor]:
 
 @lru_cache(maxsize=256)
 def nearest_index(taps: Taps, dtype: torch.dtype, device: torch.device, dims: int) -> Tensor:
-    """Which input torch's nearest neighbour picks for every output: asked of torch, whose rounding is its own."""
+    """The input that torch's nearest neighbour picks for every output, from torch itself, for the same rounding."""
     exact = torch.float64 if dtype == torch.float64 or taps.extent > 2**24 else torch.float32
     positions = torch.arange(taps.extent, dtype=exact, device=device).view(1, 1, -1, *(1,) * (dims - 1))
     factor = [1 / taps.scale] + [1.0] * (dims - 1)
@@ -168,7 +168,7 @@ def target_sizes(
 
 
 def check_extents(outs: Sequence[int]) -> None:
-    """Raise where the output would be empty."""
+    """Raise if the output would be empty."""
     if min(outs) < 1:
         raise RuntimeError(f"interpolate: the output would have extents {tuple(outs)}; each must be at least 1")
 
@@ -206,7 +206,7 @@ def interpolate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def shuffle_rule(extents: Sequence[int], factor: int) -> Windowed:
-    """The rule of pixel shuffle: channels become positions, `factor` for one along each dim."""
+    """The rule of pixel shuffle: channels become positions, `factor` times as many along each dim."""
     windows = tuple(Window(e, e * factor, den=factor, hi=factor) for e in extents)
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:

@@ -69,7 +69,7 @@ def fold_rule(
 
 @register("windowed", "unfold", "im2col")
 def unfold(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """`F.unfold`, whose columns stay where their windows lie; `Tensor.unfold` along any dim."""
+    """`F.unfold`, whose columns stay where their windows are; `Tensor.unfold` along any dim."""
     if func is Tensor.unfold:
         x, dim, size, step = bound(args, kwargs, ("input", "dimension", "size", "step"))
         return sliding(x, dim_of(dim, x.ndim, "unfold"), size, step)
@@ -83,7 +83,7 @@ def unfold(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def check_channels(x: ShardedTensor, dim: int, name: str) -> None:
-    """Raise where channels are cut: they would have to be merged with a window's pixels."""
+    """Raise if channels are cut: they would have to be merged with a window's pixels."""
     if x.placement.is_cut(dim):
         raise UnsupportedOp(f"{name} of a tensor of shape {tuple(x.shape)} whose channels (dim {dim}) are cut")
 
@@ -91,7 +91,7 @@ def check_channels(x: ShardedTensor, dim: int, name: str) -> None:
 @register_folded("fold", "col2im")
 @register("windowed", "fold", "col2im")
 def fold(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """`F.fold`: each pixel is the sum of the columns whose windows hold it."""
+    """`F.fold`: each pixel is the sum of the columns whose windows contain it."""
     names = ("input", "output_size", "kernel_size", "dilation", "padding", "stride")
     x, size, kernel, dilation, padding, stride = bound(args, kwargs, names, 1, 0, 1)
     outs, kernels = each(size, 2), each(kernel, 2)

@@ -1,4 +1,4 @@
-"""Max-unpooling: each value goes to the position that its index names, on whichever rank that lies."""
+"""Max-unpooling: each value goes to the position that its index names, on whichever rank that is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def max_unpool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def unpooled_extents(extents: Sequence[int], kernel: Any, stride: Any, padding: Any, size: Any) -> tuple[int, ...]:
-    """The output's extents: the smallest that the pool could have come from, or those asked for if they are near."""
+    """The output's extents: the smallest that the pool could have come from, or the requested ones if close."""
     n = len(extents)
     kernels, pads = each(kernel, n), each(padding, n)
     strides = kernels if stride is None else each(stride, n)
@@ -78,8 +78,8 @@ def unpooled(x: ShardedTensor, indices: ShardedTensor, outs: tuple[int, ...], na
     position = torch.where(inside, ravelled(local, shape), count).flatten(lead)
     if not values.numel():
         return ShardedTensor(empty_piece(target, values), target)
-    # torch's own kernel, so that of values for one position the same one wins; what lands elsewhere goes to one
-    # position more, which is dropped.
+    # torch's own kernel, so that the same value wins if several go to one position; values for other ranks go to an
+    # extra position, which is dropped.
     plane = torch.ops.aten.max_unpool2d(values.flatten(lead).unsqueeze(-1), position.unsqueeze(-1), (count + 1, 1))
     return ShardedTensor(plane[..., :count, 0].reshape(target.local_shape), target)
 
@@ -88,7 +88,7 @@ def landing(indices: ShardedTensor, target: Layout, outs: tuple[int, ...], name:
     """What every rank needs of the input: along each cut dim, the rows with an index in its part of the output."""
     flat, lead, layout = indices.local, indices.ndim - len(outs), indices.placement
     if flat.numel() and (int(flat.min()) < 0 or int(flat.max()) >= prod(outs)):
-        raise RuntimeError(f"{name}: an index lies outside the output's {prod(outs)} positions of extents {outs}")
+        raise RuntimeError(f"{name}: an index is outside the output's {prod(outs)} positions of extents {outs}")
     wants = list(target.wants())
     cut = [d for d in range(lead, target.ndim) if target.is_cut(d)]
     for d in range(lead, target.ndim):
@@ -105,7 +105,7 @@ def landing(indices: ShardedTensor, target: Layout, outs: tuple[int, ...], name:
 
 
 def rows_into(coordinate: Tensor, dim: int, intervals: Sequence[Interval], start: int) -> Tensor:
-    """For each interval, the first row of a dim that has a coordinate in it, and the row behind the last."""
+    """For each interval, the first row of a dim that has a coordinate in it, and the row after the last."""
     rows: list[list[int]] = []
     moved = coordinate.movedim(dim, 0).flatten(1)
     for interval in intervals:
