@@ -261,3 +261,14 @@ def test_large_models_are_cut(stages: int) -> None:
         naive, lean = (partition(graph, stages, by) for by in ("layers", "memory"))
         assert lean.memory < naive.memory
         assert bound(graph, stages).optimum > 0.9 * bound(graph, stages).bound
+
+
+def test_many_points_are_searched_coarse_to_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(40)]
+    graph = capture(nn.Sequential(*layers), (1, 4, 16, 16))
+    exact = partition(graph, 3)
+    monkeypatch.setattr("mural.pipeline.partition.MANY", 20)
+    monkeypatch.setattr("mural.pipeline.partition.SOME", 12)
+    found = partition(graph, 3)
+    assert found.memory == exact.memory
+    assert found.stages[1].start == found.cuts[0]

@@ -1,7 +1,7 @@
 """Partition: the best cuts of a model into stages, over all that its cut points allow.
 
 Four objectives, each exact (dynamic programming over the cut points, not a heuristic; where memory counts and there are
-hundreds of points, over some of them first, and then over all that are near the best):
+more than 1,200 points, over some of them first, and then over all that are near the best):
 
     layers    equal numbers of modules that call no other, in the order in which they run: the naive split
     time      the slowest stage is as fast as can be
@@ -27,6 +27,7 @@ from mural.cost.stage_memory import Matrix, StageMemory
 from mural.errors import PlanError
 from mural.graph.blocks import Level
 from mural.graph.cut_points import cut_name, cut_points
+from mural.graph.liveness import alive_bytes
 from mural.graph.nodes import Graph
 from mural.graph.work_and_depth import node_costs
 from mural.pipeline.cut_search import least_largest, least_sum, nearest
@@ -36,8 +37,10 @@ By = Literal["layers", "time", "memory", "both"]
 OBJECTIVES: tuple[By, ...] = ("layers", "time", "memory", "both")
 SLACK = 1 + 1e-12
 """Sums in another order differ by rounding."""
-POINTS = 160
-"""Cut points over which memory is searched at a time: the walks from each of them take as long as the search."""
+MANY, SOME = 1200, 200
+"""Beyond that many cut points, memory is searched over some of them first: each start takes a walk over its stages."""
+NEARBY = 1
+"""How many points of the coarser search away from its cuts the finer one looks, to each side."""
 NEAR = range(-2, 3)
 """The distance, in points, within which stages are walked together."""
 
@@ -170,19 +173,25 @@ class CutQuestion:
         self.memory = StageMemory(estimate(graph, hardware), self.points, optimizer)
 
     def found(self, by: By, limit: int | None) -> list[int]:
-        """The best cuts; where memory counts and there are many points, the best near those of a coarser search."""
-        every = self.points
-        if (by == "memory" or limit is not None) and len(every) > POINTS:
-            step = math.ceil(len(every) / POINTS)
-            self._search_over([0, *every[step:-1:step], every[-1]])
-            coarse = [every.index(cut) for cut in self.best(by, limit)]
-            near = {i for at in coarse for i in range(at - step, at + step + 1) if 0 < i < len(every) - 1}
-            self._search_over([0, *(every[i] for i in sorted(near)), every[-1]])
-        return self.best(by, limit)
+        """The best cuts; where memory counts and there are many points, the best near those of a coarser search.
 
-    def _search_over(self, points: list[int]) -> None:
+        Of the points that follow each other, the coarser search has the one where the fewest bytes are alive.
+        """
+        every = self.points
+        if (by != "memory" and limit is None) or len(every) <= MANY:
+            return self.best(by, limit)
+        step, alive = math.ceil(len(every) / SOME), alive_bytes(self.graph)
+        thin = [min(every[at : at + step], key=lambda cut: alive[cut]) for at in range(1, len(every) - 1, step)]
+        cuts: list[int] = []
+        while cuts != (cuts := self._best_of([0, *(cut for cut in thin if cut < every[-1]), every[-1]], by, limit)):
+            at = {every.index(cut) for cut in cuts}
+            thin = [every[i] for i in range(1, len(every) - 1) if any(abs(i - j) <= NEARBY * step for j in at)]
+        return cuts
+
+    def _best_of(self, points: list[int], by: By, limit: int | None) -> list[int]:
         self.points = points
-        self.memory = replace(self.memory, points=points)
+        self.memory = replace(self.memory, points=points, most=math.inf)
+        return self.best(by, limit)
 
     def best(self, by: By, limit: int | None) -> list[int]:
         """The cuts under which the most expensive stage is cheapest.

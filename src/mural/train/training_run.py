@@ -131,7 +131,7 @@ class Run:
 
     def state(self) -> State:
         """Model, optimizer and schedule as they are now. Collective."""
-        parted = self.mesh if self.pm.plan.stages > 1 else None
+        parted = None if self.pm.stage_ranks.alone else self.mesh
         terms = self.pm.loss_terms
         with terms.attached(), self.pm.whole_extra_states():
             found = state_of(self.pm.module, self.optimizer, self.schedule, mesh=parted)
