@@ -58,8 +58,8 @@ def test_every_flipped_byte_is_noticed_or_without_effect() -> None:
     [
         ("", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[1]", "no manifest"),
-        ('{"format": "other"}', "no manifest"),
+        ("[1]", "not the manifest"),
+        ('{"format": "other"}', "not the manifest"),
         ('{"format": "mural checkpoint", "schema": 99}', "has schema 99, but this version of mural reads schema 1"),
         ('{"format": "mural checkpoint", "schema": 1, "crc32": 0, "body": {}}', "does not match"),
     ],

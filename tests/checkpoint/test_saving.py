@@ -78,7 +78,7 @@ def test_every_type_is_one_that_safetensors_reads(tmp_path: Path) -> None:
 
 
 def test_objects_are_refused_not_pickled(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="lr is a float, no tensor"):
+    with pytest.raises(CheckpointError, match="lr is a float, not a tensor"):
         saved(tmp_path, {"lr": 0.1})
     assert not step_path(tmp_path, 1).exists()
 
