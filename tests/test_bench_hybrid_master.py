@@ -52,6 +52,7 @@ def trained(options: dict[str, Any], chunks: int, root: int) -> tuple[float, int
     return gap, len(master.chunks), sum(len(s) for s in ours.state.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "chunks", "root"),
     [({"data": 2}, 4, 0), ({"data": 3}, 1, 2), ({"data": 2, "spatial": (2, 1)}, 7, 1), ({}, 3, 0)],
@@ -170,6 +171,7 @@ def other_weights_and_readers() -> float:
     return max(float((state[k] - v).abs().max()) for k, v in plain.state_dict().items())
 
 
+@pytest.mark.slow
 def test_any_call_waits_for_the_weights_that_it_reads() -> None:
     assert max(run_on(2, other_weights_and_readers)) < 1e-10
 

@@ -57,6 +57,7 @@ def readme(name: str, plan: Plan, dtype: str) -> Comparison:
     return mural.check(made(name).to(TYPES[dtype]), plan, x.to(TYPES[dtype]), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
     ("name", "plan"),

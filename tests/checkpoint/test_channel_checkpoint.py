@@ -75,6 +75,7 @@ def steps(plan: mural.Plan, first: int, last: int, folder: str) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plans",
     [

@@ -78,6 +78,7 @@ def test_messages_of_one_batch_travel_together() -> None:
     assert strictly(2, both_send_first, "together") == ["4", "4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", ["one after the other", "lone"])
 def test_sends_that_rely_on_a_buffer_are_found(batched: str) -> None:
     for text in strictly(2, both_send_first, batched):

@@ -102,6 +102,7 @@ def test_a_wait_for_a_collective_is_seen() -> None:
     thread.join()
 
 
+@pytest.mark.slow
 def test_one_rank_and_limits() -> None:
     mesh = mural.init()
     with pytest.raises(PlanError, match="positive"):

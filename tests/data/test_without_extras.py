@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tifffile
 
 BLOCKED = """
@@ -71,6 +72,7 @@ def run(code: str, folder: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_the_core_reads_and_converts_tiff_without_optional_packages_and_names_what_others_need(tmp_path: Path) -> None:
     run(BLOCKED + READS + MISSES, tmp_path)
 
@@ -86,6 +88,7 @@ def damaged(folder: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_tiff_writes_nothing_to_the_terminal_unless_logging_is_configured(tmp_path: Path) -> None:
     damaged(tmp_path)
     first, *heard = run(DAMAGED, tmp_path).splitlines()

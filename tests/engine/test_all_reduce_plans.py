@@ -42,6 +42,7 @@ SLOW = [pytest.param({"data": 2, "all_reduce": name}, marks=pytest.mark.slow) fo
 CASES = [{"data": 2, "spatial": (2, 1), "all_reduce": "auto"}, {"data": 2, "stage": 2, "all_reduce": "ring"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"data": 3, "all_reduce": "halving-doubling"}, *CASES, *SLOW], ids=str)
 def test_steps_are_those_of_one_device(options: dict[str, Any]) -> None:
     assert max(run_on(mural.Plan(**options).devices, trained, options)) < 1e-10

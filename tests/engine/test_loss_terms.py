@@ -99,6 +99,7 @@ def parts(x: Tensor, target: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
 CASES = [(plan, make) for make in LOSSES for plan in (PLANS if make is uncertainty else PLANS[:4])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plan", "make"), CASES, ids=lambda v: v.__name__ if callable(v) else str(v))
 def test_training_equals_one_device(plan: mural.Plan, make: Any) -> None:
     assert max(run_on(plan.devices, trained, plan, make)) < TOLERANCE

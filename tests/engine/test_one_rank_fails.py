@@ -161,6 +161,7 @@ def test_other_calls_that_raise_on_one_rank_end_on_all(name: str, call: str) -> 
     assert first[-1][0] == second[-1][0] == "0", (first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

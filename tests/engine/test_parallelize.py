@@ -263,6 +263,7 @@ def average(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) ->
                 state.copy_(mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [mural.Plan(data=2, average=2), mural.Plan(data=2, spatial=(2, 1), average=3)])
 def test_local_sgd_equals_the_same_by_hand(plan: mural.Plan) -> None:
     assert max(run_on(plan.devices, alone, plan, plan.average)) < TOLERANCE
@@ -276,6 +277,7 @@ def checked(plan: mural.Plan, dropout: bool) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [False, True])
 def test_check_compares_a_plan_with_one_device(dropout: bool) -> None:
     for found in run_on(2, checked, mural.Plan(spatial=(1, 2)), dropout):

@@ -143,6 +143,7 @@ def graph_of(name: str) -> Graph:
     return mural.capture(build(), shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_levels_tile_the_nodes_and_nest(name: str) -> None:
     graph = graph_of(name)

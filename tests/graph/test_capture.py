@@ -507,6 +507,7 @@ def test_torchvision_resnet50_has_a_rule_for_every_node() -> None:
     assert len(graph) == 53 + 53 + 49 + 16 + 4
 
 
+@pytest.mark.slow
 def test_monai_unet_has_a_rule_for_every_node() -> None:
     nets = pytest.importorskip("monai.networks.nets")
     net = nets.UNet(3, 1, 2, channels=(4, 8, 16), strides=(2, 2), num_res_units=2, dropout=0.1)

@@ -52,6 +52,7 @@ def test_amoebanet_trains_a_step() -> None:
     assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extents", [(224, 224), (65, 33), (7, 250), (1, 1)])
 def test_the_cells_of_amoebanet_halve_any_extents_rounding_up(extents: tuple[int, int]) -> None:
     graph = mural.capture(models.amoebanetd(layers=3, filters=16, classes=5).eval(), (1, 3, *extents))

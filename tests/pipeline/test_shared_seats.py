@@ -38,6 +38,7 @@ def levels_on_ranks() -> tuple[float, int]:
     return max(found), len(dict(pm.named_parameters()))
 
 
+@pytest.mark.slow
 def test_the_levels_of_a_unet_share_ranks() -> None:
     answers = run_on(3, levels_on_ranks)
     assert max(difference for difference, _ in answers) < 1e-10

@@ -93,6 +93,7 @@ def trained(plan: mural.Plan, make: Callable[[], nn.Module], kind: str, named: b
     return max(worst, *gaps(pm, plain))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_stage_without_parameters_has_an_optimizer(plan: mural.Plan, kind: str) -> None:

@@ -93,6 +93,7 @@ def opened(browser: Browser, graph: Graph, folder: Path, **how: Any) -> Browser:
     return browser
 
 
+@pytest.mark.slow
 def test_densenet_opens_folded_and_unfolds_to_one_box_for_each_layer(
     browser: Browser, densenet: Graph, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_densenet_opens_folded_and_unfolds_to_one_box_for_each_layer(
     assert page.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["block", "layer"])
 def test_nothing_overlaps_in_densenet(browser: Browser, densenet: Graph, tmp_path: Path, level: Any) -> None:
     page = opened(browser, densenet, tmp_path, level=level, stages=4)
@@ -118,6 +120,7 @@ def test_nothing_overlaps_in_densenet(browser: Browser, densenet: Graph, tmp_pat
     assert page.value(STRUCK) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [6, pytest.param(18, marks=pytest.mark.slow)])
 def test_amoebanet_is_legible(browser: Browser, tmp_path: Path, layers: int) -> None:
     with torch.device("meta"):

@@ -90,6 +90,7 @@ class SumOf(torch.autograd.Function):
         return grad.expand(ctx.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("needs_grad", [True, False], ids=["input gradient", "no input gradient"])
 def test_checkpoint(grid: Grid, needs_grad: bool) -> None:

@@ -157,6 +157,7 @@ def test_statistics_of_the_batch_end_a_run_of_layers() -> None:
     assert first[0] - last[0] == 2, (first, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [True, None], ids=["forced", "by cost"])
 @pytest.mark.parametrize(
     "make",

@@ -271,6 +271,7 @@ MAPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["plain map", "sharded map"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])

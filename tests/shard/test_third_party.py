@@ -13,6 +13,7 @@ QUICK = ["monai SegResNet", "monai AttentionUnet", "transformers SegFormer", "ti
 TOLERANCE = 2e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_on_two_ranks(name: str) -> None:
     holds(Named(name), image(*ZOO[name][1]), Grid((2, 1)))

@@ -155,6 +155,7 @@ def remake(build: Any) -> nn.Module:
     return seeded(build)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

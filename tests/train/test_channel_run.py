@@ -42,6 +42,7 @@ def weights(config: Config) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_split_layers_and_resumes_under_any_plan(images: Path, tmp_path: Path) -> None:
     one = run_config(images, str(tmp_path / "one"), **MORE)
     fit(one)

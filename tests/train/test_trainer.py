@@ -79,6 +79,7 @@ def test_the_curve_is_the_same_under_every_plan(images: Path, tmp_path: Path, pl
         torch.testing.assert_close(weights(many)[name], tensor, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan", [{"spatial": [2, 1]}, pytest.param({"data": 2, "spatial": [1, 2]}, marks=pytest.mark.slow)], ids=str
 )
@@ -122,6 +123,7 @@ def test_labels_from_a_table(tmp_path: Path) -> None:
     assert "accuracy" in curve(many, "validation")[0]
 
 
+@pytest.mark.slow
 def test_volumes(tmp_path: Path) -> None:
     """NIfTI volumes with masks, cut along depth and rows, with predictions of whole volumes."""
     draw = np.random.default_rng(0)

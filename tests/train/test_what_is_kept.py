@@ -235,6 +235,7 @@ def test_a_label_out_of_range_names_file_value_and_fix(images: Path, plan: dict[
     assert steps_in(config.folder / "checkpoints") == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "plan"), [("labels = { 255 = 1 }", {"spatial": [2, 1]}), ("[data.labels]\n255 = 1", {})], ids=str
 )
