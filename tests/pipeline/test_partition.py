@@ -79,7 +79,7 @@ def travelled(graph: Graph, cuts: tuple[int, ...]) -> int:
     return sum(edge.bytes * len(edge.consumers) for edge in edges(graph, cuts))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(graph=graphs(), data=st.data())
 def test_no_other_cuts_are_better(graph: Graph, data: st.DataObject) -> None:
     points = cut_points(graph)
@@ -208,9 +208,11 @@ def test_tied_parameters_weigh_on_each_stage_that_reads_them() -> None:
     one, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
     other.weight = one.weight
     graph = mural.capture(nn.Sequential(one, nn.ReLU(), other), (1, 64))
-    first, second = partition(graph, 2, "layers").stages
-    weights = 64 * 64 * 4
-    assert [3 * weights <= stage.memory < 3.2 * weights for stage in (first, second)] == [True, True]
+    # The weight, its gradient, and the gradient that backward adds to it, on both; 82 bytes are the kernel's own.
+    assert [stage.memory for stage in partition(graph, 2, "layers").stages] == [
+        3 * 64 * 64 * 4 + 3 * 256 + 82,
+        3 * 64 * 64 * 4 + 5 * 256 + 82,
+    ]
 
 
 @pytest.mark.parametrize(
