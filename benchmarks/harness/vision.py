@@ -30,6 +30,11 @@ def narrowed(name: str, times: int, classes: int = 1000, **options: Any) -> nn.M
     with torch.device("meta"):
         model: nn.Module = getattr(importlib.import_module("torchvision.models"), name)(num_classes=classes, **options)
 
+    inner = {layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear)}
+    inner |= {layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)}
+    if classes in inner:
+        raise ValueError(f"{name} has an inner layer of {classes} channels, as many as classes: choose another number")
+
     def fewer(channels: int) -> int:
         return channels if channels in (3, classes) else channels // times
 
