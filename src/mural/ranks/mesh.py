@@ -28,7 +28,7 @@ class Mesh:
 
     If a batch comes in micro-batches, `now` is the mesh of ranks, and this is that mesh as a micro-batch sees it: its
     data axis has the ranks of all micro-batches one after the other; those of other micro-batches have negative
-    numbers.
+    numbers. The mesh of a tile (`tiled`) has such numbers for everything that comes before it and after it.
     """
 
     sizes: tuple[int, ...]
@@ -37,6 +37,7 @@ class Mesh:
     transport: Transport = field(repr=False)
     ranks: tuple[int, ...] = ()
     now: Mesh | None = field(default=None, repr=False)
+    tiled: bool = False
 
     def __hash__(self) -> int:
         return self._hash

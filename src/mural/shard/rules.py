@@ -7,16 +7,19 @@ or tiles in time on one device (`tile`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mural.geometry import Box, Interval, Reads, Window
+from mural.errors import UnsupportedOp
+from mural.geometry import Box, Interval, Reads, Window, slice_of
+from mural.shard.autocasting import is_autocast
 from mural.shard.layout import Layout, Want
 from mural.shard.relayout import pull
 from mural.shard.tensor import ShardedTensor
+from mural.shard.tiles import around, current_run
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ def wants_of(layout: Layout, target: Layout, rule_dims: tuple[Reads, ...]) -> tu
 
 def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
     """A rule's result on a sharded tensor: exchange what the windows reach, then run valid."""
+    if x.mesh.tiled:
+        return windowed_tile(x, rule)
     target = output_layout(x.placement, rule)
     piece = pull(x, wants_of(x.placement, target, rule.dims), rule.name)
     first = x.ndim - len(rule.dims)
@@ -94,6 +99,35 @@ def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
     filled = all(o.size for o in outs) and all(piece.shape[:first])
     local = rule.run(piece, places) if filled else run_empty(piece, rule, outs)
     return ShardedTensor(local, target.uncut_resized(local.shape))
+
+
+def windowed_tile(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
+    """The outputs of a rule that the run asks for, run valid on what they read."""
+    layout, first = x.placement, x.ndim - len(rule.dims)
+    wanted = current_run().out(layout, rule.dims, rule.name)
+    piece, places = x.local, list[Place]()
+    shape, cuts = list(layout.shape), list(layout.cuts)
+    for dim, reads in enumerate(rule.dims, first):
+        axis = layout.axes[dim] if layout.cuts[dim] is not None else None
+        out = Interval(0, reads.out_extent) if axis is None else wanted[axis]
+        have = reads.reads(out)
+        places.append(Place(reads, out, have))
+        if axis is not None:
+            held = layout.box[dim]
+            if not all(held.contains(i) for i in have if i.size):
+                raise UnsupportedOp(f"{rule.name} reads {have} along {axis} for {out}, but its tile holds {held}")
+            cuts[dim] = around(out, reads.out_extent)
+        else:
+            held = Interval(0, layout.shape[dim])
+        parts = [piece.narrow(dim, slice_of(i, (held,)).start, i.size) if i.size else piece.narrow(dim, 0, 0)
+                 for i in have]  # fmt: skip
+        piece = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        shape[dim] = reads.out_extent
+    local = rule.run(piece, tuple(places))
+    for dim in range(x.ndim):
+        if cuts[dim] is None:
+            shape[dim] = local.shape[dim]
+    return ShardedTensor(local, replace(layout, shape=tuple(shape), cuts=tuple(cuts)))
 
 
 def of_whole_images(x: ShardedTensor, rule: Windowed, call: Callable[[Tensor], Tensor]) -> ShardedTensor | None:
@@ -131,7 +165,7 @@ def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
 
 def in_plain_type(x: ShardedTensor, probe: Callable[[Tensor], Tensor]) -> ShardedTensor:
     """The tensor in the type of torch's own result: under autocast, torch is asked with one small image."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if not is_autocast(x.device):
         return x
     small = torch.ones((1, 1, *(4,) * (x.ndim - 2)), dtype=x.dtype, device=x.device)
     with torch.no_grad():

@@ -184,6 +184,8 @@ class ShardedTensor(Tensor):
         except _StopRecomputationError:  # how a checkpoint ends its recompute, on every rank
             raise
         except OutOfTime as error:
+            if sharded[0].mesh.tiled:
+                raise UnsupportedOp(f"{name_of(func)} looks at positions outside of its tile") from error
             raise OutOfTime(
                 f"{name_of(func)} of shapes {[tuple(t.shape) for t in sharded]} looks at other images of the batch, "
                 f"which come in another micro-batch ({error}): use microbatches = 1"

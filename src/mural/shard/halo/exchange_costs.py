@@ -14,6 +14,7 @@ from mural.comm import fetch, stack
 from mural.comm.messages import Transfer
 from mural.geometry import Cuts, Interval
 from mural.ranks import SPATIAL, Mesh
+from mural.shard.autocasting import without_autocast
 from mural.shard.halo.fuse_cost import Constants
 from mural.shard.halo.margin import own_spans, wants_in
 from mural.shard.layout import Layout, route
@@ -35,7 +36,7 @@ def measured(x: ShardedTensor) -> Constants:
     dtype = x.dtype if x.dtype.is_floating_point else torch.float32
     records, mesh.transport.records = mesh.transport.records, []
     try:
-        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        with torch.enable_grad(), without_autocast(device):
             found = torch.tensor(_measure(mesh, device, dtype), dtype=torch.float64)
             rows = stack(found, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "measured constants")
     finally:

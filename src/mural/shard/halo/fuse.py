@@ -28,7 +28,7 @@ from mural.shard.halo.fuse_cost import Constants
 from mural.shard.halo.margin import Margin, Spans, box_in, common, own_spans, wants_in
 from mural.shard.halo.window_chain import Site, new_site
 from mural.shard.layout import Layout, route
-from mural.shard.rules import Place, Windowed, output_layout, windowed
+from mural.shard.rules import Place, Windowed, output_layout, windowed, windowed_tile
 from mural.shard.tensor import ShardedTensor
 
 ROOM = 4096
@@ -147,6 +147,8 @@ def through(
 
     `flops` are the operations for one output position of one image.
     """
+    if x.mesh.tiled:
+        return windowed_tile(x, rule)
     site = site_of(x, rule, weight, flops)
     result = None if site is None else fused(x, rule, site)
     if result is None:

@@ -14,6 +14,7 @@ from mural.comm.exchange import first_order
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import slices
 from mural.ranks import Mesh
+from mural.shard.autocasting import without_autocast
 from mural.shard.ops.call_arguments import bound, dims_of
 from mural.shard.ops.norm.normalized_rows import merge_moments
 from mural.shard.ops.norm.whole_image import result_dtype
@@ -92,7 +93,7 @@ def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     affine = [None if p is None else of_the_piece(p, x) for p in (weight, bias)]
     dtype = result_dtype(func, x.local, weight)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         local: Tensor = _LayerNorm.apply(x.local.to(wide), *affine, dims, eps, x.mesh, x.mesh.peers(axes))  # type: ignore[assignment]
     mark()
     return ShardedTensor(local.to(dtype), x.placement)

@@ -18,6 +18,7 @@ from torch import Tensor
 from mural.comm import mark, stack
 from mural.comm.exchange import first_order
 from mural.ranks import Mesh
+from mural.shard.autocasting import without_autocast
 from mural.shard.ops.norm.cuda_kernels import total_of
 from mural.shard.tensor import ShardedTensor
 
@@ -192,7 +193,7 @@ def normalize(
     x: ShardedTensor, rows: NormRows, weight: Tensor | None, bias: Tensor | None, axes: tuple[str, ...], eps: float
 ) -> tuple[Tensor, Tensor]:
     """The normalized piece and the moments of all groups."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         y, moments = _Normalize.apply(rows.view(x.local), weight, bias, rows, eps, x.mesh, x.mesh.peers(axes))  # type: ignore[misc]
     mark()
     return y if y.shape == x.local.shape else y.view(x.local.shape), moments

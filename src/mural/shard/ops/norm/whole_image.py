@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm import stack
-from mural.errors import PlanError
+from mural.errors import PlanError, UnsupportedOp
+from mural.shard.autocasting import is_autocast
 from mural.shard.halo.fuse import mapped
 from mural.shard.in_time import lowered, raised_again
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.cuda_kernels import Buffers, batch_norm_cuda
 from mural.shard.ops.norm.normalized_rows import NormRows, normalize
 from mural.shard.ops.norm.rank_statistics import batch_norm_by_rank, by_microbatch, by_rank
+from mural.shard.ops.norm.tile_norm import normalize_tile
 from mural.shard.relayout import gather
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
@@ -73,13 +75,20 @@ def of_batch(
     if by_rank():
         return batch_norm_by_rank(x, running, affine, momentum, eps)
     axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
+    rows = NormRows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
+    if x.mesh.tiled:
+
+        def learn(statistics: Tensor) -> None:
+            update(mean, statistics[0], momentum)
+            update(var, statistics[1] * (count / (count - 1)), momentum)
+
+        return normalize_tile(x, rows, affine, axes, eps, learn)
     if not axes and x.local.numel():
         return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     if x.local.is_cuda:
         fast = batch_norm_cuda(x, weight, bias, running, axes, momentum, eps)
         if fast is not None:
             return fast
-    rows = NormRows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
     local, moments = normalize(x, rows, weight, bias, axes, eps)
     with torch.no_grad():
         update(mean, moments[1], momentum)
@@ -113,6 +122,10 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     if not x.placement.axes_of((0, *dims)) and x.local.numel():
         return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     rows = NormRows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=True)
+    if x.mesh.tiled:
+        if mean is not None or var is not None:
+            raise UnsupportedOp("instance_norm with running statistics, of tiles: leave track_running_stats off")
+        return normalize_tile(x, rows, (weight, bias), x.placement.axes_of(dims), eps)
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     if mean is not None or var is not None:
         with torch.no_grad():
@@ -140,6 +153,8 @@ def group_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     x = ShardedTensor(x.local.to(wide), x.placement)  # where autocast normalizes in float32
     count = prod(x.shape[1:]) // groups
     rows = NormRows(x.local.shape[0], x.shape[1], groups, count, per_image=True)
+    if x.mesh.tiled:
+        return normalize_tile(x, rows, (weight, bias), x.placement.axes_of(range(2, x.ndim)), eps)
     local, _ = normalize(x, rows, weight, bias, x.placement.axes_of(range(2, x.ndim)), eps)
     return ShardedTensor(local, x.placement)
 
@@ -150,7 +165,7 @@ _DTYPES: dict[Any, torch.dtype] = {}
 def result_dtype(func: Callable[..., Any], x: Tensor, weight: Tensor | None) -> torch.dtype:
     """The type of torch's own norm (group, layer, root mean square) under the current autocast: determined once."""
     kind = x.device.type
-    key = (func, x.dtype, None if weight is None else weight.dtype, kind, torch.is_autocast_enabled(kind))
+    key = (func, x.dtype, None if weight is None else weight.dtype, kind, is_autocast(x.device))
     if key not in _DTYPES:
         small = x.new_zeros(1, 1, 2)
         with torch.no_grad():

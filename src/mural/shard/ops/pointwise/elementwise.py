@@ -18,6 +18,7 @@ from mural.shard.ops.call_arguments import bound
 from mural.shard.relayout import pull
 from mural.shard.table import functions, name_of, register
 from mural.shard.tensor import ShardedTensor, sharded_in
+from mural.shard.tiles import common_tile
 
 UNARY = """
 abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh bitwise_not ceil
@@ -72,6 +73,8 @@ def common_layout(func: Any, operands: Sequence[Tensor]) -> Layout:
     if len(sharded) == len(operands) and all(t.placement is sharded[0].placement for t in sharded):
         return sharded[0].placement
     shape = common_shape(func, operands)
+    if sharded[0].mesh.tiled:
+        return common_tile(sharded, shape)
     axes: list[str | None] = [None] * len(shape)
     cuts: list[Any] = [None] * len(shape)
     for tensor in sharded:

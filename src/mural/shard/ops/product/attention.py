@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
+from mural.shard.autocasting import is_autocast, without_autocast
 from mural.shard.folds.underneath import common_factors, opened
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.product.products import (
@@ -135,11 +136,11 @@ def by_parts(
     like = next(x for x, _ in apart if isinstance(x, ShardedTensor)).placement
     q, k, v, *mask = local_parts(apart, factors, at)
     dtype = v.dtype
-    if torch.is_autocast_enabled(v.device.type) and dtype != torch.float64:
+    if is_autocast(v.device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(v.device.type)
     wide = torch.promote_types(dtype, torch.float32)
     axes = [axis for piece, (axis, _) in at.items() if piece[0] == "key" and axis]
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v.device):
         q, k, v = (part.to(dtype).to(wide) for part in (q, k, v))
         scores = (q * scale) @ k.transpose(-2, -1)
         if mask:

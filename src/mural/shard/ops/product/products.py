@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mural.errors import LayoutError, UnsupportedOp
 from mural.geometry import Cuts, broadcast, slices
+from mural.shard.autocasting import is_autocast
 from mural.shard.folds.underneath import common_factors, opened
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
@@ -191,7 +192,7 @@ def added_product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     product = product.sum(0) if name == "addbmm" else product
     if broadcast(tuple(x.shape), tuple(product.shape)) != tuple(product.shape):
         raise RuntimeError(f"{name}: an input of shape {tuple(x.shape)} for a product of shape {tuple(product.shape)}")
-    if torch.is_autocast_enabled(product.device.type):
+    if is_autocast(product.device):
         x = x.to(product.dtype)
     return beta * x + alpha * product if beta else alpha * product
 

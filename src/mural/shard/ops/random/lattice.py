@@ -67,6 +67,8 @@ def blocks(box: Box, shape: Sequence[int], edges: Sequence[int]) -> Iterator[tup
 def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
     """Fill a piece with the values of its global place."""
     key = new_key()
+    if out.is_meta:
+        return out
     shape, box = layout.shape, layout.box
     edges = lattice(shape, BLOCK.get(out.device.type, 2**20))
     generator = torch.Generator(out.device)

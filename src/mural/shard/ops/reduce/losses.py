@@ -136,6 +136,8 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return total if reduction == "sum" else total / (prod(layout.shape) // layout.shape[1])
     valid = wanted != ignore
     counted = valid.to(local.dtype) if weight is None else weight[wanted.where(valid, 0)].to(local.dtype) * valid
+    if mesh.tiled:  # apart, as only one of them has a gradient
+        return merged(local, mesh, axes, name) / merged(counted.sum(), mesh, axes, name)
     total, count = merged(torch.stack([local, counted.sum()]), mesh, axes, name).unbind()  # one message for both
     return total / count
 

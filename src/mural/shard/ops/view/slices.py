@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.geometry import Window
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound, dim_of
 from mural.shard.ops.view.listed_positions import taken, whole_index
 from mural.shard.relayout import gather, moves_data
+from mural.shard.rules import Place, Windowed, windowed_tile
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -26,12 +28,25 @@ def sliced(x: ShardedTensor, dim: int, start: int, stop: int, step: int = 1) -> 
     if cuts is None:
         local = x.local[(slice(None),) * dim + (slice(start, stop, step),)]
         return seen_from(x, ShardedTensor(local, layout.with_cut(dim, None, count), x.aliased))
+    if x.mesh.tiled:
+        return windowed_tile(x, slice_rule(x, dim, start, count, step))
     place = layout.with_cut(dim, cuts.sliced(start, stop, step), count)
     mine = place.box[dim]
     first = start + mine.start * step - layout.box[dim].start
     piece = slice(first, first + (mine.size - 1) * step + 1, step) if mine.size else slice(0, 0)
     part = ShardedTensor(x.local[(slice(None),) * dim + (piece,)], place, x.aliased)
     return seen_from(x, part, partial=layout.is_cut(dim) and count != layout.shape[dim])
+
+
+def slice_rule(x: ShardedTensor, dim: int, start: int, count: int, step: int) -> Windowed:
+    """The rule of a slice of one dim."""
+    dims = [Window(n, n) for n in x.shape[dim:]]
+    dims[0] = Window(x.shape[dim], count, num=step, lo=start, hi=start + 1)
+
+    def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
+        return piece[(slice(None),) * dim + (slice(None, None, step),)] if step > 1 else piece
+
+    return Windowed("slice", tuple(dims), run)
 
 
 def seen_from(x: ShardedTensor, view: ShardedTensor, *, partial: bool = False) -> ShardedTensor:

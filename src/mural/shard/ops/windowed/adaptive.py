@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
+from mural.shard.autocasting import without_autocast
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import same_value
 from mural.shard.ops.windowed.pool import MAX, sum_pool
@@ -34,7 +35,7 @@ def adaptive_taps(window: Window, out: Interval) -> tuple[int, Tensor]:
 def contract(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
     """The weighted sums along one dim."""
     weights = matrix.to(x.dtype).to(x.device)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         return torch.movedim(torch.movedim(x, dim, -1) @ weights.T, -1, dim)
 
 
@@ -102,6 +103,8 @@ def adaptive(x: ShardedTensor, sizes: tuple[int, ...], largest: bool) -> Sharded
     dims = tuple(range(lead, x.ndim))
     if largest:
         return global_max(x, dims) if prod(sizes) == 1 else windowed(x, adaptive_rule(x.shape[lead:], sizes, True))
+    if prod(sizes) == 1:
+        return x.mean(dims, keepdim=True)  # type: ignore[return-value]
     left = list(x.shape[lead:])
     for i, (dim, size) in enumerate(zip(dims, sizes, strict=True)):
         if size == 1 or (x.placement.is_cut(dim) and x.placement.cut_for(dim, size) is None):

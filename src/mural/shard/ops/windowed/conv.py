@@ -8,11 +8,11 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mural.geometry import Window
+from mural.shard.autocasting import is_autocast
 from mural.shard.halo.conv_strips import ConvArguments, strip_conv, strips
 from mural.shard.halo.fuse import through
 from mural.shard.layout import Layout
@@ -146,7 +146,7 @@ def check_parameters(
         raise RuntimeError(f"the bias has shape {tuple(bias.shape)}, but the convolution has {outputs} outputs")
     if not isinstance(amounts, str) and min((amounts,) if isinstance(amounts, int) else amounts) < 0:
         raise RuntimeError(f"negative padding {amounts} is not supported")
-    if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+    if weight.dtype != x.dtype and not is_autocast(x.device):
         raise RuntimeError(f"input is {x.dtype} and weight {weight.dtype}: they should be the same")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Window
+from mural.shard.autocasting import without_autocast
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.data_windows import empty_piece, fetched, part_at
@@ -85,7 +86,7 @@ def on_piece(
     longer = F.pad(piece, padding_after([max(0, n - r.size) for r, n in zip(reached, own, strict=True)]))
     mask = F.pad(mask, padding_after(more)) if numbers.last[-1] else mask
     given = [t.to(wide.dtype) for t in (longer, weight, F.pad(wide, padding_after(more)), mask, bias)]
-    with torch.autocast(piece.device.type, enabled=False):
+    with without_autocast(piece.device):
         local = func(*given, *numbers.strides, 0, 0, *numbers.steps, *numbers.last)
     return local[..., : places[0].size, : places[1].size].to(piece.dtype)
 

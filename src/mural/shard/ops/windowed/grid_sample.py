@@ -12,6 +12,7 @@ from torch import Tensor
 from mural.comm.exchange import first_order
 from mural.errors import LayoutError
 from mural.geometry import Cuts, slices
+from mural.shard.autocasting import is_autocast
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.data_windows import empty_piece, fetched, part_at
@@ -96,7 +97,7 @@ def grid_sample(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         x, grid, mode, padding, align = bound(args, kwargs, names)
         mode, padding = MODES[mode], PADDINGS[padding]
     check_arguments(x, grid, mode, name)
-    if torch.is_autocast_enabled(x.device.type):  # torch says in which type it samples then
+    if is_autocast(x.device):  # torch says in which type it samples then
         pixel = torch.zeros((1,) * x.ndim, dtype=x.dtype, device=x.device)
         point = torch.zeros((*(1,) * (x.ndim - 1), x.ndim - 2), dtype=grid.dtype, device=x.device)
         common = torch.grid_sampler(pixel, point, 0, 0, False).dtype

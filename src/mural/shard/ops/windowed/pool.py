@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Reads, Window
+from mural.shard.autocasting import without_autocast
 from mural.shard.halo.fuse import through
 from mural.shard.halo.pool_borders import Kernel, pooled
 from mural.shard.ops.call_arguments import bound
@@ -190,7 +191,7 @@ def by_borders(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTenso
     def usual() -> ShardedTensor:
         return found if (found := pooled(x, rule, kernel)) is not None else windowed(x, rule)
 
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         return through(x, rule, usual, None, pool_work(x, rule))
 
 

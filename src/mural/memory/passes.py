@@ -1,0 +1,209 @@
+"""Passes: how often the tiles of an image are gone through, what each pass computes, and what is kept in between.
+
+A value is computed in the first pass in which everything that it depends on is known: the total of a sum or a norm is
+known after the pass that measured it, and a kept value can be read in the passes after the one that made it. What is
+not kept is computed again wherever it is needed.
+
+    pass 0   image ── conv ── y, kept          measures the norm of y
+    pass 1   y ── norm ── relu ── conv ── z    measures the norm of z
+    pass 2   y ── norm ── relu ── conv ── norm ── … ── loss
+
+Backward goes through the passes in reverse: each is a function from what it reads (kept values, totals, parameters) to
+what it makes (kept values, totals), and gradients of what it makes become gradients of what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mural.graph.nodes import Place
+from mural.memory.tile_calls import TileCall, TileGraph
+
+TotalKey = tuple[int, int]
+"""A total: the id of the call that asks for it, and which of the call's totals it is."""
+
+
+@dataclass(frozen=True)
+class StreamPass:
+    """One pass: its calls in order, the values that it reads and keeps, and the totals that it measures.
+
+    `whole` says that it runs once, on whole tensors. `uses` are the totals that it takes as known.
+    """
+
+    number: int
+    calls: tuple[TileCall, ...]
+    reads: tuple[Place, ...]
+    keeps: tuple[Place, ...]
+    measures: tuple[TotalKey, ...]
+    uses: tuple[TotalKey, ...]
+    whole: bool = False
+
+    @cached_property
+    def measured_calls(self) -> frozenset[int]:
+        """The calls that measure something here."""
+        return frozenset(call for call, _ in self.measures)
+
+    @cached_property
+    def last_use(self) -> dict[Place, int]:
+        """For each tensor, the last call that reads it."""
+        return {place: call.node.id for call in self.calls for place in call.node.reads}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """All passes over a graph, and the calls that remain once all totals are known."""
+
+    graph: TileGraph
+    passes: tuple[StreamPass, ...]
+    tail: tuple[TileCall, ...]
+    kept: frozenset[Place]
+
+    def __str__(self) -> str:
+        sites = {place: call.node.site for call in self.graph.calls for place in call.node.makes}
+        lines: list[str] = []
+        for one in self.passes:
+            kept = ", ".join(sites.get(p, str(p[0])) for p in one.keeps) or "nothing"
+            measured = ", ".join(dict.fromkeys(self.graph.calls[c].node.site for c, _ in one.measures)) or "nothing"
+            kind = "whole" if one.whole else "tiles"
+            lines.append(f"pass {one.number} ({kind}): {len(one.calls)} calls; keeps {kept}; measures {measured}")
+        return "\n".join(lines)
+
+
+def passes_of(graph: TileGraph, kept: Iterable[Place], whole: Iterable[int] = ()) -> Passes:
+    """The passes over a graph that keeps these values between them, and runs these calls on whole tensors."""
+    return _Planner(graph, frozenset(kept), frozenset(whole)).plan()
+
+
+class _Planner:
+    """Finds when each value can be computed."""
+
+    def __init__(self, graph: TileGraph, kept: frozenset[Place], whole: frozenset[int]):
+        self.graph, self.kept, self.whole = graph, kept, whole
+        self.made: dict[Place, int] = {place: 0 for place in graph.values if isinstance(place[0], str)}
+        self.first: dict[int, int] = {}  # the pass in which a call's first totals are measured, or it runs
+        self.call_of = {place: call for call in graph.calls for place in call.node.makes}
+        self.inputs = {(value.name, 0) for value in graph.graph.inputs}
+
+    def _stored(self, place: Place) -> bool:
+        """Whether a value is read from where it is kept, and not computed in the pass that needs it."""
+        call = self.call_of.get(place)
+        return call is not None and (place in self.kept or call.node.id in self.whole)
+
+    def _use(self, place: Place) -> int:
+        return self.made[place] + (1 if self._stored(place) else 0)
+
+    def plan(self) -> Passes:
+        for call in self.graph.calls:
+            self._time(call)
+        tiles = 1 + max((self.made[p] for p in self.kept if self.call_of[p].node.id not in self.whole), default=-1)
+        tiles = max([tiles, *(self.first[c.node.id] + c.rounds for c in self.graph.calls if self._reduces(c))])
+        wholes = {self.first[i] for i in self.whole}
+        passes: list[StreamPass] = []
+        for number in range(max([tiles, *(w + 1 for w in wholes)])):
+            found = self._pass(number)
+            passes += [found] if found.calls else []
+            passes += [self._whole_pass(number)] if number in wholes else []
+        return Passes(self.graph, tuple(passes), self._tail(), self.kept)
+
+    def _reduces(self, call: TileCall) -> bool:
+        return bool(call.levels) and call.node.id not in self.whole
+
+    def _time(self, call: TileCall) -> None:
+        node = call.node
+        if node.id in self.whole:
+            same = [p for p in node.reads if (c := self.call_of.get(p)) is not None and c.node.id in self.whole]
+            others = [self._use(p) for p in node.reads if p not in same]
+            at = max([0, *others, *(self.made[p] for p in same)])
+        elif self._reduces(call):
+            at = max([0, *(self.made[p] if self._computed(p) else self._use(p) for p in node.reads)])
+        else:
+            at = max([0, *map(self._use, node.reads)])
+        self.first[node.id] = at
+        done = at + (call.rounds if self._reduces(call) else 0)
+        self.made.update(dict.fromkeys(node.makes, done))
+
+    def _computed(self, place: Place) -> bool:
+        """Whether a value is computed on tiles: the pass that computes it can measure it too."""
+        call = self.call_of.get(place)
+        return call is not None and call.node.id not in self.whole
+
+    def _pass(self, number: int) -> StreamPass:
+        keeps = tuple(
+            p for p in sorted(self.kept, key=str) if self.made[p] == number and self.call_of[p].node.id not in self.whole
+        )
+        measuring = [
+            c for c in self.graph.calls
+            if self._reduces(c) and self.first[c.node.id] <= number < self.first[c.node.id] + c.rounds
+        ]  # fmt: skip
+        measures = tuple(
+            (c.node.id, k)
+            for c in measuring
+            for k, level in enumerate(c.levels)
+            if self.first[c.node.id] + level == number
+        )
+        calls, reads = self._closure(number, [self.call_of[p] for p in keeps] + measuring, {c.node.id for c in measuring})
+        uses = tuple(
+            (c.node.id, k)
+            for c in calls
+            for k, level in enumerate(c.levels)
+            if self._reduces(c) and self.first[c.node.id] + level < number
+        )
+        return StreamPass(number, calls, reads, keeps, measures, uses)
+
+    def _closure(
+        self, number: int, targets: Sequence[TileCall], measuring: set[int]
+    ) -> tuple[tuple[TileCall, ...], tuple[Place, ...]]:
+        """The calls that the targets need, and the values that those read from elsewhere."""
+        found: dict[int, TileCall] = {}
+        reads: dict[Place, None] = {}
+        todo = list(targets)
+        while todo:
+            call = todo.pop()
+            if call.node.id in found:
+                continue
+            found[call.node.id] = call
+            if self._reduces(call) and not call.norm and call.node.id not in measuring:
+                continue  # its totals are known: they do not depend on the tile
+            for place in call.node.reads:
+                other = self.call_of.get(place)
+                if other is None:
+                    if place in self.inputs:
+                        reads[place] = None
+                elif self._stored(place) and (self.made[place] < number or other.node.id in self.whole):
+                    reads[place] = None
+                else:
+                    todo.append(other)
+            todo += [self.graph.calls[i] for i in call.node.after if self.graph.calls[i].node.id not in self.whole]
+        return tuple(found[i] for i in sorted(found)), tuple(reads)
+
+    def _whole_pass(self, number: int) -> StreamPass:
+        calls = tuple(self.graph.calls[i] for i in sorted(self.whole) if self.first[i] == number)
+        own = {place for call in calls for place in call.node.makes}
+        taken = dict.fromkeys(p for c in calls for p in c.node.reads if p not in own)
+        reads = tuple(p for p in taken if p in self.call_of or p in self.inputs)
+        inside = {p for c in calls for p in c.node.reads}
+        read_later = {p for c in self.graph.calls if c not in calls for p in c.node.reads}
+        read_later |= {(o.source, o.pick) for o in self.graph.graph.outputs}
+        keeps = tuple(p for p in sorted(own, key=str) if p in read_later or p in self.kept or p not in inside)
+        return StreamPass(number, calls, reads, keeps, (), (), whole=True)
+
+    def _tail(self) -> tuple[TileCall, ...]:
+        """The calls that make the results that are no tiles, once all totals are known."""
+        outputs = [(o.source, o.pick) for o in self.graph.graph.outputs]
+        ends = [self.call_of[p] for p in outputs if p in self.call_of and not any(self.graph.values[p].axes)]
+        found: dict[int, TileCall] = {}
+        todo = [c for c in ends if c.node.id not in self.whole]
+        while todo:
+            call = todo.pop()
+            if call.node.id in found:
+                continue
+            found[call.node.id] = call
+            if self._reduces(call):
+                continue
+            for place in call.node.reads:
+                other = self.call_of.get(place)
+                if other is not None and other.node.id not in self.whole:
+                    todo.append(other)
+        return tuple(found[i] for i in sorted(found))

@@ -1,0 +1,386 @@
+"""Streaming: a step over an image in tiles, with the gradients of the whole image.
+
+Forward goes through the passes in order, tile by tile, and measures totals. Backward goes through them in reverse: each
+tile is computed again with gradients, from those of what its pass made to those of what its pass read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mural.comm import stack
+from mural.geometry import Box, Interval
+from mural.graph.nodes import Place
+from mural.memory.kept_tensors import KeptTensor
+from mural.memory.passes import Passes, StreamPass, TotalKey
+from mural.memory.tile_needs import Needs
+from mural.memory.tile_task import Chunk, Coordinates, TileTask, box_of
+from mural.ranks import Mesh
+from mural.shard.tiles import OwnMoments, tile_of
+
+Progress = Callable[[int, int, str], None]
+
+
+class TileInput(Protocol):
+    """An input of the model that is read by windows."""
+
+    gradient: bool
+
+    def read(self, box: Box) -> Tensor:
+        """A window on the computing device."""
+        ...
+
+    def add_gradient(self, box: Box, grad: Tensor) -> None:
+        """Add the gradient of a window."""
+        ...
+
+    def rescale(self, factor: Tensor) -> None:
+        """Scale the gradient."""
+        ...
+
+
+@dataclass
+class Totals:
+    """What was added up over all tiles: values, and the gradients that came back for them."""
+
+    mesh: Mesh
+    axes: dict[TotalKey, tuple[str, ...]] = field(default_factory=dict[TotalKey, "tuple[str, ...]"])
+    values: dict[tuple[TotalKey, Chunk], Tensor] = field(default_factory=dict[tuple[TotalKey, Chunk], Tensor])
+    adjoints: dict[tuple[TotalKey, Chunk], Tensor] = field(default_factory=dict[tuple[TotalKey, Chunk], Tensor])
+    differentiable: set[TotalKey] = field(default_factory=set[TotalKey])
+
+    def over_ranks(self, key: TotalKey, parts: Tensor) -> Tensor:
+        """The parts of all ranks along the axes of a total, (ranks, …)."""
+        mesh = self.mesh
+        axes = [a for a in self.axes[key] if mesh.size(a) > 1]
+        return stack(parts, mesh.peers(axes), mesh.rank, mesh.transport, "totals of tiles")
+
+    def add_adjoint(self, key: TotalKey, chunk: Chunk, grad: Tensor) -> None:
+        """Add a tile's gradient of a total."""
+        held = self.adjoints.get((key, chunk))
+        self.adjoints[key, chunk] = grad if held is None else held + grad
+
+
+class Streamer:
+    """Runs the passes of one step."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        needs: Needs,
+        inputs: Mapping[str, TileInput],
+        held: Mapping[str, Tensor],
+        mesh: Mesh,
+        device: torch.device,
+        before_random: Callable[[int], None],
+        progress: Progress | None = None,
+    ):
+        self.passes, self.needs, self.inputs, self.held = passes, needs, inputs, held
+        self.mesh, self.device, self.before_random, self.progress = mesh, device, before_random, progress
+        self.totals = Totals(mesh)
+        self.kept: dict[Place, KeptTensor] = {}
+        self.gradients: dict[str, Tensor] = {}
+        """The gradients of parameters, of this rank's tiles."""
+        self.shared: dict[str, Tensor] = {}
+        """The gradients of parameters that every rank finds as a whole."""
+        self.graded = graded(passes, inputs, held)
+
+    # -- tiles ---------------------------------------------------------------------------------------------------------
+
+    def tiles(self, one: StreamPass) -> list[Coordinates]:
+        """This rank's tiles of a pass, in their fixed order; image by image where it reads no image dims."""
+        values, grid = self.needs.graph.values, self.needs.grid
+        spatial = any(values[p].tiled for p in (*one.reads, *one.keeps))
+        axes = [a for a in grid.cuts if spatial or a == "data"]
+        return [dict(zip(axes, at, strict=True)) for at in product(*(grid.coordinates(a) for a in axes))]
+
+    def task(self, one: StreamPass, at: Coordinates, grad: bool) -> tuple[TileTask, dict[Place, Tensor]]:
+        """A tile with its windows read; the leaves are those whose gradient is wanted."""
+        leaves: dict[Place, Tensor] = {}
+        given: dict[Place, Tensor] = {}
+        written = {s for call in one.calls for s in call.node.writes}
+        for place in one.reads:
+            value = self.needs.graph.values[place]
+            spans = {a: self.needs.along(one, a, at[a]).values.get(place) for a in value.extents if a in at}
+            if any(s is None for s in spans.values()):
+                continue
+            found: dict[str, Interval] = {a: s for a, s in spans.items() if s is not None}
+            box = box_of(value, found)
+            local = self._source(place).read(box)
+            if grad and place in self.graded:
+                local = leaves[place] = local.detach().requires_grad_()
+                if place[0] in written:
+                    local = local.clone()
+            elif place[0] in written:
+                local = local.clone()
+            given[place] = tile_of(local, value.shape, value.axes, found) if any(value.axes) else local
+        known = self._known(one, grad)
+        task = TileTask(one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device)
+        return task, leaves
+
+    def _source(self, place: Place) -> Any:
+        return self.inputs[str(place[0])] if isinstance(place[0], str) else self.kept[place]
+
+    def _known(self, one: StreamPass, grad: bool) -> dict[tuple[TotalKey, Chunk], Tensor]:
+        if not grad:
+            return self.totals.values
+        return {
+            key: value.detach().requires_grad_() if key[0] in self.totals.differentiable else value
+            for key, value in self.totals.values.items()
+        }
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def forward(self, one: StreamPass) -> None:
+        """One pass without gradients: keeps values and measures totals."""
+        sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
+        moments: dict[tuple[TotalKey, Chunk], list[tuple[Tensor, OwnMoments]]] = {}
+        with torch.no_grad():
+            for at in self._told(one, "forward"):
+                task, _ = self.task(one, at, grad=False)
+                task.run()
+                self.collect(one, task, sums, moments)
+        self.settle(sums, moments)
+
+    def collect(self, one: StreamPass, task: TileTask, sums: Any, moments: Any) -> None:
+        """Take what a tile made."""
+        for place, tile in task.kept.items():
+            self._store(place).write(tile.box, tile.local.detach())
+        for key, part in task.sums.items():
+            at = (key, task.chunk(key))
+            sums[at] = part.detach() if at not in sums else sums[at] + part.detach()
+        for key, own in task.moments.items():
+            moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own))
+
+    def _store(self, place: Place) -> KeptTensor:
+        if place not in self.kept:
+            value = self.needs.graph.values[place]
+            spans = {a: self.needs.region(place, a) for a in value.extents}
+            self.kept[place] = KeptTensor(box_of(value, spans), value.axes, self.device)
+        return self.kept[place]
+
+    def settle(self, sums: Any, moments: Any) -> None:
+        """Make totals of what the tiles of all ranks measured."""
+        for (key, chunk), value in sorted(sums.items(), key=lambda item: str(item[0])):
+            self.totals.values[key, chunk] = self.totals.over_ranks(key, value).sum(0)
+            if value.is_floating_point() and self._depends(key):
+                self.totals.differentiable.add(key)
+        for (key, chunk), parts in sorted(moments.items(), key=lambda item: str(item[0])):
+            own = parts[0][1]
+            mine = own.merged(torch.stack([moments for moments, _ in parts]))
+            whole = own.merged(self.totals.over_ranks(key, mine))
+            statistics = torch.stack([whole[1], whole[2] / whole[0].clamp(min=1)])
+            self.totals.values[key, chunk] = statistics
+            if self._depends(key):
+                self.totals.differentiable.add(key)
+            own.learn(statistics)
+
+    def _depends(self, key: TotalKey) -> bool:
+        """Whether a total has a gradient to pass on."""
+        return any(p in self.graded for p in self.passes.graph.calls[key[0]].node.reads)
+
+    def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
+        tiles = self.tiles(one)
+        for done, at in enumerate(tiles, 1):
+            yield at
+            if self.progress is not None:
+                self.progress(done, len(tiles), f"pass {one.number} {name}")
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def backward(self, one: StreamPass) -> None:
+        """One pass with gradients: from those of what it made to those of what it read."""
+        self._complete(one)
+        for at in self._told(one, "backward"):
+            task, leaves = self.task(one, at, grad=True)
+            with torch.enable_grad():
+                task.run()
+            self.differentiate(one, task, leaves, self._roots(task))
+        for place in one.keeps:
+            if place in self.kept:
+                self.kept[place].drop()
+
+    def _complete(self, one: StreamPass) -> None:
+        """Add up the gradients of a pass's totals over the ranks."""
+        for key, chunk in [k for k in self.totals.adjoints if k[0] in one.measures]:
+            found = self.totals.adjoints[key, chunk]
+            self.totals.adjoints[key, chunk] = self.totals.over_ranks(key, found).sum(0)
+
+    def _roots(self, task: TileTask) -> list[tuple[Tensor, Tensor]]:
+        """Where backward begins in a tile: at what it kept, and at its parts of totals."""
+        roots: list[tuple[Tensor, Tensor]] = []
+        for place, tile in task.kept.items():
+            grad = self.kept[place].gradient(tile.box)
+            if grad is not None and tile.local.requires_grad:
+                roots.append((tile.local, grad))
+        for key, part in task.sums.items():
+            adjoint = self.totals.adjoints.get((key, task.chunk(key)))
+            if adjoint is not None and part.requires_grad:
+                roots.append((part, adjoint))
+        for key, own in task.moments.items():
+            at = (key, task.chunk(key))
+            if at in self.totals.adjoints and own.values.requires_grad:
+                roots.append((own.values, own.gradient(self.totals.adjoints[at], self.totals.values[at])))
+        return roots
+
+    def differentiate(
+        self, one: StreamPass, task: TileTask, leaves: Mapping[Place, Tensor], roots: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Add what one tile contributes to all gradients."""
+        names = self._parameters(one)
+        known = {k: v for k, v in task.known.items() if v.requires_grad and k[0] in one.uses}
+        wanted = [*leaves.values(), *(self.held[n] for n in names), *known.values()]
+        if not roots or not wanted:
+            return
+        tensors, grads = zip(*roots, strict=True)
+        found = torch.autograd.grad(tensors, wanted, grads, allow_unused=True)
+        results = iter(found)
+        for place, grad in zip(leaves, results, strict=False):
+            if grad is not None:
+                value = self.needs.graph.values[place]
+                spans = {a: task.spans[a].values[place] for a in value.extents if a in task.spans}
+                self._source(place).add_gradient(box_of(value, spans), grad)
+        for name, grad in zip(names, results, strict=False):
+            if grad is not None:
+                held = self.gradients.get(name)
+                self.gradients[name] = grad if held is None else held.add_(grad)
+        for (key, chunk), grad in zip(known, results, strict=False):
+            if grad is not None:
+                self.totals.add_adjoint(key, chunk, grad)
+
+    def _parameters(self, one: StreamPass) -> list[str]:
+        """The parameters that a pass reads and that have a gradient."""
+        names = dict.fromkeys(str(p[0]) for call in one.calls for p in call.node.reads if isinstance(p[0], str))
+        return [n for n in names if n in self.held and self.held[n].requires_grad]
+
+    # -- the loss ------------------------------------------------------------------------------------------------------
+
+    def step(self, weight: float = 1.0) -> Tensor:
+        """The loss; gradients are in `gradients` (of this rank's tiles) and `shared` (the same on all ranks)."""
+        *others, last = self.passes.passes
+        for one in others:
+            self.run(one)
+        loss = self._last(last, weight)
+        for one in reversed(others):
+            self.run_backward(one)
+        return loss
+
+    def run(self, one: StreamPass) -> None:
+        """One pass forward."""
+        if one.whole:
+            self.whole.forward(one)
+        else:
+            self.forward(one)
+
+    def run_backward(self, one: StreamPass) -> None:
+        """One pass backward."""
+        if one.whole:
+            self.whole.backward(one)
+        else:
+            self.backward(one)
+
+    def _last(self, last: StreamPass, weight: float) -> Tensor:
+        """The last pass, forward and backward."""
+        if last.whole:
+            return self.whole.finish(last, weight)
+        if not last.keeps and (loss := self._in_one(last, weight)) is not None:
+            return loss
+        self.forward(last)
+        loss = self._tail(weight)
+        self.run_backward(last)
+        return loss
+
+    def _in_one(self, last: StreamPass, weight: float) -> Tensor | None:
+        """Forward and backward of the last pass in one, where its only total with a gradient is one number.
+
+        Its gradient is guessed, and all gradients are scaled in the end: they are proportional to it.
+        """
+        sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
+        guess: Tensor | None = None
+        single: TotalKey | None = None
+        for at in self._told(last, "forward and backward"):
+            task, leaves = self.task(last, at, grad=True)
+            with torch.enable_grad():
+                task.run()
+            found = [key for key, part in task.sums.items() if part.requires_grad]
+            if guess is None:
+                if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
+                    return None
+                single, guess = found[0], self._guess(found[0], task.sums[found[0]])
+            roots = [(task.sums[key], guess) for key in found if key == single]
+            self.collect(last, task, sums, {})
+            self.differentiate(last, task, leaves, roots)
+        self.settle(sums, {})
+        loss = self._tail(weight)
+        if single is not None and guess is not None:
+            true = self.totals.adjoints.pop((single, None), torch.zeros_like(guess))
+            self._rescale(true / guess, {key for key, _ in sums})
+        return loss
+
+    def _guess(self, key: TotalKey, part: Tensor) -> Tensor:
+        """One over the number of positions: the gradient of a mean."""
+        shape = self.passes.graph.calls[key[0]].node.input_shapes[0]
+        positions = prod(shape) / (shape[1] if len(shape) > 2 else 1)
+        return torch.full_like(part.detach(), 1 / max(1.0, positions))
+
+    def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
+        """Scale all gradients that tiles have found so far."""
+        if bool((factor == 1).all()):
+            return
+        for grad in self.gradients.values():
+            grad.mul_(factor.to(grad.dtype).reshape(()))
+        for kept in (*self.kept.values(), *self.inputs.values()):
+            kept.rescale(factor.reshape(()))
+        for at in [k for k in self.totals.adjoints if k[0] not in own]:
+            self.totals.adjoints[at] = self.totals.adjoints[at] * factor.reshape(())
+
+    def _tail(self, weight: float) -> Tensor:
+        """The loss from the totals, and the gradients of the totals."""
+        known, task = self._tail_task(grad=True)
+        with torch.enable_grad():
+            task.run()
+        (place,) = [(o.source, o.pick) for o in self.needs.graph.graph.outputs]
+        loss: Tensor = task.values[place]
+        names = self._parameters(task.one)
+        leaves = {k: v for k, v in known.items() if v.requires_grad}
+        wanted = [*leaves.values(), *(self.held[n] for n in names)]
+        if loss.requires_grad and wanted:
+            found = iter(torch.autograd.grad(loss * weight, wanted, allow_unused=True))
+            for (key, chunk), grad in zip(leaves, found, strict=False):
+                if grad is not None:
+                    self.totals.adjoints[key, chunk] = grad / self._copies(key)
+            for name, grad in zip(names, found, strict=False):
+                if grad is not None:
+                    self.shared[name] = self.shared[name] + grad if name in self.shared else grad
+        return loss.detach()
+
+    def _copies(self, key: TotalKey) -> int:
+        """How many ranks find the same gradient for a total, which is then added up over them."""
+        return prod(self.mesh.size(a) for a in self.totals.axes[key])
+
+    def _tail_task(self, grad: bool) -> tuple[dict[tuple[TotalKey, Chunk], Tensor], TileTask]:
+        one = StreamPass(-1, self.passes.tail, (), (), (), ())
+        at: Coordinates = {"data": self.needs.grid.first["data"]} if "data" in self.needs.grid.first else {}
+        known = {
+            k: v.detach().requires_grad_(grad and k[0] in self.totals.differentiable)
+            for k, v in self.totals.values.items()
+        }
+        task = TileTask(one, at, self.needs, {}, self.held, known, self.totals.axes, self.before_random, self.device)
+        return known, task
+
+
+def graded(passes: Passes, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor]) -> set[Place]:
+    """The tensors that have a gradient."""
+    found: set[Place] = {(name, 0) for name, given in inputs.items() if given.gradient}
+    found |= {(name, 0) for name, tensor in held.items() if tensor.requires_grad}
+    for call in passes.graph.calls:
+        if any(p in found for p in call.node.reads):
+            found |= {p for p in call.node.makes if passes.graph.values[p].dtype.is_floating_point}
+    return found

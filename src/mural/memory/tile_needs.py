@@ -1,0 +1,178 @@
+"""What a tile of a pass needs: the interval of every value along each axis, from the last call back to the first.
+
+The axes are independent of each other, so needs are found for each coordinate of the grid of tiles along one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mural.geometry import Cuts, Interval, Reads
+from mural.graph.nodes import Place
+from mural.memory.passes import Passes, StreamPass
+from mural.memory.tile_calls import TileCall, TileGraph
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """How an image is cut into tiles along each axis, and which of them are this rank's: `first` to `last` - 1."""
+
+    cuts: Mapping[str, Cuts]
+    first: Mapping[str, int]
+    last: Mapping[str, int]
+
+    def own(self, axis: str, extent: int, coordinate: int) -> Interval:
+        """The positions that belong to a tile alone, of a tensor with that extent."""
+        return self.cuts[axis].scaled(extent).interval(coordinate)
+
+    def coordinates(self, axis: str) -> range:
+        """This rank's tiles along an axis."""
+        return range(self.first[axis], self.last[axis])
+
+    def here(self, axis: str, extent: int) -> Interval:
+        """The positions that belong to this rank."""
+        cuts = self.cuts[axis].scaled(extent)
+        return Interval(cuts.bounds[self.first[axis]], cuts.bounds[self.last[axis]])
+
+
+@dataclass
+class AxisNeeds:
+    """What one coordinate of an axis needs: an interval for each value, and what each windowed rule computes."""
+
+    values: dict[Place, Interval] = field(default_factory=dict[Place, Interval])
+    windows: dict[int, tuple[Interval, ...]] = field(default_factory=dict[int, "tuple[Interval, ...]"])
+
+    def add(self, place: Place, need: Interval) -> None:
+        """Need more of a value."""
+        held = self.values.get(place)
+        self.values[place] = need if held is None else hull(held, need)
+
+
+def hull(a: Interval, b: Interval) -> Interval:
+    """The smallest interval around both; an empty one adds nothing."""
+    if not a.size or not b.size:
+        return a if a.size else b
+    return Interval(min(a.start, b.start), max(a.stop, b.stop))
+
+
+class Needs:
+    """What every tile of every pass needs on this rank.
+
+    A kept value is computed for all positions that this rank reads of it, its own and a margin that other ranks
+    compute too; `region` says which.
+    """
+
+    def __init__(self, passes: Passes, grid: TileGrid):
+        self.passes, self.grid, self.graph = passes, grid, passes.graph
+        self._found: dict[tuple[int, str, int], AxisNeeds] = {}
+        self._regions: dict[tuple[Place, str], Interval] = {}
+        tiles = [p for p in passes.passes]
+        for one in reversed(tiles):
+            self._settle(one)
+
+    def _settle(self, one: StreamPass) -> None:
+        """The regions of what a pass reads: those of what it keeps are known from the passes after it."""
+        for place in one.reads:
+            for axis, extent in self.graph.values[place].extents.items():
+                if one.whole:
+                    need = self.grid.here(axis, extent)
+                else:
+                    spans = [self.along(one, axis, c).values.get(place) for c in self.grid.coordinates(axis)]
+                    need = Interval(0, 0)
+                    for span in spans:
+                        need = need if span is None else hull(need, span)
+                held = self._regions.get((place, axis), Interval(0, 0))
+                self._regions[place, axis] = hull(held, need)
+
+    def region(self, place: Place, axis: str) -> Interval:
+        """The positions of a value that this rank reads, and its own."""
+        own = self.grid.here(axis, self.graph.values[place].extents[axis])
+        return hull(own, self._regions.get((place, axis), own))
+
+    def kept(self, place: Place, axis: str, coordinate: int) -> Interval:
+        """The positions of a kept value that a tile computes: its own, and at the rank's rim the margin."""
+        own = self.grid.own(axis, self.graph.values[place].extents[axis], coordinate)
+        region, at = self.region(place, axis), self.grid.coordinates(axis)
+        start = region.start if coordinate == at[0] else own.start
+        return Interval(start, region.stop if coordinate == at[-1] else own.stop)
+
+    def along(self, one: StreamPass, axis: str, coordinate: int) -> AxisNeeds:
+        """What a coordinate of an axis needs in a pass."""
+        key = (one.number, axis, coordinate)
+        if key not in self._found:
+            self._found[key] = self._walk(one, axis, coordinate)
+        return self._found[key]
+
+    def _walk(self, one: StreamPass, axis: str, coordinate: int) -> AxisNeeds:
+        needs = AxisNeeds()
+        values = self.graph.values
+        for place in one.keeps:
+            if axis in values[place].extents:
+                needs.add(place, self.kept(place, axis, coordinate))
+        for call in reversed(one.calls):
+            measuring = call.node.id in one.measured_calls
+            if call.levels and not call.norm and not measuring:
+                continue
+            out = Interval(0, 0)
+            for place in call.node.makes:
+                out = hull(out, needs.values.get(place, Interval(0, 0)))
+            if measuring:
+                for place in call.node.reads:
+                    extent = values[place].extents.get(axis)
+                    if extent is not None:
+                        needs.add(place, self.grid.own(axis, extent, coordinate))
+            if call.levels and not call.norm:
+                continue
+            self._through(call, axis, out, needs)
+        return needs
+
+    def _through(self, call: TileCall, axis: str, out: Interval, needs: AxisNeeds) -> None:
+        """What a call reads for an interval of its output."""
+        chain = [reads for window in call.windows for reads in (dict(window).get(axis),)]
+        outs: list[Interval] = []
+        for reads in reversed(chain):
+            outs.append(out)
+            if reads is not None and out.size:
+                out = read_by(reads, out)
+        needs.windows[call.node.id] = tuple(reversed(outs))
+        made = [self.graph.values[p].extents.get(axis) for p in call.node.makes]
+        for place in call.node.reads:
+            extent = self.graph.values[place].extents.get(axis)
+            if extent is not None and (chain or extent in made):
+                needs.add(place, out)
+
+
+def read_by(reads: Reads, out: Interval) -> Interval:
+    """The interval around everything that a window reads for an output interval."""
+    found = Interval(0, 0)
+    for part in reads.reads(out):
+        found = hull(found, part)
+    return found
+
+
+def grid_of(extents: Mapping[str, int], tile: Mapping[str, int], ranks: Mapping[str, tuple[Cuts, int]]) -> TileGrid:
+    """The grid of tiles of that size; each rank's own part of an axis is cut by itself.
+
+    >>> grid = grid_of({"spatial0": 10}, {"spatial0": 4}, {})
+    >>> grid.cuts["spatial0"].bounds
+    (0, 4, 8, 10)
+    """
+    cuts: dict[str, Cuts] = {}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for axis, extent in extents.items():
+        parts, rank = ranks.get(axis, (Cuts.of((0, extent)), 0))
+        bounds, size = [0], max(1, tile[axis])
+        for number, part in enumerate(parts.intervals()):
+            if number == rank:
+                first[axis] = len(bounds) - 1
+            bounds += [*range(part.start + size, part.stop, size), part.stop]
+            if number == rank:
+                last[axis] = len(bounds) - 1
+        cuts[axis] = Cuts.of(bounds)
+    return TileGrid(cuts, first, last)
+
+
+__all__ = ["AxisNeeds", "Needs", "TileGraph", "TileGrid", "grid_of", "hull"]

@@ -1,0 +1,189 @@
+"""A task: one tile of one pass, which runs the calls of the pass on its windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.geometry import Box, Interval, Reads
+from mural.graph.nodes import Place
+from mural.memory.passes import StreamPass, TotalKey
+from mural.memory.tile_calls import Axes, TileCall, TileValue, replayed, tensors_in
+from mural.memory.tile_needs import AxisNeeds, Needs
+from mural.shard.layout import Layout
+from mural.shard.tensor import ShardedTensor
+from mural.shard.tiles import OwnMoments, Spans, cropped, tile_of, tile_run
+
+Coordinates = Mapping[str, int]
+"""Which tile it is along each axis."""
+Chunk = int | None
+"""The images that a total is of: a coordinate along the data axis, None for all."""
+
+
+class _MeasuredStop(Exception):
+    """A norm has measured its part, and nobody needs its result."""
+
+
+@dataclass
+class TileTask:
+    """One tile: the windows that it is given, what it makes, and the parts that it adds to totals.
+
+    `given` are the windows by place; `held` the parameters, buffers and constants by name; `known` the totals.
+    """
+
+    one: StreamPass
+    at: Coordinates
+    needs: Needs
+    given: Mapping[Place, Tensor]
+    held: Mapping[str, Tensor]
+    known: Mapping[tuple[TotalKey, Chunk], Tensor]
+    axes_of_totals: dict[TotalKey, tuple[str, ...]]
+    before_random: Callable[[int], None]
+    device: torch.device
+    kept: dict[Place, ShardedTensor] = field(default_factory=dict[Place, ShardedTensor])
+    sums: dict[TotalKey, Tensor] = field(default_factory=dict[TotalKey, Tensor])
+    moments: dict[TotalKey, OwnMoments] = field(default_factory=dict[TotalKey, OwnMoments])
+
+    def __post_init__(self) -> None:
+        self.spans: dict[str, AxisNeeds] = {a: self.needs.along(self.one, a, c) for a, c in self.at.items()}
+        self.values: dict[Place, Any] = {}
+        self._call: TileCall | None = None
+        self._windows = self._totals = 0
+
+    # -- what the rules ask --------------------------------------------------------------------------------------------
+
+    def out(self, layout: Layout, dims: Sequence[Reads], name: str) -> Spans:
+        """The outputs that a windowed rule is to compute."""
+        number, self._windows = self._windows, self._windows + 1
+        node = self._running.node.id
+        return {a: needs.windows[node][number] for a, needs in self.spans.items() if node in needs.windows}
+
+    def own(self, layout: Layout) -> Box:
+        """The positions of a tensor that belong to this tile alone."""
+        grid = self.needs.grid
+        return tuple(
+            interval if cuts is None or axis is None else grid.own(axis, extent, self.at[axis])
+            for axis, cuts, extent, interval in zip(layout.axes, layout.cuts, layout.shape, layout.box, strict=True)
+        )
+
+    def total(self, part: Tensor, axes: Sequence[str], name: str) -> Tensor:
+        """The total, if it is known; otherwise this tile's part of it."""
+        key = self._next_total(axes)
+        if key in self.one.measures:
+            self.sums[key] = part
+        found = self.known.get((key, self.chunk(key)))
+        return part.detach() if found is None else found
+
+    def statistics(self, own: OwnMoments, axes: Sequence[str]) -> Tensor:
+        """The statistics of a norm, if they are known."""
+        key = self._next_total(axes)
+        if key in self.one.measures:
+            self.moments[key] = own
+        found = self.known.get((key, self.chunk(key)))
+        if found is None or key in self.one.measures:
+            raise _MeasuredStop
+        return found
+
+    def _next_total(self, axes: Sequence[str]) -> TotalKey:
+        key = (self._running.node.id, self._totals)
+        self._totals += 1
+        self.axes_of_totals[key] = tuple(axes)
+        return key
+
+    def chunk(self, key: TotalKey) -> Chunk:
+        """The images that a total is of, for this tile."""
+        return None if "data" in self.axes_of_totals[key] else self.at.get("data")
+
+    @property
+    def _running(self) -> TileCall:
+        if self._call is None:
+            raise RuntimeError("no call runs")
+        return self._call
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all calls of the pass."""
+        self.values.update(self.given)
+        with tile_run(self):
+            for call in self.one.calls:
+                self._call, self._windows, self._totals = call, 0, 0
+                if call.random:
+                    self.before_random(call.node.id)
+                try:
+                    self._run(call)
+                except _MeasuredStop:
+                    pass
+                self._forget(call)
+
+    def _run(self, call: TileCall) -> None:
+        node = call.node
+        given = [self._argument(call, place) for place in node.reads]
+        result = replayed(node, given, device=self.device)
+        made = tensors_in(result) or [given[i] for i in node.returns]
+        for place, tensor in zip(node.makes, made, strict=True):
+            self.values[place] = tensor
+            if place in self.one.keeps:
+                self.kept[place] = cropped(tensor, {a: self.needs.kept(place, a, self.at[a]) for a in self._axes(place)})
+
+    def _axes(self, place: Place) -> Sequence[str]:
+        return [a for a in self.needs.graph.values[place].extents if a in self.at]
+
+    def _argument(self, call: TileCall, place: Place) -> Any:
+        """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""
+        if place not in self.values and place[0] in self.held:
+            return self.held[str(place[0])]
+        value = self.needs.graph.values[place]
+        if call.levels and not call.norm:
+            if call.node.id not in self.one.measured_calls:
+                return self._nothing(value, place)
+            x = self.values[place]
+            return cropped(x, self._own_spans(value)) if isinstance(x, ShardedTensor) else x
+        x = self.values[place]
+        if call.windows or call.norm or not isinstance(x, ShardedTensor):
+            return x
+        return cropped(x, self._out_spans(call, value))
+
+    def _own_spans(self, value: TileValue) -> Spans:
+        return {a: self.needs.grid.own(a, n, self.at[a]) for a, n in value.extents.items() if a in self.at}
+
+    def _out_spans(self, call: TileCall, value: TileValue) -> Spans:
+        """What a pointwise call needs of an argument: what is needed of its results."""
+        found: dict[str, Interval] = {}
+        for axis in value.extents:
+            needs = self.spans[axis].values if axis in self.spans else {}
+            spans = [needs[p] for p in call.node.makes if p in needs and needs[p].size]
+            if spans and all(axis in self.needs.graph.values[p].extents for p in call.node.makes):
+                found[axis] = Interval(min(s.start for s in spans), max(s.stop for s in spans))
+        return found
+
+    def _nothing(self, value: TileValue, place: Place) -> Any:
+        """A tile without positions of the image, for a call that only brings known totals together."""
+        if not any(value.axes):
+            return self.values.get(place, self.held.get(str(place[0])))
+        spans = {a: Interval(0, 0) if a != "data" else self.needs.grid.own(a, n, self.at[a])
+                 for a, n in value.extents.items()}  # fmt: skip
+        return empty_tile(value, spans, self.device)
+
+    def _forget(self, call: TileCall) -> None:
+        """Let go of what no later call reads."""
+        for place in call.node.reads:
+            if self.one.last_use[place] == call.node.id:
+                self.values.pop(place, None)
+
+
+def empty_tile(value: TileValue, spans: Spans, device: torch.device) -> ShardedTensor:
+    """A tile of zeros."""
+    shape = [spans[a].size if a is not None else n for a, n in zip(value.axes, value.shape, strict=True)]
+    return tile_of(torch.zeros(shape, dtype=value.dtype, device=device), value.shape, value.axes, spans)
+
+
+def box_of(value: TileValue, spans: Mapping[str, Interval]) -> Box:
+    """A box of all dims from the spans of the axes."""
+    axes: Axes = value.axes or (None,) * len(value.shape)
+    return tuple(spans[a] if a is not None and a in spans else Interval(0, n)
+                 for a, n in zip(axes, value.shape, strict=True))  # fmt: skip
