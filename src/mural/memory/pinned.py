@@ -75,3 +75,11 @@ class Sent:
         if self.lanes is not None and self.moment is not None:
             self.lanes.join(self.moment, self.tensor)
         return self.tensor
+
+
+def settled(device: torch.device | str) -> torch.device:
+    """The device with its number: threads have a current device of their own."""
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
