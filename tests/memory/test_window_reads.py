@@ -18,6 +18,7 @@ from mural.errors import DataError, LayoutError
 from mural.geometry import Box, Interval, slices, whole
 from mural.memory import window_source
 from mural.memory.decoded_cache import DecodedCache, block_extents
+from mural.memory.pinned import Buffers, Sent
 from mural.memory.window_reads import WindowReads
 
 DTYPES = (torch.uint8, torch.int16, torch.float32, torch.float64, torch.bool)
@@ -270,6 +271,61 @@ def test_two_readers_that_share_a_cache_and_a_source() -> None:
                 assert torch.equal(a, b)
                 assert torch.equal(a[0], source.values[(slice(None), *slices(place))])
     assert len(source.boxes) == 16
+
+
+class FakeLanes:
+    """A GPU that is done with queued work only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.queued, self.done = 0, 0
+
+    def now(self) -> int:
+        self.queued += 1
+        return self.queued
+
+    def finish(self, moment: int) -> None:
+        self.done = max(self.done, moment)
+
+
+class FakePinned(Buffers):
+    """Buffers of a GPU in ordinary memory: what is in use, and what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.lanes = FakeLanes()  # type: ignore[assignment]
+        self.taken: set[int] = set()
+        self.rooms: set[int] = set()
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype, room: int = 0) -> Tensor:
+        found = torch.empty(tuple(shape), dtype=dtype)
+        self.taken.add(found.data_ptr())
+        self.rooms.add(room)
+        return found
+
+    def drop(self, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self.taken.remove(tensor.data_ptr())
+
+    def sent(self, tensor: Tensor) -> Sent:
+        self.taken.remove(tensor.data_ptr())
+        return Sent(tensor.clone(), None, None)
+
+
+def test_buffers_come_back_and_the_gpu_is_not_left_far_behind() -> None:
+    source, buffers = CountedImage(image((1, 256, 256)), seconds=0.001), FakePinned()
+    windows, lanes = grid_windows((256, 256), 64, 8), buffers.lanes
+    with WindowReads([source], windows, buffers=buffers, ahead=2) as reads:
+        for i, (_, place) in enumerate(windows):
+            assert torch.equal(reads[i][0], source.values[(slice(None), *slices(place))])
+            assert lanes.queued == i + 1  # type: ignore[union-attr]
+            assert lanes.done == i  # type: ignore[union-attr]  # everything before window i - 1
+            assert len(buffers.taken) <= 2
+        reads[0]
+        source.bad = (30, 100)
+        with pytest.raises(DataError, match="a damaged tile"):
+            reads[1]
+    assert not buffers.taken
+    assert buffers.rooms == {80 * 80}
 
 
 def test_what_is_refused() -> None:

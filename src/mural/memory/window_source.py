@@ -38,7 +38,7 @@ class WindowSource:
     """One image of a pass."""
 
     def __init__(self, source: Readable | Tensor, number: int):
-        if not isinstance(source, (Tensor, Readable)):
+        if not isinstance(source, Tensor) and not hasattr(source, "read"):
             raise LayoutError(f"image {number} is a {type(source).__name__}: windows are read from tensors and sources")
         self.source: Readable = HeldImage(source) if isinstance(source, Tensor) else source
         self.name = str(getattr(source, "name", None) or f"image {number}")
