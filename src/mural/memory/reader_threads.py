@@ -18,13 +18,19 @@ def readers(count: int) -> ThreadPoolExecutor:
     readers, or the training, to run.
     """
     cores, started = torch.get_num_threads(), threading.Barrier(count + 1)
-    found = ThreadPoolExecutor(count, "mural-reader", initializer=torch.set_num_threads, initargs=(1,))
+    found = ThreadPoolExecutor(count, "mural-reader", initializer=compute_alone)
     for _ in range(count):
         found.submit(started.wait)
     started.wait()
     torch.set_num_threads(cores)  # a thread's own number is also what threads that start later would take
     _reading.add(found)
     return found
+
+
+def compute_alone() -> None:
+    """Let torch use no other thread on behalf of this one."""
+    torch.get_num_threads()  # the first call in a thread sets the run's number there: not after the next line
+    torch.set_num_threads(1)
 
 
 def _end() -> None:
