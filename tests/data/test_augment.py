@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.data.loading.augment import Augment, Drawn, raise_to
-from mural.data.loading.turned_view import QuarterTurns, View, split
+from mural.data.loading.turned_view import QuarterTurns, View
 from mural.errors import DataError
 from mural.geometry import Box, Interval, volume
+from mural.geometry.tile_grid import split
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mural.engine.alignment import alignment, target_dims
 from mural.errors import DataError, LayoutError
 from mural.geometry import Cuts, slices
+from mural.memory.readable import Readable
 from mural.ranks import SPATIAL, Mesh
 from mural.shard import ShardedTensor, shard
 from mural.shard.place import place_on
@@ -26,20 +27,6 @@ class Needs:
     mesh: Mesh
     image: bool = True
     target: bool = True
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """An image that can be read in boxes: `mural.open(…)`, or anything with a shape (channels first) and `read`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(C, H, W) or (C, D, H, W)."""
-        ...
-
-    def read(self, box: Any) -> Tensor:
-        """That box, one (start, stop) pair per dim."""
-        ...
 
 
 Image = Tensor | Unread | Readable | Sequence[Any]

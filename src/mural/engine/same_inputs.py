@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from mural.comm.failure.agree import gather
-from mural.engine.inputs import Readable
 from mural.errors import LayoutError
+from mural.memory.readable import Readable
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.checksum import checksum

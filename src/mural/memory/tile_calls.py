@@ -214,6 +214,8 @@ def replayed(node: Node, given: Sequence[Any], *, device: torch.device = META) -
     args, kwargs = pytree.tree_map_only(Ref, lambda ref: given[ref.index], (node.args, dict(node.kwargs)))
     if device.type == "meta":
         args, kwargs = staying(node.op, args), staying_named(kwargs)
+    else:  # what was captured without memory asked for tensors without memory
+        args, kwargs = pytree.tree_map_only(torch.device, lambda d: device if d == META else d, (args, kwargs))
     if node.func is None:
         raise UnsupportedOp(f"{node.op} at {node.site!r} cannot be called again")
     return node.func(*args, **kwargs)

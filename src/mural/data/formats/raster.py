@@ -16,10 +16,10 @@ import numpy as np
 from mural.data.formats.axes import resolved
 from mural.data.formats.dtypes import Array
 from mural.data.formats.stored import OpenedFile, Options
-from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import DataError, package
 from mural.geometry import Box
+from mural.geometry.tile_grid import count
 
 
 class Datasets:

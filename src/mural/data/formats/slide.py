@@ -13,10 +13,10 @@ import numpy as np
 from mural.data.formats.axes import Axes, resolved
 from mural.data.formats.dtypes import Array
 from mural.data.formats.stored import OpenedFile, Options
-from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import package
 from mural.geometry import Box
+from mural.geometry.tile_grid import count
 
 UINT8: np.dtype[Any] = np.dtype(np.uint8)
 

@@ -14,13 +14,13 @@ from mural.data.formats.axes import Axes, resolved
 from mural.data.formats.dtypes import Array
 from mural.data.formats.stored import OpenedFile, Options, Stored
 from mural.data.formats.tiff_opening import check_directories, check_segments, quiet
-from mural.data.formats.tile_grid import Index, grid, tile_at, touched
 from mural.data.formats.uncompressed import Handle, Raw
 from mural.data.formats.whole import LIMIT
 from mural.data.source import Counter
 from mural.data.threads import decoders, each
 from mural.errors import DataError
 from mural.geometry import Box, overlap, slices
+from mural.geometry.tile_grid import Index, grid, tile_at, touched
 
 JPEG = {6, 7, 34892, 33007}
 """Compressions whose tiles need tables from the directory."""

@@ -15,10 +15,10 @@ from mural.data.formats.axes import Axes, guessed, resolved
 from mural.data.formats.dtypes import Array
 from mural.data.formats.ngff import ZarrNode, arrays_below, axis_names, multiscales, node
 from mural.data.formats.stored import OpenedFile, Options
-from mural.data.formats.tile_grid import count
 from mural.data.source import Counter
 from mural.errors import DataError
 from mural.geometry import Box, slices
+from mural.geometry.tile_grid import count
 
 DRIVERS = {2: "zarr", 3: "zarr3"}
 # tensorstore's annotations do not cover how its objects are made.

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mural.data.loading.piece_reader import MASK, NOTHING, Reader, SampleForm, placed
-from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.read_ahead import Batched, StepRead, target_dtype, target_shape
 from mural.data.loading.step_agreement import BatchOutcome
 from mural.errors import DataError
 from mural.geometry import Cuts
+from mural.memory.pinned import Buffers, Sent
 from mural.shard.layout import Layout
 from mural.shard.place import layout_of
 from mural.shard.tensor import ShardedTensor

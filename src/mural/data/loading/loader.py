@@ -14,16 +14,16 @@ from mural.data.loading.batches import Batch, assembled
 from mural.data.loading.label_range import LabelRange
 from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.piece_reader import Reader
-from mural.data.loading.pinned import Buffers
 from mural.data.loading.pixels import MaskKind, Pixels, Scale, per_channel
 from mural.data.loading.preflight import DatasetFacts, inspect, raise_problems
 from mural.data.loading.read_ahead import Batched, ReadAhead, StepRead
 from mural.data.loading.seeded_draws import permutation
 from mural.data.loading.step_agreement import BatchOutcome, check_same, consent
-from mural.data.threads import readers
 from mural.engine.inputs import Needs
 from mural.errors import DataError
 from mural.geometry import Cuts
+from mural.memory.pinned import Buffers, settled
+from mural.memory.reader_threads import readers
 from mural.ranks import Mesh
 
 
@@ -185,11 +185,3 @@ class Loader:
     def close(self) -> None:
         """Close the files that are kept open between steps; the loader can go on to be used."""
         self.files.close()
-
-
-def settled(device: torch.device | str) -> torch.device:
-    """The device with its number: threads have a current device of their own."""
-    found = torch.device(device)
-    if found.type == "cuda" and found.index is None:  # pyright: ignore[reportUnnecessaryComparison]
-        return torch.device("cuda", torch.cuda.current_device())
-    return found

@@ -14,11 +14,12 @@ from mural.data.loading.augment import Augment, Drawn
 from mural.data.loading.open_files import OpenFiles
 from mural.data.loading.pixels import Pixels
 from mural.data.loading.seeded_draws import whole_number
-from mural.data.loading.turned_view import QuarterTurns, View, split
+from mural.data.loading.turned_view import QuarterTurns, View
 from mural.data.source import Source, level_of
 from mural.engine.inputs import Needs
 from mural.errors import DataError
 from mural.geometry import Box, Cuts, Interval, overlap, slices, volume, whole
+from mural.geometry.tile_grid import split
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.layout import Layout
 from mural.shard.place import cuts_of, layout_of, spatial_dims

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mural.data.image_sample import name_at
 from mural.data.loading.piece_reader import CLASS, MASK, NOTHING, Reader, SampleForm, SamplePiece
-from mural.data.loading.pinned import Buffers, Sent
 from mural.data.loading.pixels import Pixels
 from mural.data.source import pairs
 from mural.errors import DataError
 from mural.geometry import Box
+from mural.memory.pinned import Buffers, Sent
 
 NOT_THE_SAMPLE = (MemoryError, ImportError)
 """What says nothing about a sample: raised even where bad samples are skipped."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch import Tensor
 
-from mural.geometry import Box, Interval, volume
+from mural.geometry import Box, Interval
 
 
 @dataclass(frozen=True)
@@ -107,23 +106,3 @@ class View:
                 else Interval(start - window.start, stop - window.start)
             )
         return tuple(found)
-
-
-def split(box: Box, chunks: Sequence[int], parts: int, most: int) -> tuple[Box, ...]:
-    """A box of a file cut into about that many parts of at most about `most` positions, at edges of the file's tiles.
-
-    The dim with the most tiles is cut first, the outermost of several: no tile is in two parts.
-
-    >>> [box[0] for box in split((Interval(10, 100), Interval(0, 64)), (32, 64), 2, 10**6)]
-    [Interval(start=10, stop=64), Interval(start=64, stop=100)]
-    """
-    rows = [-(-i.stop // c) - i.start // c if i.size else 0 for i, c in zip(box, chunks, strict=True)]
-    dim = max(range(len(box)), key=lambda d: (rows[d], -d))
-    wanted = min(rows[dim], max(parts, -(-volume(box) // most)))
-    if wanted < 2:
-        return (box,)
-    first, step = box[dim].start // chunks[dim], chunks[dim]
-    edges = [(first + rows[dim] * k // wanted) * step for k in range(wanted + 1)]
-    edges[0], edges[-1] = box[dim]
-    cut = [(*box[:dim], Interval(a, b), *box[dim + 1 :]) for a, b in pairwise(edges)]
-    return tuple(part for piece in cut for part in split(piece, chunks, 1, most))

@@ -19,7 +19,6 @@ import numpy as np
 
 from mural.data.formats.dtypes import Array, to_array
 from mural.data.formats.nifti import is_gzip
-from mural.data.formats.tile_grid import grid, tile_at
 from mural.data.open import open as open_source
 from mural.data.source import Source
 from mural.data.threads import each
@@ -29,6 +28,7 @@ from mural.data.writing.tiff_write import pages_of, write_tiff
 from mural.data.writing.zarr_write import check_dtype, check_shape, chunks_of, create_array, shard_of, write_group
 from mural.errors import DataError
 from mural.geometry import Box, Interval, overlap, slices
+from mural.geometry.tile_grid import grid, tile_at
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes in total, whenever a part is complete."""

@@ -14,13 +14,13 @@ import torch
 from mural.comm.failure.agree import gather, together
 from mural.comm.messages import Transfer
 from mural.data.formats.dtypes import Array
-from mural.data.formats.tile_grid import Index, grid, tile_at
 from mural.data.source import pairs
 from mural.data.writing.output import unwritable
 from mural.data.writing.rims import Rim, Rims
 from mural.data.writing.stores import Store
 from mural.errors import DataError
 from mural.geometry import Box, Interval, overlap, slices, volume
+from mural.geometry.tile_grid import Index, grid, tile_at
 from mural.ranks import AXES, Mesh
 
 AT_ONCE = 64 * 2**20

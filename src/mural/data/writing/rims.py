@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mural.data.formats.dtypes import Array
-from mural.data.formats.tile_grid import Index
 from mural.geometry import Box, overlap, slices, subtract, volume
+from mural.geometry.tile_grid import Index
 
 IN_MEMORY = 256 * 2**20
 """Bytes of rims that are kept in memory; more go to a folder next to the output."""

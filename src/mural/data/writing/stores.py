@@ -12,12 +12,12 @@ import numpy as np
 import tifffile
 
 from mural.data.formats.dtypes import Array
-from mural.data.formats.tile_grid import grid, tile_at, touched
 from mural.data.formats.zarr import ts
 from mural.data.writing.tiff_write import Pages, pages_of
 from mural.data.writing.zarr_write import chunks_of, create_array, shard_of, spec, write_group
 from mural.errors import DataError
 from mural.geometry import Box, overlap, slices, whole
+from mural.geometry.tile_grid import grid, tile_at, touched
 
 
 class Store(Protocol):

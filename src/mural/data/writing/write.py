@@ -24,7 +24,6 @@ import torch
 
 from mural.comm.failure.agree import gather, together
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
-from mural.data.formats.tile_grid import Index, tile_at, touched
 from mural.data.source import Box, checked_box, pairs
 from mural.data.writing.gather import settle
 from mural.data.writing.output import Output, kind_of, unwritable
@@ -34,6 +33,7 @@ from mural.data.writing.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
 from mural.geometry import Interval, overlap, slices, volume
+from mural.geometry.tile_grid import Index, tile_at, touched
 from mural.ranks import Mesh
 
 

@@ -14,10 +14,10 @@ from mural.comm.host_staging import Pinned
 
 
 class Buffers:
-    """Tensors that workers fill, and their copies on the device of the training."""
+    """Tensors that workers fill, and their copies on a device; up to `keep` idle buffers wait to be used again."""
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, keep: int = 2):
+        self.device, self.keep = device, keep
         self.lanes = CudaLanes(device) if device.type == "cuda" else None
         self.lock = threading.Lock()
         self.idle: list[Pinned] = []
@@ -25,21 +25,23 @@ class Buffers:
         """Buffers by the address of the tensor in them."""
         self.leaving: list[tuple[torch.cuda.Event, Pinned]] = []
 
-    def new(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor that nobody else uses."""
+    def new(self, shape: Sequence[int], dtype: torch.dtype, room: int = 0) -> Tensor:
+        """A tensor that nobody else uses; `room` is what its buffer has at least, to be used again for larger ones."""
         size = prod(shape) * dtype.itemsize
         if self.lanes is None or not size:
             return torch.empty(tuple(shape), dtype=dtype)
+        room = max(size, room)
         with self.lock:
             for event, buffer in [entry for entry in self.leaving if entry[0].query()]:
                 self.leaving.remove((event, buffer))
                 self.idle.append(buffer)
-            fitting = [b for b in self.idle if size <= b.memory.numel() <= 2 * size]
+            fitting = [b for b in self.idle if room <= b.memory.numel() <= 2 * room]
             buffer = min(fitting, key=lambda b: b.memory.numel(), default=None)
-            self.idle = [b for b in self.idle if b is not buffer][-2:]
+            rest = [b for b in self.idle if b is not buffer]
+            self.idle = rest[max(0, len(rest) - self.keep) :]
         if buffer is None:
             with torch.cuda.device(self.device):
-                buffer = Pinned(size)
+                buffer = Pinned(room)
         tensor = buffer.memory[:size].view(dtype).view(tuple(shape))
         with self.lock:
             self.used[tensor.data_ptr()] = buffer
@@ -51,6 +53,14 @@ class Buffers:
             buffer = None if tensor is None else self.used.pop(tensor.data_ptr(), None)
             if buffer is not None:
                 self.idle.append(buffer)
+
+    def release(self) -> None:
+        """Free the memory of all buffers that are not in use, once their copies have left."""
+        with self.lock:
+            for event, _ in self.leaving:
+                event.synchronize()
+            self.leaving.clear()
+            self.idle.clear()
 
     def sent(self, tensor: Tensor) -> Sent:
         """A tensor of `new` on its way to the device, while the device computes."""
@@ -75,3 +85,11 @@ class Sent:
         if self.lanes is not None and self.moment is not None:
             self.lanes.join(self.moment, self.tensor)
         return self.tensor
+
+
+def settled(device: torch.device | str) -> torch.device:
+    """The device with its number: threads have a current device of their own."""
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return torch.device("cuda", torch.cuda.current_device())
+    return found

@@ -1,0 +1,21 @@
+"""Readable: what windows of an image are read from."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """An image that can be read in boxes: `mural.open(…)`, or anything with a shape (channels first) and `read`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) or (C, D, H, W)."""
+        ...
+
+    def read(self, box: Any) -> Tensor:
+        """That box, one (start, stop) pair per dim."""
+        ...
