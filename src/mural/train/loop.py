@@ -67,7 +67,7 @@ def train(run: Run, stop: StopRequest) -> Result:
 
             with run.naming(batch, f"step {position.step + 1} (epoch {position.epoch})"):
                 loss = pm.step(batch.image, batch.target, reduce=complete, weight=weight)
-            run.meter.add(batch.image, loss, weight, batch.waited)
+            run.meter.add(batch.shape, loss, weight, batch.waited)
             if not complete:
                 continue
 

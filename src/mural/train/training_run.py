@@ -90,7 +90,7 @@ class Run:
         per, size, every = self.config.train.accumulate, self.config.data.batch, len(self.loader.dataset)
         first = (position.batch - 1) // per * per * size
         images = min(every, first + per * size) - first
-        return int(batch.image.shape[0]) / images if per > 1 else 1.0
+        return batch.shape[0] / images if per > 1 else 1.0
 
     @property
     def batches(self) -> dict[str, int]:

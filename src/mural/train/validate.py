@@ -194,7 +194,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
         run.watchdog.progress(f"validation after step {step}")
         with run.naming(batch, f"the validation after step {step}"):
             output, target, loss = pm.evaluate(batch.image, batch.target)
-        predicted = scores.add(output, target, float(loss), int(batch.image.shape[0]))
+        predicted = scores.add(output, target, float(loss), batch.shape[0])
         if run.config.validation.write and isinstance(predicted, ShardedTensor):
             folder = run.config.folder / PREDICTIONS / f"step-{step:06d}"
             suffix = SUFFIX[run.config.validation.write]
