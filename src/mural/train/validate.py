@@ -191,7 +191,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     pm.synchronise(run.optimizer)
     pm.eval()
     for batch in run.held_out.epoch(0):
-        run.watchdog.progress(f"validation after step {step}")
+        run.begins(f"validation after step {step}")
         with run.naming(batch, f"the validation after step {step}"):
             output, target, loss = pm.evaluate(batch.image, batch.target)
         predicted = scores.add(output, target, float(loss), batch.shape[0])
@@ -199,6 +199,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
             folder = run.config.folder / PREDICTIONS / f"step-{step:06d}"
             suffix = SUFFIX[run.config.validation.write]
             write(folder, [stems[index] + suffix for index in batch.indices], predicted)
+    run.journal.advance(step)
     pm.train()
     found = pm.from_last(scores.result())
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}

@@ -1,4 +1,4 @@
-"""Batches: what this rank read of a step, as sharded tensors; the rest on demand; or sources that are read by window."""
+"""Batches: what this rank read of a step, as sharded tensors; the rest on demand; or sources to be read by window."""
 
 from __future__ import annotations
 
