@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runs import run_config, write_images
 
 from mural.train.loop import fit_rank
-from mural.train.validate import file_stem, file_stems
+from mural.train.prediction_files import file_stem, file_stems
 
 PARTS = st.sampled_from(["a", "b", "A", "a_x", "x"])
 NAMES = st.tuples(st.lists(PARTS, max_size=3), PARTS, st.sampled_from([".tif", ".png", ".ome.tif", "", "_2.tif"]))

@@ -1,112 +1,17 @@
-"""Validation: the scores of held-out images, and their predictions in files named after the samples."""
+"""Validation: the scores of held-out images, and their predictions in files."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mural.data import create
 from mural.data.image_sample import name_at
-from mural.ranks import AXES
 from mural.shard import ShardedTensor
 from mural.shard.relayout import merged
+from mural.train.prediction_files import PREDICTIONS, SUFFIX, file_stems, write
 from mural.train.training_run import Run
-
-# -- names of prediction files -----------------------------------------------------------------------------------------
-
-
-SUFFIXES = (".gz", ".tif", ".tiff", ".ome", ".zarr", ".nii", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".svs")
-
-
-def file_stem(name: str) -> str:
-    """A name for a file, from a sample's name.
-
-    >>> file_stem("slides/a 1.ome.tif"), file_stem("scan.nii.gz")
-    ('a_1', 'scan')
-    """
-    stem = Path(name).name
-    for suffix in SUFFIXES:
-        stem = stem.removesuffix(suffix)
-    return tidy(stem) or "image"
-
-
-def tidy(text: str) -> str:
-    """A text with only the characters that a file's name may have."""
-    return re.sub(r"[^\w.-]+", "_", text)
-
-
-def file_stems(names: Sequence[str]) -> list[str]:
-    """A name for each sample's file: its stem; of samples with one stem, with what else of the paths tells them apart.
-
-    Names that differ in the case of letters alone count as one, since some file systems take them for one.
-
-    >>> file_stems(["s/a/x.tif", "s/b/x.tif", "s/b/y.tif"])
-    ['a_x', 'b_x', 'y']
-    >>> file_stems(["x.tif", "x.png", "a/x.tif", "a_x.tif", "y", "y"])
-    ['x_tif', 'x_png', 'a_x_tif', 'a_x', 'y', 'y_2']
-    """
-    found = [file_stem(name) for name in names]
-    groups: dict[str, list[int]] = {}
-    for place, stem in enumerate(found):
-        groups.setdefault(stem.casefold(), []).append(place)
-    taken = {key for key, places in groups.items() if len(places) == 1}
-    for places in (places for places in groups.values() if len(places) > 1):
-        told = apart([names[i] for i in places], [found[i] for i in places], taken)
-        taken.update(text.casefold() for text in told)
-        for place, text in zip(places, told, strict=True):
-            found[place] = text
-    return found
-
-
-def apart(names: Sequence[str], stems: Sequence[str], taken: set[str]) -> list[str]:
-    """Names for samples of one stem that differ from each other and from those taken."""
-    texts = list(stems)
-    for longer in (with_folders, with_suffix):
-        texts = longer(names, texts)
-        keys = [text.casefold() for text in texts]
-        if len(set(keys)) == len(keys) and taken.isdisjoint(keys):
-            return texts
-    return numbered(texts, taken)
-
-
-def with_folders(names: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Stems with the folders of their paths that not all have in common."""
-    folders = [PurePath(name).parts[:-1] for name in names]
-    most = min(map(len, folders))
-    start = next((i for i in range(most) if len({parts[i] for parts in folders}) > 1), most)
-    rest = [parts[start:] for parts in folders]
-    most = min(map(len, rest))
-    stop = next((i for i in range(most) if len({parts[-1 - i] for parts in rest}) > 1), most)
-    kept = [parts[: len(parts) - stop] for parts in rest]
-    return ["_".join([*map(tidy, parts), stem]) for parts, stem in zip(kept, stems, strict=True)]
-
-
-def with_suffix(names: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Stems with the suffixes of their files, where these differ."""
-    ends = ["_".join(re.findall(r"\w+", "".join(PurePath(name).suffixes))) for name in names]
-    if len(set(ends)) == 1:
-        return list(stems)
-    return [f"{stem}_{end}" if end else stem for stem, end in zip(stems, ends, strict=True)]
-
-
-def numbered(texts: Sequence[str], taken: set[str]) -> list[str]:
-    """The texts, with a number where one came before or is taken."""
-    found: list[str] = []
-    used = set(taken)
-    for text in texts:
-        given, number = text, 1
-        while given.casefold() in used:
-            number += 1
-            given = f"{text}_{number}"
-        used.add(given.casefold())
-        found.append(given)
-    return found
-
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -178,10 +83,6 @@ def confusion(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
 # -- validation --------------------------------------------------------------------------------------------------------
 
 
-PREDICTIONS = "predictions"
-SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif"}
-
-
 def validate(run: Run, step: int) -> dict[str, Any]:
     """The scores of all held-out images under this step's weights; predictions are written if asked for. Collective."""
     if run.held_out is None:
@@ -206,20 +107,3 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     run.journal.note("validation", step, found, numbers)
     run.journal.say(f"validation after step {step}: " + "  ".join(f"{n} {v:.4f}" for n, v in numbers.items()))
     return found
-
-
-def write(folder: Path, files: Sequence[str], predicted: ShardedTensor) -> None:
-    """Write each image's prediction to its file; every rank writes the piece that it holds. Collective."""
-    x: Any = predicted
-    if not x.is_floating_point():  # a class for every position, and no channels
-        x = x.unsqueeze(1).to(torch.uint8 if int(x.max()) < 256 else torch.int32)
-    folder.mkdir(parents=True, exist_ok=True)
-    mesh, layout = x.mesh, x.placement
-    cut = layout.axes_of(range(layout.ndim))
-    # Where ranks hold the same piece, the first of them writes it.
-    writes = all(mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
-    for index, file in enumerate(files):
-        with create(folder / file, x.shape[1:], x.dtype, mesh=mesh, overwrite=True) as writer:
-            first, *box = x.box
-            if writes and first.start <= index < first.stop and all(i.size for i in box):
-                writer.write(box, x.local[index - first.start])
