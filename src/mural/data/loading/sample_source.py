@@ -7,10 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mural.data.loading.piece_reader import Reader, SamplePiece
+from mural import geometry
+from mural.data.loading.piece_reader import MOST_AT_ONCE, Reader, SamplePiece
 from mural.data.loading.read_ahead import NOT_THE_SAMPLE, in_words
+from mural.data.loading.turned_view import split
 from mural.data.source import Box, Level, Source, checked_box, level_of
 from mural.errors import DataError
+from mural.geometry import whole
 
 
 class SampleSource(Source):
@@ -30,6 +33,11 @@ class SampleSource(Source):
         self.dtype = pixels.target_dtype if mask else pixels.dtype
         self.levels = (Level(self.shape, (1.0,) * len(self.shape)),)
         self.chunks = (source.chunks[0], *(source.chunks[1 + d] for d in piece.view.turn.dims))
+
+    def windows(self) -> tuple[geometry.Box, ...]:
+        """Boxes that cover all of it, each a few tiles of the file: what one looks at who looks at everything."""
+        channels, *extents = whole(self.shape)
+        return tuple((channels, *box) for box in split(tuple(extents), self.chunks[1:], 1, MOST_AT_ONCE))
 
     def read(self, box: Box | None = None, level: int = 0) -> Tensor:
         level_of(self, level)
