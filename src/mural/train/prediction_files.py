@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from mural.data import create
-from mural.ranks import AXES
+from mural.data.writing.write import Writer
+from mural.geometry import Box
+from mural.ranks import AXES, Mesh
 from mural.shard import ShardedTensor
 
 PREDICTIONS = "predictions"
@@ -110,18 +114,45 @@ def numbered(texts: Sequence[str], taken: set[str]) -> list[str]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, files: Sequence[str], predicted: ShardedTensor) -> None:
-    """Write each image's prediction to its file; every rank writes the piece that it holds. Collective."""
-    x: Any = predicted
-    if not x.is_floating_point():  # a class for every position, and no channels
-        x = x.unsqueeze(1).to(torch.uint8 if int(x.max()) < 256 else torch.int32)
-    folder.mkdir(parents=True, exist_ok=True)
-    mesh, layout = x.mesh, x.placement
+def write(files: Sequence[Path], predicted: ShardedTensor) -> None:
+    """Write each image's prediction (C, …) to its file; every rank writes the piece that it holds. Collective."""
+    mesh, layout = predicted.mesh, predicted.placement
     cut = layout.axes_of(range(layout.ndim))
     # Where ranks hold the same piece, the first of them writes it.
     writes = all(mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
     for index, file in enumerate(files):
-        with create(folder / file, x.shape[1:], x.dtype, mesh=mesh, overwrite=True) as writer:
-            first, *box = x.box
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with create(file, predicted.shape[1:], predicted.dtype, mesh=mesh, overwrite=True) as writer:
+            first, *box = predicted.box
             if writes and first.start <= index < first.stop and all(i.size for i in box):
-                writer.write(box, x.local[index - first.start])
+                writer.write(box, predicted.local[index - first.start])
+
+
+class PredictionWriters:
+    """The files of a batch's predictions under way, to which every rank writes its tiles. Entering and leaving a `with`
+    block, and `open` in it, are collective; without `open`, there are no files.
+    """
+
+    def __init__(self, names: Sequence[Path], mesh: Mesh):
+        self.names, self.mesh = names, mesh
+        self.writers: list[Writer] = []
+
+    def __enter__(self) -> Self:
+        self.opened = ExitStack().__enter__()
+        return self
+
+    def open(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Begin one file for each image; `shape` is that of one prediction, (C, …)."""
+        for name in self.names:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            made = create(name, shape, dtype, mesh=self.mesh, overwrite=True)
+            self.writers.append(self.opened.enter_context(made))
+
+    def write(self, box: Box, predicted: Tensor) -> None:
+        """Write a box of the predictions of all images, (N, C, …)."""
+        (start, stop), *place = box
+        for index in range(start, stop) if self.writers else ():
+            self.writers[index].write(place, predicted[index - start])
+
+    def __exit__(self, *error: Any) -> None:
+        self.opened.__exit__(*error)
