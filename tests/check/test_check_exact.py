@@ -16,6 +16,9 @@ import mural
 from law import image
 from mural import Plan
 from mural.check import Comparison
+from mural.check.leaves import gap, leaves, matching
+from mural.engine.result_tiles import ResultTile
+from mural.geometry import Interval
 from mural.models import UNet
 from ranks import only, run_on
 from zoo import monai
@@ -183,3 +186,13 @@ def wild(plan: Plan, dtype: str) -> Comparison:
 def test_rounding_that_grows_raises_no_alarm(plan: Plan) -> None:
     for found in run_on(2, wild, plan, "float32"):
         assert found.exact, str(found)
+
+
+def test_tiles_of_a_result_are_compared_with_their_box_of_the_whole() -> None:
+    whole = torch.randn(2, 3, 8, 9, generator=torch.Generator().manual_seed(0))
+    place = (Interval(1, 2), Interval(0, 3), Interval(2, 6), Interval(5, 9))
+    tile = ResultTile(whole[1:2, :, 2:6, 5:9].clone(), None, place)
+    ((where, value),) = leaves(tile)
+    assert (where, gap(*matching(value, whole, None)).size) == ("", 0.0)
+    tile.output[0, 0, 0, 0] += 0.5
+    assert gap(*matching(tile, whole, None)).size == pytest.approx(0.5)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from mural.engine.result_tiles import ResultTile
 from mural.geometry import slices
 from mural.shard import ShardedTensor
 from mural.shard.in_time import Rows
@@ -41,7 +42,7 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (tuple, list)):
         for index, part in enumerate(cast("list[Any]", value)):
             yield from leaves(part, f"{place}[{index}]")
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif is_dataclass(value) and not isinstance(value, (type, ResultTile)):
         for field in fields(value):
             yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
     else:
@@ -59,6 +60,8 @@ def matching(mine: Any, whole: Any, rows: Rows | None) -> tuple[Any, Any]:
 
     Where they have no common shape, both come back as they are. Nothing is communicated: what ranks hold may differ.
     """
+    if isinstance(mine, ResultTile) and isinstance(whole, Tensor):
+        return mine.output, whole[slices(mine.box)]
     if not isinstance(mine, Tensor) or not isinstance(whole, Tensor):
         return mine, whole
     if rows is not None and rows.count < rows.total:

@@ -40,7 +40,11 @@ class HeldModel:
     """
 
     observe: Callable[[Any], None] | None = None
-    """Is given the model's results in a step, where they are; `current_rows()` says of which images."""
+    """Is given the model's results in a step, where they are; `current_rows()` says of which images. Where images are
+    streamed, it is given each `ResultTile` of them."""
+    progress: Callable[[int, int, str], None] | None = None
+    """Is told, on every rank that streams, how many tiles of a pass over the images are done, of how many, and what the
+    pass is called: `progress(37, 256, "backward")`."""
     calls = 0
     looks = 0
     """How many steps have asked whether to look at the leaves of the loss's graph."""

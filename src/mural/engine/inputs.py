@@ -22,11 +22,15 @@ from mural.shard.unread import Unread
 
 @dataclass(frozen=True)
 class Needs:
-    """Whether a rank takes images and targets of batches that are cut over `mesh`: the run's, or that of its stages."""
+    """Whether a rank takes images and targets of batches that are cut over `mesh`: the run's, or that of its stages.
+
+    Where it takes them `by_window`, it is given sources of whole images and masks, and reads of them what it needs.
+    """
 
     mesh: Mesh
     image: bool = True
     target: bool = True
+    by_window: bool = False
 
 
 Image = Tensor | Unread | Readable | Sequence[Any]
@@ -109,8 +113,9 @@ class Inputs:
     def read(self, sources: Sequence[Readable], align: int, mask: bool) -> ShardedTensor:
         """This rank's box of its images, read from the sources and nothing else.
 
-        Integer masks of one channel become classes (N, H, W); everything else takes the type of the model's weights. An
-        image of integers whose scaling is not said is refused: a model that was trained on [0, 1] would see 0 to 255.
+        Integer masks of one channel become classes (N, H, W), and so do values that a source calls `flat`; everything
+        else keeps its channels. All but classes take the type of the model's weights. An image of integers whose
+        scaling is not said is refused: a model that was trained on [0, 1] would see 0 to 255.
         """
         kind = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
         sources = [converted(source, kind) for source in sources]
@@ -129,8 +134,9 @@ class Inputs:
         if not mask:
             check_scaled(sources[0], like.dtype)  # of a source that did not say its type before
         piece = torch.stack(pieces) if pieces else like.new_empty(0, channels, *(b - a for a, b in place))
-        if mask and channels == 1 and not like.is_floating_point():
-            return shard(piece[:, 0].long(), self.mesh, dims=range(1, 1 + len(cuts)), box=[rows, *place])
+        if mask and channels == 1 and getattr(sources[0], "flat", not like.is_floating_point()):
+            values = piece[:, 0].to(kind if like.is_floating_point() else torch.int64)
+            return shard(values, self.mesh, dims=range(1, 1 + len(cuts)), box=[rows, *place])
         return shard(piece.to(kind), self.mesh, box=[rows, (0, channels), *place])
 
     def align(self, shape: tuple[int, ...]) -> int:

@@ -15,7 +15,9 @@ from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss
 from mural.engine.inputs import Image, Needs
 from mural.engine.pipelined import Pipelined
+from mural.engine.result_tiles import ResultSink
 from mural.engine.unsplit import Unsplit
+from mural.errors import PlanError
 from mural.gradients.average import average
 from mural.plans import Plan
 from mural.ranks import Mesh
@@ -57,6 +59,10 @@ class Parallel(HeldModel):
         Result and target are None on ranks that do not hold the last stage.
         """
         return self.way.evaluate(image, target)
+
+    def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
+        """The loss of the whole batch, while the sink takes result and target tile by tile. Collective."""
+        raise PlanError("evaluate_into(…) is for plans that stream: evaluate(…) gives the whole result")
 
     def from_last(self, value: Any) -> Any:
         """What was computed where the model's results are, on every rank. Collective."""

@@ -75,6 +75,7 @@ def updates(run: Run, stop: StopRequest) -> Iterator[tuple[StepAccount, Actions]
     run.pm.train()
     position, batches, number = Position(), batches_of(run), 0
     while number < run.total:
+        run.begins(f"step {number + 1}")
         begin, waited, actions, complete = perf_counter(), 0.0, list[tuple[str, float, float]](), False
         while not complete:
             epoch, batch = next(batches)
@@ -87,7 +88,6 @@ def updates(run: Run, stop: StopRequest) -> Iterator[tuple[StepAccount, Actions]
         if run.pm.device.type == "cuda":
             torch.cuda.synchronize(run.pm.device)
         number += 1
-        run.watchdog.progress(f"step {number}")
         run.journal.advance(number)
         yield StepAccount(number, begin, perf_counter(), waited), tuple(actions)
 

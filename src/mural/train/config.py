@@ -83,7 +83,7 @@ class DataConfig:
     workers: int = 2
     """Threads that decode, on each rank."""
     skip_bad: bool = False
-    """Leave out samples that cannot be read, and list them at the end."""
+    """Leave out samples that cannot be read (of streamed images, that cannot be opened), and list them at the end."""
 
     def scaled(self, source: Source) -> Source:
         """An image as this run's training reads it: for `pm(…)` with the weights of the run."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mural.data.loading.sample_source import SampleSource
 from mural.engine import Parallel
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
@@ -76,9 +77,19 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(part)
 
 
+def parts_of(image: Any, mesh: Mesh) -> Iterator[Tensor]:
+    """What this rank has of a batch's images; of sources, its share of their windows."""
+    if not isinstance(image, list):
+        yield from tensors_of(image)
+        return
+    sources = cast("list[SampleSource]", image)
+    windows = [(source, window) for source in sources for window in source.windows()]
+    yield from (source.read(window) for source, window in windows[mesh.rank :: mesh.world])
+
+
 def first_bad(pm: Parallel, image: Any, target: Any, mesh: Mesh) -> str:
     """Where bad values came from first, on any rank, in words. Collective; gradients are lost."""
-    found = earliest(mesh, *before_the_step(pm, image))
+    found = earliest(mesh, *before_the_step(pm, image, mesh))
     if found:
         return found
     pm.calls -= 1  # the same random numbers again
@@ -90,12 +101,12 @@ def first_bad(pm: Parallel, image: Any, target: Any, mesh: Mesh) -> str:
     return earliest(mesh, moment, where) or "every layer is finite by itself: the loss, or a sum of gradients, is not"
 
 
-def before_the_step(pm: Parallel, image: Any) -> tuple[float, str]:
+def before_the_step(pm: Parallel, image: Any, mesh: Mesh) -> tuple[float, str]:
     """Whether what goes into the step is bad already: a moment (infinite: never), and what."""
     for name, weights in pm.named_parameters():
         if not bool(weights.isfinite().all()):
             return 0, f"the weights {name}"
-    good = all(bool(t.isfinite().all()) for t in tensors_of(image) if t.numel())
+    good = all(bool(t.isfinite().all()) for t in parts_of(image, mesh) if t.numel())
     return (inf, "") if good else (1, "the image")
 
 

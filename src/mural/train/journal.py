@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from mural.errors import ConfigError
 from mural.train.config import LogConfig
@@ -18,6 +19,10 @@ from mural.train.config import LogConfig
 METRICS = "metrics.jsonl"
 ABOUT = ("kind", "step", "time")
 """What every line says of itself."""
+PATIENCE = 30.0
+"""Seconds without a word before a step that is under way has a line of its own, where there is no bar."""
+PER_SECOND = 4
+"""How often the bar is drawn."""
 
 
 class Journal:
@@ -28,7 +33,8 @@ class Journal:
         self.console = Console(stderr=False, quiet=not speaks, highlight=False, soft_wrap=True)
         self.file: TextIO | None = None
         self.board: Any = None
-        self.bar: Progress | None = None
+        self.bar: StepBar | None = None
+        self.spoke = time.monotonic()
 
     def open(self, step: int) -> None:
         """Write from here on; lines of steps that will be taken again are dropped, so that each is there once."""
@@ -41,7 +47,7 @@ class Journal:
         self.file = path.open("a", encoding="utf-8")
         self.board = board(self.folder, self.config)
         if self.config.progress and self.console.is_terminal:
-            self.bar = progress_bar(self.console)
+            self.bar = StepBar(self.console)
             self.task = self.bar.add_task("train", total=self.total, words="", completed=step)
             self.bar.start()
 
@@ -57,6 +63,7 @@ class Journal:
 
     def say(self, text: str) -> None:
         """One line for a person."""
+        self.spoke = time.monotonic()
         self.console.print(text, markup=False)
 
     def note(self, kind: str, step: int, values: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
@@ -80,7 +87,15 @@ class Journal:
     def advance(self, step: int) -> None:
         """Move the bar alone."""
         if self.bar is not None:
+            self.bar.below = ""
             self.bar.update(self.task, completed=step)
+
+    def under_way(self, text: str) -> None:
+        """Say how far a long step is: below the bar; without one, only where nothing was said for a while."""
+        if self.bar is not None:
+            self.bar.below = text
+        elif self.speaks and time.monotonic() - self.spoke >= PATIENCE:
+            self.say(text)
 
     def close(self) -> None:
         """Write what is left."""
@@ -101,16 +116,26 @@ def step_of(line: str) -> int:
         return sys.maxsize
 
 
-def progress_bar(console: Console) -> Progress:
-    """The bar: steps, what the last reading said, time left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}"),
-        console=console,
-    )
+class StepBar(Progress):
+    """The bar: steps, what the last reading said, time left; and a line below it while a long step is under way."""
+
+    below = ""
+
+    def __init__(self, console: Console):
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=console,
+            refresh_per_second=PER_SECOND,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below:
+            yield Text(self.below)
 
 
 def board(folder: Path, config: LogConfig) -> Any:

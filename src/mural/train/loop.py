@@ -62,12 +62,12 @@ def train(run: Run, stop: StopRequest) -> Result:
         pm.train()
         for batch in run.loader.epoch(position.epoch, position.batch):
             position = replace(position, batch=batch.step + 1)
-            run.watchdog.progress(f"step {position.step + 1}")
+            run.begins(f"step {position.step + 1}")
             complete, weight = run.completes_update(position), run.weight(batch, position)
 
             with run.naming(batch, f"step {position.step + 1} (epoch {position.epoch})"):
                 loss = pm.step(batch.image, batch.target, reduce=complete, weight=weight)
-            run.meter.add(batch.image, loss, weight, batch.waited)
+            run.meter.add(batch.shape, loss, weight, batch.waited)
             if not complete:
                 continue
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from mural.ranks import Mesh
 from mural.report.words import bytes_in_words, seconds_in_words
-from mural.shard import ShardedTensor
-from mural.shard.unread import Unread
 
 
 @dataclass(frozen=True)
@@ -78,12 +76,12 @@ class Meter:
         self.data = 0.0
         self.record.events.clear()
 
-    def add(self, image: ShardedTensor | Unread, loss: torch.Tensor, weight: float, data_wait: float) -> None:
-        """Count a batch; the loss is not read yet, so a GPU is not waited for."""
+    def add(self, shape: Sequence[int], loss: torch.Tensor, weight: float, data_wait: float) -> None:
+        """Count a batch of that shape; the loss is not read yet, so a GPU is not waited for."""
         self.losses.append(loss)
         self.weights.append(weight)
-        self.images += int(image.shape[0])
-        self.pixels += int(image.shape[0]) * prod(int(n) for n in image.shape[2:])
+        self.images += shape[0]
+        self.pixels += shape[0] * prod(shape[2:])
         self.data += data_wait
 
     def read(self, step: int, epoch: int, lr: float, norm: float | None) -> Reading:

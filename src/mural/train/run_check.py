@@ -28,7 +28,7 @@ def compare_first_batch(run: Run) -> Comparison:
     batches = run.loader.epoch(0)
     batch = next(iter(batches))
     with torch.no_grad():
-        image, target = batch.image.full(), batch.target.full() if batch.target is not None else None
+        image, target = batch.whole()
     batches.close()
     # The run's own model is divided already, so that no rank may have all of it.
     model = make_model(run.config.model, run.config.seed).to(run.pm.device)

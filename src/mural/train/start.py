@@ -73,10 +73,12 @@ def start(config: Config) -> Generator[Run]:
         meter = stack.enter_context(closing(Meter(mesh, device)))
         status = Status(config.folder, mesh.rank)
         watchdog = stack.enter_context(Watchdog(mesh, config.launch.hang or float("inf"), status.hung))
-        yield Run(
+        run = Run(
             config, mesh, pm, batches, held_out, optimizer, schedule, checkpoints, journal, meter, watchdog, status,
             total,
         )  # fmt: skip
+        pm.progress = run.tile_done
+        yield run
 
 
 def joined(config: Config, image: Sequence[int]) -> tuple[Mesh, Plan]:

@@ -77,6 +77,7 @@ class Run:
     watchdog: Watchdog
     status: Status
     total: int
+    doing: str = ""
 
     # -- batches and updates ------------------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class Run:
         per, size, every = self.config.train.accumulate, self.config.data.batch, len(self.loader.dataset)
         first = (position.batch - 1) // per * per * size
         images = min(every, first + per * size) - first
-        return int(batch.image.shape[0]) / images if per > 1 else 1.0
+        return batch.shape[0] / images if per > 1 else 1.0
 
     @property
     def batches(self) -> dict[str, int]:
@@ -217,6 +218,17 @@ class Run:
             f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
             f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
         )
+
+    def begins(self, doing: str) -> None:
+        """Take note of what is done from here on, such as "step 12"; the watchdog knows it too."""
+        self.doing = doing
+        self.watchdog.progress(doing)
+
+    def tile_done(self, done: int, of: int, name: str) -> None:
+        """Say how far a pass over streamed images is; the model calls it after each tile."""
+        text = f"{self.doing}: tile {done} of {of} ({name})"
+        self.watchdog.progress(text)
+        self.journal.under_way(text)
 
     def report(self, position: Position, norm: float) -> None:
         """Report how training goes, every few updates and at the end. Collective."""

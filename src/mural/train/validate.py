@@ -1,112 +1,26 @@
-"""Validation: the scores of held-out images, and their predictions in files named after the samples."""
+"""Validation: the scores of held-out images, and their predictions in files."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from pathlib import Path, PurePath
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mural.data import create
+from mural.comm.failure.agree import any_rank
+from mural.data import Batch
 from mural.data.image_sample import name_at
-from mural.ranks import AXES
+from mural.data.loading.sample_source import SampleSource
+from mural.engine.result_tiles import ResultTile
+from mural.geometry import Interval
+from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.relayout import merged
+from mural.train.meters import gathered
+from mural.train.prediction_files import PREDICTIONS, SUFFIX, PredictionWriters, file_stems, write
 from mural.train.training_run import Run
-
-# -- names of prediction files -----------------------------------------------------------------------------------------
-
-
-SUFFIXES = (".gz", ".tif", ".tiff", ".ome", ".zarr", ".nii", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".svs")
-
-
-def file_stem(name: str) -> str:
-    """A name for a file, from a sample's name.
-
-    >>> file_stem("slides/a 1.ome.tif"), file_stem("scan.nii.gz")
-    ('a_1', 'scan')
-    """
-    stem = Path(name).name
-    for suffix in SUFFIXES:
-        stem = stem.removesuffix(suffix)
-    return tidy(stem) or "image"
-
-
-def tidy(text: str) -> str:
-    """A text with only the characters that a file's name may have."""
-    return re.sub(r"[^\w.-]+", "_", text)
-
-
-def file_stems(names: Sequence[str]) -> list[str]:
-    """A name for each sample's file: its stem; of samples with one stem, with what else of the paths tells them apart.
-
-    Names that differ in the case of letters alone count as one, since some file systems take them for one.
-
-    >>> file_stems(["s/a/x.tif", "s/b/x.tif", "s/b/y.tif"])
-    ['a_x', 'b_x', 'y']
-    >>> file_stems(["x.tif", "x.png", "a/x.tif", "a_x.tif", "y", "y"])
-    ['x_tif', 'x_png', 'a_x_tif', 'a_x', 'y', 'y_2']
-    """
-    found = [file_stem(name) for name in names]
-    groups: dict[str, list[int]] = {}
-    for place, stem in enumerate(found):
-        groups.setdefault(stem.casefold(), []).append(place)
-    taken = {key for key, places in groups.items() if len(places) == 1}
-    for places in (places for places in groups.values() if len(places) > 1):
-        told = apart([names[i] for i in places], [found[i] for i in places], taken)
-        taken.update(text.casefold() for text in told)
-        for place, text in zip(places, told, strict=True):
-            found[place] = text
-    return found
-
-
-def apart(names: Sequence[str], stems: Sequence[str], taken: set[str]) -> list[str]:
-    """Names for samples of one stem that differ from each other and from those taken."""
-    texts = list(stems)
-    for longer in (with_folders, with_suffix):
-        texts = longer(names, texts)
-        keys = [text.casefold() for text in texts]
-        if len(set(keys)) == len(keys) and taken.isdisjoint(keys):
-            return texts
-    return numbered(texts, taken)
-
-
-def with_folders(names: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Stems with the folders of their paths that not all have in common."""
-    folders = [PurePath(name).parts[:-1] for name in names]
-    most = min(map(len, folders))
-    start = next((i for i in range(most) if len({parts[i] for parts in folders}) > 1), most)
-    rest = [parts[start:] for parts in folders]
-    most = min(map(len, rest))
-    stop = next((i for i in range(most) if len({parts[-1 - i] for parts in rest}) > 1), most)
-    kept = [parts[: len(parts) - stop] for parts in rest]
-    return ["_".join([*map(tidy, parts), stem]) for parts, stem in zip(kept, stems, strict=True)]
-
-
-def with_suffix(names: Sequence[str], stems: Sequence[str]) -> list[str]:
-    """Stems with the suffixes of their files, where these differ."""
-    ends = ["_".join(re.findall(r"\w+", "".join(PurePath(name).suffixes))) for name in names]
-    if len(set(ends)) == 1:
-        return list(stems)
-    return [f"{stem}_{end}" if end else stem for stem, end in zip(stems, ends, strict=True)]
-
-
-def numbered(texts: Sequence[str], taken: set[str]) -> list[str]:
-    """The texts, with a number where one came before or is taken."""
-    found: list[str] = []
-    used = set(taken)
-    for text in texts:
-        given, number = text, 1
-        while given.casefold() in used:
-            number += 1
-            given = f"{text}_{number}"
-        used.add(given.casefold())
-        found.append(given)
-    return found
-
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -120,9 +34,8 @@ class Scores:
         self.error = 0.0
 
     def add(self, output: Any, target: Any, loss: float, images: int) -> Any:
-        """Count a batch; returns the predicted classes where there are any, else the output. Collective."""
-        self.loss += loss * images
-        self.images += images
+        """Count a batch; returns its prediction (N, C, …): classes where there are any, else the output. Collective."""
+        self._add_loss(loss, images)
         if not isinstance(output, Tensor) or not isinstance(target, Tensor):
             return output
         predicted = classes_of(output, target)
@@ -131,10 +44,24 @@ class Scores:
                 self.error += float((output.detach() - target).abs().mean()) * images
             return output
         if predicted.shape == target.shape:
-            classes = max(2, int(output.shape[1]))
-            counts = confusion(predicted, target, classes)
-            self.confusion = counts if self.confusion is None else self.confusion + counts
-        return predicted
+            self._add_counts(confusion(predicted, target, classes_in(output.shape)))
+        classes = predicted if predicted.ndim == output.ndim else predicted.unsqueeze(1)
+        return classes.to(class_type(output.shape))
+
+    def add_tiles(self, tiles: RatedTiles, loss: float, images: int) -> None:
+        """Count a batch that was rated tile by tile. Collective."""
+        self._add_loss(loss, images)
+        counts, error = tiles.rating()
+        self.error += error * images
+        if counts is not None:
+            self._add_counts(counts)
+
+    def _add_loss(self, loss: float, images: int) -> None:
+        self.loss += loss * images
+        self.images += images
+
+    def _add_counts(self, counts: Tensor) -> None:
+        self.confusion = counts if self.confusion is None else self.confusion + counts
 
     def result(self) -> dict[str, float | list[float]]:
         """The scores of all batches."""
@@ -162,6 +89,16 @@ def classes_of(output: Tensor, target: Tensor) -> Tensor | None:
     return None
 
 
+def classes_in(shape: Sequence[int]) -> int:
+    """How many classes a result of that shape (N, K, …) tells apart; one channel tells two."""
+    return max(2, int(shape[1])) if len(shape) > 1 else 2
+
+
+def class_type(shape: Sequence[int]) -> torch.dtype:
+    """The type in which the classes of a result of that shape are written."""
+    return torch.uint8 if classes_in(shape) <= 256 else torch.int32
+
+
 def confusion(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
     """How often class i was taken for class j, over all ranks; targets out of range (ignored ones) do not count."""
     target = target.to(torch.int64)
@@ -175,11 +112,78 @@ def confusion(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
     return counts.cpu().view(classes, classes)
 
 
+# -- scores of tiles ---------------------------------------------------------------------------------------------------
+
+
+class RatedTiles:
+    """Takes the result of one batch tile by tile: adds up what its scores need, and writes its predictions to files.
+
+    Whether a target of one channel holds two classes is known when all tiles of all ranks were seen, so that until then
+    both kinds of scores are added up.
+    """
+
+    def __init__(self, batch: Batch, mesh: Mesh, files: PredictionWriters):
+        self.batch, self.mesh, self.files = batch, mesh, files
+        self.counts = torch.zeros(0, 0, dtype=torch.float64)
+        self.classed = self.unclassed = self.values = self.error = 0.0
+
+    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Make room for the counts of classes, and begin the files. Collective."""
+        self.counts = torch.zeros(classes_in(shape), classes_in(shape), dtype=torch.float64)
+        if self.files.names and len(shape) == len(self.batch.shape):
+            self.predict = prediction(shape, self.batch.target, self.mesh)
+            like = self.predict(torch.empty((0, *shape[1:]), dtype=dtype))
+            self.files.open(like.shape[1:], like.dtype)
+
+    def take(self, tile: ResultTile) -> None:
+        """Add a tile to the sums, and write its prediction."""
+        if tile.target is not None:
+            self._rate(tile.output, tile.target)
+        if self.files.writers:
+            predicted = self.predict(tile.output)
+            images, _, *place = tile.box
+            self.files.write((images, Interval(0, predicted.shape[1]), *place), predicted)
+
+    def _rate(self, output: Tensor, target: Tensor) -> None:
+        predicted = classes_of(output, target)
+        if predicted is not None and predicted.shape == target.shape:
+            self.counts += confusion(predicted, target, len(self.counts))
+            self.classed += 1
+        if output.shape == target.shape:
+            self.unclassed += predicted is None
+            self.values += output.numel()
+            self.error += float((output.detach() - target).abs().sum(dtype=torch.float64))
+
+    def rating(self) -> tuple[Tensor | None, float]:
+        """The counts of classes in all tiles of all ranks, or None and the mean absolute error. Collective."""
+        mine = [*self.counts.flatten().tolist(), self.classed, self.unclassed, self.values, self.error]
+        sums = torch.tensor(gathered(self.mesh, mine), dtype=torch.float64).sum(0)
+        classed, unclassed, values, error = sums[-4:].tolist()
+        if classed and not unclassed:
+            return sums[:-4].view(self.counts.shape), 0.0
+        return None, error / max(values, 1.0)
+
+
+def prediction(shape: Sequence[int], target: Any, mesh: Mesh) -> Callable[[Tensor], Tensor]:
+    """What makes predictions (N, C, …) of tiles of a result of that shape, as `Scores.add` of the whole. Collective."""
+    masks: list[SampleSource] = target if isinstance(target, list) else []
+    kind = class_type(shape)
+    if masks and masks[0].flat and not masks[0].dtype.is_floating_point and shape[1] > 1:
+        return lambda output: output.argmax(1, keepdim=True).to(kind)
+    single = masks and not masks[0].flat and (1, *shape[2:]) == tuple(shape[1:]) == masks[0].shape
+    if single and in_two_classes(masks, mesh):
+        return lambda output: (output > 0).to(kind)
+    return lambda output: output
+
+
+def in_two_classes(masks: Sequence[SampleSource], mesh: Mesh) -> bool:
+    """Whether masks hold nothing but 0 and 1; every rank looks at its share of their windows. Collective."""
+    mine = [(mask, window) for mask in masks for window in mask.windows()][mesh.rank :: mesh.world]
+    found = (mask.read(window) for mask, window in mine)
+    return not any_rank(mesh, not all(bool(((part == 0) | (part == 1)).all()) for part in found))[0]
+
+
 # -- validation --------------------------------------------------------------------------------------------------------
-
-
-PREDICTIONS = "predictions"
-SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif"}
 
 
 def validate(run: Run, step: int) -> dict[str, Any]:
@@ -188,17 +192,15 @@ def validate(run: Run, step: int) -> dict[str, Any]:
         raise ValueError("there is nothing to validate on")
     pm, scores, samples = run.pm, Scores(), run.held_out.dataset
     stems = file_stems([name_at(samples, index) or f"sample {index}" for index in range(len(samples))])
+    folder, kind = run.config.folder / PREDICTIONS / f"step-{step:06d}", run.config.validation.write
     pm.synchronise(run.optimizer)
     pm.eval()
     for batch in run.held_out.epoch(0):
-        run.watchdog.progress(f"validation after step {step}")
+        run.begins(f"validation after step {step}")
+        files = [folder / (stems[index] + SUFFIX[kind]) for index in batch.indices] if kind else []
         with run.naming(batch, f"the validation after step {step}"):
-            output, target, loss = pm.evaluate(batch.image, batch.target)
-        predicted = scores.add(output, target, float(loss), int(batch.image.shape[0]))
-        if run.config.validation.write and isinstance(predicted, ShardedTensor):
-            folder = run.config.folder / PREDICTIONS / f"step-{step:06d}"
-            suffix = SUFFIX[run.config.validation.write]
-            write(folder, [stems[index] + suffix for index in batch.indices], predicted)
+            rate(run, batch, scores, files)
+    run.journal.advance(step)
     pm.train()
     found = pm.from_last(scores.result())
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
@@ -207,18 +209,15 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     return found
 
 
-def write(folder: Path, files: Sequence[str], predicted: ShardedTensor) -> None:
-    """Write each image's prediction to its file; every rank writes the piece that it holds. Collective."""
-    x: Any = predicted
-    if not x.is_floating_point():  # a class for every position, and no channels
-        x = x.unsqueeze(1).to(torch.uint8 if int(x.max()) < 256 else torch.int32)
-    folder.mkdir(parents=True, exist_ok=True)
-    mesh, layout = x.mesh, x.placement
-    cut = layout.axes_of(range(layout.ndim))
-    # Where ranks hold the same piece, the first of them writes it.
-    writes = all(mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
-    for index, file in enumerate(files):
-        with create(folder / file, x.shape[1:], x.dtype, mesh=mesh, overwrite=True) as writer:
-            first, *box = x.box
-            if writes and first.start <= index < first.stop and all(i.size for i in box):
-                writer.write(box, x.local[index - first.start])
+def rate(run: Run, batch: Batch, scores: Scores, files: Sequence[Path]) -> None:
+    """Add a batch to the scores, and write its predictions to files, if there are any. Collective."""
+    if isinstance(batch.image, list):  # the result may be too large to be held
+        with PredictionWriters(files, run.mesh) as writers:
+            tiles = RatedTiles(batch, run.mesh, writers)
+            loss = run.pm.evaluate_into(batch.image, batch.target, tiles)
+        scores.add_tiles(tiles, float(loss), batch.shape[0])
+        return
+    output, target, loss = run.pm.evaluate(batch.image, batch.target)
+    predicted = scores.add(output, target, float(loss), batch.shape[0])
+    if files and isinstance(predicted, ShardedTensor):
+        write(files, predicted)

@@ -1,4 +1,4 @@
-"""Batches: what this rank read of a step as sharded tensors, and what it did not read, to be read on demand."""
+"""Batches: what this rank read of a step, as sharded tensors; the rest on demand; or sources to be read by window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from mural.data.loading.piece_reader import MASK, NOTHING, Reader, SampleForm, placed
 from mural.data.loading.read_ahead import Batched, StepRead, target_dtype, target_shape
+from mural.data.loading.sample_source import SampleSource
 from mural.data.loading.step_agreement import BatchOutcome
+from mural.engine.inputs import shape_of
 from mural.errors import DataError
 from mural.geometry import Cuts
 from mural.memory.pinned import Buffers, Sent
@@ -26,21 +28,43 @@ class Batch:
     """One step's images and targets, cut over the mesh; `Unread` where the loader was told that this rank needs none.
 
     `image` is (N, C, H, W) or (N, C, D, H, W); `target` a mask (N, H, W), (N, D, H, W) or with channels like the image,
-    labels (N,), or None. `names` are those of all N samples, on every rank, `indices` their places in the dataset;
-    `waited` the seconds that this rank waited for its files; `step` the number of the batch in its epoch.
+    labels (N,), or None. Where they are read by window, they are N sources of whole images and N of masks, and labels
+    are a plain tensor, all the same on every rank. `names` are those of all N samples, on every rank, `indices` their
+    places in the dataset; `waited` the seconds that this rank waited for its files; `step` the number of the batch in
+    its epoch.
     """
 
-    image: ShardedTensor | Unread
-    target: ShardedTensor | Unread | None
+    image: ShardedTensor | Unread | list[SampleSource]
+    target: Tensor | Unread | list[SampleSource] | None
     names: tuple[str, ...]
     waited: float
     step: int
     indices: tuple[int, ...] = ()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the images, all of them: (N, C, H, W) or (N, C, D, H, W)."""
+        return shape_of(self.image)
+
+    def whole(self) -> tuple[Tensor, Tensor | None]:
+        """Images and targets as plain tensors, all of them on every rank. Collective."""
+        target = None if self.target is None else gathered(self.target)
+        return gathered(self.image), target
+
+
+def gathered(part: Tensor | Unread | list[SampleSource]) -> Tensor:
+    """The images or targets of a batch as a plain tensor. Collective."""
+    if isinstance(part, list):
+        return torch.stack([source.read()[0] if source.flat else source.read() for source in part])
+    return part.full() if isinstance(part, (ShardedTensor, Unread)) else part
+
 
 def assembled(step: StepRead, outcome: BatchOutcome, form: SampleForm, waited: float) -> Batch:
     """The batch of the samples that are good on all ranks."""
     reader, batched, kept = step.reader, step.batched, outcome.kept
+    names, indices = tuple(outcome.names[p] for p in kept), tuple(batched.indices[p] for p in kept)
+    if reader.needs.by_window:
+        return Batch(*by_window(step, kept, form), names, waited, batched.number, indices)
     mesh, pixels = reader.needs.mesh, reader.pixels
     parts = Cuts.even(len(batched.indices), mesh.size("data")).intervals()
     counts = [sum(i.start <= place < i.stop for place in kept) for i in parts]
@@ -57,8 +81,19 @@ def assembled(step: StepRead, outcome: BatchOutcome, form: SampleForm, waited: f
         target = late.unread(goal, dtype, "target")
         if reader.needs.target:
             target = on_device(sent[1], slots, goal, dtype, step.buffers)
-    names = tuple(outcome.names[place] for place in kept)
-    return Batch(image, target, names, waited, batched.number, tuple(batched.indices[place] for place in kept))
+    return Batch(image, target, names, waited, batched.number, indices)
+
+
+def by_window(
+    step: StepRead, kept: Sequence[int], form: SampleForm
+) -> tuple[list[SampleSource], list[SampleSource] | Tensor | None]:
+    """The sources of the images of a batch, and those of its masks or its labels."""
+    pieces = [step.pieces[place] for place in kept]
+    images = [SampleSource(step.reader, piece) for piece in pieces]
+    if form.target == MASK:
+        return images, [SampleSource(step.reader, piece, mask=True) for piece in pieces]
+    sent = step.send()[1]
+    return images, None if sent is None else sent.arrived()[[list(step.pieces).index(place) for place in kept]]
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class Loader:
     For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `label_range` says which labels a loss
     takes, and others are errors that name their file; `level` chooses a resolution. `needs` (see `pm.needs`) says
     what this rank takes of the batches: of the rest it reads the headers of files, and the pixels only if asked for.
+    Where it takes them by window, batches hold sources, whose windows have the values of the same batch in memory; then
+    `skip_bad` leaves out what cannot be opened, and a window that cannot be read is an error of the step.
     """
 
     def __init__(
@@ -117,9 +119,11 @@ class Loader:
     def batched(self, order: Sequence[int], epoch: int, number: int) -> Batched:
         """The samples of one batch, and which places in it this rank reads: not those known to be bad."""
         indices = tuple(order[number * self.batch : (number + 1) * self.batch])
-        mine = Cuts.even(len(indices), self.mesh.size("data")).interval(self.mesh.coordinates["data"])
+        mine = range(*Cuts.even(len(indices), self.mesh.size("data")).interval(self.mesh.coordinates["data"]))
+        if self.reader.needs.by_window:
+            mine = range(len(indices))  # opened and no more: which of them a rank reads is up to the model
         bad = {sample.index for sample in self.bad}
-        return Batched(epoch, number, indices, tuple(p for p in range(*mine) if indices[p] not in bad))
+        return Batched(epoch, number, indices, tuple(p for p in mine if indices[p] not in bad))
 
     def epoch(self, number: int, start: int = 0) -> Generator[Batch]:
         """The batches of an epoch, from step `start` on: nothing of earlier ones is read. Collective.

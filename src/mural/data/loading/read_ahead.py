@@ -48,7 +48,8 @@ class StepRead:
 
     One task opens the samples, then one for each part of each sample reads it; whatever they raise becomes that
     sample's `failures` entry. The tensors hold a place for each of this rank's samples that could be opened; what the
-    reader does not need on this rank is neither read nor given memory.
+    reader does not need on this rank is neither read nor given memory. Nor is what it needs by window, of which the
+    sources are opened alone.
     """
 
     def __init__(self, reader: Reader, batched: Batched, workers: Executor, buffers: Buffers, parts: int):
@@ -97,7 +98,7 @@ class StepRead:
             return []
         first = next(iter(self.pieces.values()))
         extents, count = tuple(i.size for i in first.box), len(self.pieces)
-        if self.reader.needs.image:
+        if self.reader.needs.image and not self.reader.needs.by_window:
             self.image = self.buffers.new((count, first.form.channels, *extents), self.reader.pixels.dtype)
         image, target = self.image, self._target_memory(first.form, extents, count)
         self.target = target
@@ -112,7 +113,8 @@ class StepRead:
         return tasks
 
     def _target_memory(self, form: SampleForm, extents: tuple[int, ...], count: int) -> Tensor | None:
-        if form.target == NOTHING or not self.reader.needs.target:
+        needs = self.reader.needs
+        if form.target == NOTHING or not needs.target or (needs.by_window and form.target == MASK):
             return None
         shape = target_shape(form, self.reader.pixels.mask == "channels", extents)
         return self.buffers.new((count, *shape), target_dtype(form, self.reader.pixels))
@@ -126,10 +128,8 @@ class StepRead:
             self._failed(place, piece.name, piece.view.behind(piece.box), error)
 
     def _failed(self, place: int, name: str, box: Box | None, error: BaseException, fatal: bool = False) -> None:
-        what = f"{name}, box {pairs(box)}" if box is not None else name
-        hint = "" if isinstance(error, DataError) else ": the file may be damaged, or the disk: check it or replace it"
-        words = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{hint}"
-        self.failures.setdefault(place, UnreadSample(f"{what}: {words}", fatal or isinstance(error, NOT_THE_SAMPLE)))
+        fatal = fatal or isinstance(error, NOT_THE_SAMPLE)
+        self.failures.setdefault(place, UnreadSample(in_words(name, box, error), fatal))
 
     def send(self) -> tuple[Sent | None, Sent | None]:
         """Image and target on their way to the device, once."""
@@ -176,6 +176,14 @@ class ReadAhead:
         for step in self.steps:
             step.abandon()
         self.steps.clear()
+
+
+def in_words(name: str, box: Box | None, error: BaseException) -> str:
+    """Why a box of a sample could not be read; without a box, why the sample could not be opened."""
+    what = f"{name}, box {pairs(box)}" if box is not None else name
+    if isinstance(error, DataError):
+        return f"{what}: {error}"
+    return f"{what}: {type(error).__name__}: {error}: the file may be damaged, or the disk: check it or replace it"
 
 
 def target_dtype(form: SampleForm, pixels: Pixels) -> torch.dtype:

@@ -1,0 +1,158 @@
+"""Files of predictions: named after their samples, and written by every rank that holds a piece of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mural.data import create
+from mural.data.writing.write import Writer
+from mural.geometry import Box
+from mural.ranks import AXES, Mesh
+from mural.shard import ShardedTensor
+
+PREDICTIONS = "predictions"
+SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif"}
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+SUFFIXES = (".gz", ".tif", ".tiff", ".ome", ".zarr", ".nii", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".svs")
+
+
+def file_stem(name: str) -> str:
+    """A name for a file, from a sample's name.
+
+    >>> file_stem("slides/a 1.ome.tif"), file_stem("scan.nii.gz")
+    ('a_1', 'scan')
+    """
+    stem = Path(name).name
+    for suffix in SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return tidy(stem) or "image"
+
+
+def tidy(text: str) -> str:
+    """A text with only the characters that a file's name may have."""
+    return re.sub(r"[^\w.-]+", "_", text)
+
+
+def file_stems(names: Sequence[str]) -> list[str]:
+    """A name for each sample's file: its stem; of samples with one stem, with what else of the paths tells them apart.
+
+    Names that differ in the case of letters alone count as one, since some file systems take them for one.
+
+    >>> file_stems(["s/a/x.tif", "s/b/x.tif", "s/b/y.tif"])
+    ['a_x', 'b_x', 'y']
+    >>> file_stems(["x.tif", "x.png", "a/x.tif", "a_x.tif", "y", "y"])
+    ['x_tif', 'x_png', 'a_x_tif', 'a_x', 'y', 'y_2']
+    """
+    found = [file_stem(name) for name in names]
+    groups: dict[str, list[int]] = {}
+    for place, stem in enumerate(found):
+        groups.setdefault(stem.casefold(), []).append(place)
+    taken = {key for key, places in groups.items() if len(places) == 1}
+    for places in (places for places in groups.values() if len(places) > 1):
+        told = apart([names[i] for i in places], [found[i] for i in places], taken)
+        taken.update(text.casefold() for text in told)
+        for place, text in zip(places, told, strict=True):
+            found[place] = text
+    return found
+
+
+def apart(names: Sequence[str], stems: Sequence[str], taken: set[str]) -> list[str]:
+    """Names for samples of one stem that differ from each other and from those taken."""
+    texts = list(stems)
+    for longer in (with_folders, with_suffix):
+        texts = longer(names, texts)
+        keys = [text.casefold() for text in texts]
+        if len(set(keys)) == len(keys) and taken.isdisjoint(keys):
+            return texts
+    return numbered(texts, taken)
+
+
+def with_folders(names: Sequence[str], stems: Sequence[str]) -> list[str]:
+    """Stems with the folders of their paths that not all have in common."""
+    folders = [PurePath(name).parts[:-1] for name in names]
+    most = min(map(len, folders))
+    start = next((i for i in range(most) if len({parts[i] for parts in folders}) > 1), most)
+    rest = [parts[start:] for parts in folders]
+    most = min(map(len, rest))
+    stop = next((i for i in range(most) if len({parts[-1 - i] for parts in rest}) > 1), most)
+    kept = [parts[: len(parts) - stop] for parts in rest]
+    return ["_".join([*map(tidy, parts), stem]) for parts, stem in zip(kept, stems, strict=True)]
+
+
+def with_suffix(names: Sequence[str], stems: Sequence[str]) -> list[str]:
+    """Stems with the suffixes of their files, where these differ."""
+    ends = ["_".join(re.findall(r"\w+", "".join(PurePath(name).suffixes))) for name in names]
+    if len(set(ends)) == 1:
+        return list(stems)
+    return [f"{stem}_{end}" if end else stem for stem, end in zip(stems, ends, strict=True)]
+
+
+def numbered(texts: Sequence[str], taken: set[str]) -> list[str]:
+    """The texts, with a number where one came before or is taken."""
+    found: list[str] = []
+    used = set(taken)
+    for text in texts:
+        given, number = text, 1
+        while given.casefold() in used:
+            number += 1
+            given = f"{text}_{number}"
+        used.add(given.casefold())
+        found.append(given)
+    return found
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write(files: Sequence[Path], predicted: ShardedTensor) -> None:
+    """Write each image's prediction (C, …) to its file; every rank writes the piece that it holds. Collective."""
+    mesh, layout = predicted.mesh, predicted.placement
+    cut = layout.axes_of(range(layout.ndim))
+    # Where ranks hold the same piece, the first of them writes it.
+    writes = all(mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
+    for index, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with create(file, predicted.shape[1:], predicted.dtype, mesh=mesh, overwrite=True) as writer:
+            first, *box = predicted.box
+            if writes and first.start <= index < first.stop and all(i.size for i in box):
+                writer.write(box, predicted.local[index - first.start])
+
+
+class PredictionWriters:
+    """The files of a batch's predictions under way, to which every rank writes its tiles. Entering and leaving a `with`
+    block, and `open` in it, are collective; without `open`, there are no files.
+    """
+
+    def __init__(self, names: Sequence[Path], mesh: Mesh):
+        self.names, self.mesh = names, mesh
+        self.writers: list[Writer] = []
+
+    def __enter__(self) -> Self:
+        self.opened = ExitStack().__enter__()
+        return self
+
+    def open(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Begin one file for each image; `shape` is that of one prediction, (C, …)."""
+        for name in self.names:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            made = create(name, shape, dtype, mesh=self.mesh, overwrite=True)
+            self.writers.append(self.opened.enter_context(made))
+
+    def write(self, box: Box, predicted: Tensor) -> None:
+        """Write a box of the predictions of all images, (N, C, …)."""
+        (start, stop), *place = box
+        for index in range(start, stop) if self.writers else ():
+            self.writers[index].write(place, predicted[index - start])
+
+    def __exit__(self, *error: Any) -> None:
+        self.opened.__exit__(*error)

@@ -1,0 +1,213 @@
+"""Runs by window: the curve, the scores and the files of the same run in memory, whoever reads the windows.
+
+The engine here stands for one that streams: it asks for batches by window, and gives the result of an evaluation tile
+by tile, each position once on one rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from runs import run_config, write_images
+from torch import Tensor
+
+import mural
+from mural.engine import Parallel
+from mural.engine.inputs import Needs
+from mural.engine.result_tiles import ResultSink, ResultTile
+from mural.errors import DataError, PlanError, TrainingError
+from mural.geometry import Interval, slices
+from mural.shard import ShardedTensor
+from mural.train import Config
+from mural.train.loop import fit_rank
+from mural.train.run_check import compare_first_batch
+from mural.train.start import start
+from ranks import run_on
+
+TILE = 20
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with masks of classes, and with soft masks in [0, 1]."""
+    folder = tmp_path_factory.mktemp("images")
+    write_images(folder)
+    (folder / "soft").mkdir()
+    for path in (folder / "masks").glob("*.tif"):
+        soft = tifffile.imread(path).astype(np.float32)
+        soft[-1, -1] = 0.5  # in the last tile alone
+        tifffile.imwrite(folder / "soft" / path.name, soft, tile=(16, 16))
+    return folder
+
+
+def in_tiles(self: Parallel, image: Any, target: Any, sink: ResultSink) -> Tensor:
+    """An evaluation whose result is given tile by tile."""
+    output, goal, loss = self.evaluate(image, target)
+    sink.begin(tuple(output.shape), output.dtype)
+    if not isinstance(output, ShardedTensor):
+        if self.world_mesh.rank == 0:
+            sink.take(ResultTile(output, goal, tuple(Interval(0, n) for n in output.shape)))
+        return loss
+    if output.ndim == 2:
+        if all(i == 0 for axis, i in output.mesh.coordinates.items() if axis != "data"):
+            sink.take(ResultTile(output.local, goal.local, output.box))
+        return loss
+    rows, channels, *place = output.box
+    starts = product(*(range(i.start, i.stop, TILE) for i in place))
+    for corner in starts:
+        part = [Interval(a, min(a + TILE, i.stop)) for a, i in zip(corner, place, strict=True)]
+        lead = (rows, channels) if goal.ndim == output.ndim else (rows,)
+        box, behind = (rows, channels, *part), (*lead, *part)
+        tile = ResultTile(output.local[slices(box, output.box)], goal.local[slices(behind, goal.box)], box)
+        sink.take(tile)
+    return loss
+
+
+@contextmanager
+def streamed() -> Generator[None]:
+    """A block in which models take batches by window."""
+    needs = Parallel.needs
+
+    def by_window(self: Parallel, training: bool) -> Needs:
+        return replace(needs(self, training), by_window=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parallel, "needs", by_window)
+        patch.setattr(Parallel, "evaluate_into", in_tiles)
+        yield
+
+
+def fit(config: Config) -> Any:
+    return fit_rank(0, config)
+
+
+def fit_streamed(config: Config) -> Any:
+    with streamed():
+        return fit_rank(0, config)
+
+
+def lines(config: Config, kind: str) -> list[dict[str, Any]]:
+    text = (config.folder / "metrics.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+
+
+def scores(config: Config) -> list[dict[str, Any]]:
+    """What validations found, and after which step."""
+    about = ("kind", "time")
+    return [{k: v for k, v in line.items() if k not in about} for line in lines(config, "validation")]
+
+
+def alike(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    return found == [{k: pytest.approx(v, rel=1e-5) for k, v in line.items()} for line in expected]
+
+
+def written(config: Config) -> dict[str, Tensor]:
+    return {f"{p.parent.name}/{p.name}": mural.open(p).read() for p in (config.folder / "predictions").glob("*/*")}
+
+
+ONE = {"factory": "mural.models:UNet", "arguments": {"classes": 1, "width": 4, "depth": 2}}
+BCE = {"loss": {"name": "bce"}, "model": ONE, "data__mask": "channels"}
+CASES: dict[str, tuple[dict[str, Any], str, torch.dtype]] = {
+    "classes": ({}, "mean_iou", torch.uint8),
+    "two classes in one channel": (BCE, "mean_iou", torch.uint8),
+    "soft masks": (BCE | {"data__masks": "soft/*.tif"}, "absolute_error", torch.float32),
+}
+PLANS = [
+    {},
+    {"spatial": [1, 2]},
+    pytest.param({"data": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_scores_and_predictions_are_those_of_images_in_memory(
+    images: Path, tmp_path: Path, case: str, plan: dict[str, Any]
+) -> None:
+    options, score, dtype = CASES[case]
+    options = dict(options)
+    if "data__masks" in options:
+        options["data__masks"] = str(images / options["data__masks"])
+    options |= {"validation": {"fraction": 0.5, "write": "zarr", "every": 2}, "augment__noise": 0.1, "train__steps": 4}
+    plain, tiled = (run_config(images, tmp_path / name, **options, plan=plan) for name in ("plain", "tiled"))
+    ranks = max(1, plain.plan.devices)
+    run_on(ranks, fit, plain)
+    run_on(ranks, fit_streamed, tiled)
+    curves = [[line["loss"] for line in lines(config, "train")] for config in (plain, tiled)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
+    assert alike(scores(tiled), scores(plain))
+    assert all(score in found for found in scores(tiled))
+    files = written(plain), written(tiled)
+    assert len(files[0]) == 6
+    assert set(files[0]) == set(files[1])
+    for name, tensor in files[0].items():
+        assert tensor.dtype == files[1][name].dtype == dtype
+        assert tensor.shape == files[1][name].shape == (1, 48, 48)
+        assert (files[1][name] - tensor).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("plan", [{}, {"data": 2, "spatial": [1, 2]}], ids=str)
+def test_labels(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
+    table = tmp_path / "labels.csv"
+    rows = [f"{path},{i % 2}" for i, path in enumerate(sorted((images / "images").glob("*.tif")))]
+    table.write_text("\n".join(["image,label", *rows]) + "\n")
+    model = {"factory": f"{HERE / 'dropping.py'}:classifier"}
+    data = {"table": str(table), "batch": 2}
+    options = {"model": model, "data": data, "validation": {"table": str(table)}, "train__steps": 3, "plan": plan}
+    plain, tiled = (run_config(images, tmp_path / name, **options) for name in ("plain", "tiled"))
+    ranks = max(1, plain.plan.devices)
+    run_on(ranks, fit, plain)
+    run_on(ranks, fit_streamed, tiled)
+    assert alike(scores(tiled), scores(plain))
+    assert "accuracy" in lines(plain, "validation")[0]
+
+
+def test_a_run_in_memory_goes_on_by_window(images: Path, tmp_path: Path) -> None:
+    more = {"augment__noise": 0.1, "augment__gamma": 0.2, "data__crop": [32, 32]}
+    whole = run_config(images, tmp_path / "whole", **more, train__steps=7)
+    fit(whole)
+    fit(run_config(images, tmp_path / "parts", **more, train__steps=2))
+    rest = run_config(images, tmp_path / "parts", **more, train__steps=7, checkpoint__resume="must")
+    fit_streamed(rest)
+    assert [line["loss"] for line in lines(rest, "train")] == [line["loss"] for line in lines(whole, "train")]
+
+
+def test_a_file_that_cannot_be_read_ends_the_step_with_its_name(images: Path, tmp_path: Path) -> None:
+    write_images(tmp_path, 2)
+    mask = tifffile.imread(tmp_path / "masks/1.tif")
+    mask[40, 40] = 7
+    tifffile.imwrite(tmp_path / "masks/1.tif", mask, tile=(16, 16))
+    config = run_config(tmp_path, tmp_path / "run", data__batch=1, train__steps=2)
+    with pytest.raises(DataError, match=r"masks/1\.tif: the mask holds the value 7"):
+        fit_streamed(config)
+
+
+def test_an_image_that_is_no_number_is_found_by_window(tmp_path: Path) -> None:
+    write_images(tmp_path, 2)
+    for path in (tmp_path / "images").glob("*.tif"):
+        image = tifffile.imread(path).astype(np.float32)
+        image[45, 45, 1] = np.nan
+        tifffile.imwrite(path, image, tile=(16, 16), photometric="rgb")
+    with pytest.raises(TrainingError, match="the image was the first that is not finite"):
+        fit_streamed(run_config(tmp_path, tmp_path / "run", train__steps=2))
+
+
+def test_the_first_batch_is_compared_whole(images: Path, tmp_path: Path) -> None:
+    with streamed(), start(run_config(images, tmp_path / "run")) as run:
+        assert compare_first_batch(run).exact
+
+
+def test_a_plan_that_does_not_stream_gives_no_tiles(images: Path, tmp_path: Path) -> None:
+    with start(run_config(images, tmp_path / "run")) as run, pytest.raises(PlanError, match="plans that stream"):
+        run.pm.evaluate_into(torch.zeros(1, 3, 8, 8), None, None)
