@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from mural.geometry import Cuts, Interval, Reads
 from mural.graph.nodes import Place

@@ -10,10 +10,10 @@ from torch import Tensor
 from mural import geometry
 from mural.data.loading.piece_reader import MOST_AT_ONCE, Reader, SamplePiece
 from mural.data.loading.read_ahead import NOT_THE_SAMPLE, in_words
-from mural.data.loading.turned_view import split
 from mural.data.source import Box, Level, Source, checked_box, level_of
 from mural.errors import DataError
 from mural.geometry import whole
+from mural.geometry.tile_grid import split
 
 
 class SampleSource(Source):
