@@ -32,7 +32,6 @@ Offloaded = Literal["activations", "parameters", "optimizer"]
 
 LATER = {
     "domain": "the domain axis",
-    "stream": "streaming",
     "offload": "offload",
 }
 """Fields that this version reads and keeps, but runs only at their default."""
@@ -88,7 +87,7 @@ class Plan:
     memory: str = ""
     """What a rank's stage may need at most, as "16GiB"; for cuts that are balanced, an image at a time."""
     stream: tuple[int, ...] | None = None
-    """The tile of a streamed output."""
+    """The tile in which the image is gone through, its extent along each dim; None: the whole image at once."""
     recompute: str | tuple[str, ...] = ()
     """Blocks whose activations are computed again in backward; "all" blocks, or "stages" as a whole."""
     offload: tuple[Offloaded, ...] = ()
@@ -175,6 +174,8 @@ class Plan:
                 raise PlanError(
                     f"{name} = {getattr(self, name)!r}: {words} cannot be run by this version; leave it out"
                 )
+        if self.stream is not None:
+            self.check_streamed()
         if self.channel > 1 and self.piped:
             raise PlanError(
                 f"channel = {self.channel} with stages, micro-batches or recomputed stages cannot be run by this "
@@ -189,6 +190,19 @@ class Plan:
             raise PlanError(
                 f"average = {self.average} with stages or micro-batches cannot be run by this version: set 0"
             )
+
+    def check_streamed(self) -> None:
+        """Raise for what does not go with streaming."""
+        if not self.stream or any(n < 1 for n in self.stream):
+            raise PlanError(f"stream = {self.stream}: give the tile's extent along each dim of the image, as [2048, 2048]")
+        for name in ("stage", "microbatches", "channel", "average", "batchnorm", "seats"):
+            if getattr(self, name) != getattr(DEFAULT, name):
+                raise PlanError(
+                    f"stream = {self.stream} with {name} = {getattr(self, name)!r} cannot be run by this version: leave "
+                    f"one of them out"
+                )
+        if self.recompute == "stages":
+            raise PlanError("stream with recompute = \"stages\": a streamed model has no stages; name blocks, or \"all\"")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

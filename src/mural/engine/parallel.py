@@ -16,6 +16,7 @@ from mural.engine.held_model import HeldModel, Loss
 from mural.engine.inputs import Image, Needs
 from mural.engine.pipelined import Pipelined
 from mural.engine.result_tiles import ResultSink
+from mural.engine.streamed import Streamed
 from mural.engine.unsplit import Unsplit
 from mural.errors import PlanError
 from mural.gradients.average import average
@@ -31,7 +32,7 @@ class Parallel(HeldModel):
 
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         super().__init__(model, plan, mesh, loss, seed, division)
-        self.way = Pipelined(self) if plan.piped else Unsplit(self)
+        self.way = Streamed(self) if plan.stream else Pipelined(self) if plan.piped else Unsplit(self)
         self.updates = 0
         self.unreduced = False
 
@@ -45,13 +46,17 @@ class Parallel(HeldModel):
         self.unreduced = not reduce
         return loss
 
-    def __call__(self, image: Image) -> Any:
+    def __call__(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients: a sharded tensor where it still has the image's dims. Collective.
 
         As in torch, `eval()` decides how BatchNorm and dropout behave. The result of stages is on the ranks of the last
         one. On the others it has a shape and no piece; `full()` is collective over all ranks.
         """
-        return self.way.call(image)
+        if into is None:
+            return self.way.call(image)
+        if not isinstance(self.way, Streamed):
+            raise PlanError("into=… is for plans that stream: set stream, or write the result yourself")
+        return self.way.call(image, into)
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective.
@@ -62,6 +67,8 @@ class Parallel(HeldModel):
 
     def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
         """The loss of the whole batch, while the sink takes result and target tile by tile. Collective."""
+        if isinstance(self.way, Streamed):
+            return self.way.evaluate_into(image, target, sink)
         raise PlanError("evaluate_into(…) is for plans that stream: evaluate(…) gives the whole result")
 
     def from_last(self, value: Any) -> Any:

@@ -23,6 +23,9 @@ class KeptTensor:
         self.grads: Tensor | None = None
         self.scale: Tensor | None = None
 
+    def plan(self, boxes: Sequence[Box]) -> None:
+        """Learn which windows are read next, in order."""
+
     def write(self, box: Box, tile: Tensor) -> None:
         """Write a tile."""
         if self.values is None:

@@ -130,9 +130,8 @@ class _Planner:
         return call is not None and call.node.id not in self.whole
 
     def _pass(self, number: int) -> StreamPass:
-        keeps = tuple(
-            p for p in sorted(self.kept, key=str) if self.made[p] == number and self.call_of[p].node.id not in self.whole
-        )
+        here = [p for p in self.kept if self.made[p] == number and self.call_of[p].node.id not in self.whole]
+        keeps = tuple(sorted(here, key=str))
         measuring = [
             c for c in self.graph.calls
             if self._reduces(c) and self.first[c.node.id] <= number < self.first[c.node.id] + c.rounds
@@ -143,7 +142,8 @@ class _Planner:
             for k, level in enumerate(c.levels)
             if self.first[c.node.id] + level == number
         )
-        calls, reads = self._closure(number, [self.call_of[p] for p in keeps] + measuring, {c.node.id for c in measuring})
+        targets = [self.call_of[p] for p in keeps] + measuring
+        calls, reads = self._closure(number, targets, {c.node.id for c in measuring})
         uses = tuple(
             (c.node.id, k)
             for c in calls

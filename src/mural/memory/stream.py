@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from mural.comm import stack
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileTask, box_of
+from mural.memory.whole_pass import WholePass
 from mural.ranks import Mesh
+from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, tile_of
 
 Progress = Callable[[int, int, str], None]
@@ -31,7 +33,12 @@ Progress = Callable[[int, int, str], None]
 class TileInput(Protocol):
     """An input of the model that is read by windows."""
 
-    gradient: bool
+    wanted: bool
+    """Whether its gradient is."""
+
+    def plan(self, boxes: Sequence[Box]) -> None:
+        """Learn which windows are read next, in order."""
+        ...
 
     def read(self, box: Box) -> Tensor:
         """A window on the computing device."""
@@ -78,6 +85,7 @@ class Streamer:
         inputs: Mapping[str, TileInput],
         held: Mapping[str, Tensor],
         mesh: Mesh,
+        cuts: Mapping[str, Cuts],
         device: torch.device,
         before_random: Callable[[int], None],
         progress: Progress | None = None,
@@ -86,11 +94,15 @@ class Streamer:
         self.mesh, self.device, self.before_random, self.progress = mesh, device, before_random, progress
         self.totals = Totals(mesh)
         self.kept: dict[Place, KeptTensor] = {}
+        self.results = {(o.source, o.pick) for o in passes.graph.graph.outputs}
+        self.deliver: Callable[[Place, ShardedTensor, TileTask], None] | None = None
+        """Takes the tiles of the model's results, which are not kept then."""
         self.gradients: dict[str, Tensor] = {}
         """The gradients of parameters, of this rank's tiles."""
         self.shared: dict[str, Tensor] = {}
         """The gradients of parameters that every rank finds as a whole."""
         self.graded = graded(passes, inputs, held)
+        self.whole = WholePass(self, cuts)
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
@@ -108,24 +120,34 @@ class Streamer:
         written = {s for call in one.calls for s in call.node.writes}
         for place in one.reads:
             value = self.needs.graph.values[place]
-            spans = {a: self.needs.along(one, a, at[a]).values.get(place) for a in value.extents if a in at}
-            if any(s is None for s in spans.values()):
+            box = self.window(one, place, at)
+            if box is None:
                 continue
-            found: dict[str, Interval] = {a: s for a, s in spans.items() if s is not None}
-            box = box_of(value, found)
-            local = self._source(place).read(box)
+            local = self.source(place).read(box)
             if grad and place in self.graded:
                 local = leaves[place] = local.detach().requires_grad_()
                 if place[0] in written:
                     local = local.clone()
             elif place[0] in written:
                 local = local.clone()
-            given[place] = tile_of(local, value.shape, value.axes, found) if any(value.axes) else local
+            found = {a: i for a, i in zip(value.axes, box, strict=False) if a is not None}
+            given[place] = tile_of(local, value.shape, value.axes, found) if found else local
         known = self._known(one, grad)
         task = TileTask(one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device)
         return task, leaves
 
-    def _source(self, place: Place) -> Any:
+    def window(self, one: StreamPass, place: Place, at: Coordinates) -> Box | None:
+        """What a tile reads of a value; None for nothing."""
+        value = self.needs.graph.values[place]
+        spans: dict[str, Interval] = {}
+        for axis in value.extents:
+            found = self.needs.along(one, axis, at[axis]).values.get(place) if axis in at else None
+            if found is None:
+                return None
+            spans[axis] = found
+        return box_of(value, spans)
+
+    def source(self, place: Place) -> Any:
         return self.inputs[str(place[0])] if isinstance(place[0], str) else self.kept[place]
 
     def _known(self, one: StreamPass, grad: bool) -> dict[tuple[TotalKey, Chunk], Tensor]:
@@ -152,14 +174,17 @@ class Streamer:
     def collect(self, one: StreamPass, task: TileTask, sums: Any, moments: Any) -> None:
         """Take what a tile made."""
         for place, tile in task.kept.items():
-            self._store(place).write(tile.box, tile.local.detach())
+            if self.deliver is not None and place in self.results:
+                self.deliver(place, tile, task)
+            else:
+                self.store(place).write(tile.box, tile.local.detach())
         for key, part in task.sums.items():
             at = (key, task.chunk(key))
             sums[at] = part.detach() if at not in sums else sums[at] + part.detach()
         for key, own in task.moments.items():
             moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own))
 
-    def _store(self, place: Place) -> KeptTensor:
+    def store(self, place: Place) -> KeptTensor:
         if place not in self.kept:
             value = self.needs.graph.values[place]
             spans = {a: self.needs.region(place, a) for a in value.extents}
@@ -188,6 +213,8 @@ class Streamer:
 
     def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
         tiles = self.tiles(one)
+        for place in one.reads:
+            self.source(place).plan([box for at in tiles if (box := self.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
             if self.progress is not None:
@@ -234,19 +261,19 @@ class Streamer:
         self, one: StreamPass, task: TileTask, leaves: Mapping[Place, Tensor], roots: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
         """Add what one tile contributes to all gradients."""
-        names = self._parameters(one)
+        names = self.parameters_of(one)
         known = {k: v for k, v in task.known.items() if v.requires_grad and k[0] in one.uses}
         wanted = [*leaves.values(), *(self.held[n] for n in names), *known.values()]
         if not roots or not wanted:
             return
         tensors, grads = zip(*roots, strict=True)
-        found = torch.autograd.grad(tensors, wanted, grads, allow_unused=True)
+        found: Sequence[Tensor | None] = torch.autograd.grad(tensors, wanted, grads, allow_unused=True)
         results = iter(found)
         for place, grad in zip(leaves, results, strict=False):
             if grad is not None:
                 value = self.needs.graph.values[place]
                 spans = {a: task.spans[a].values[place] for a in value.extents if a in task.spans}
-                self._source(place).add_gradient(box_of(value, spans), grad)
+                self.source(place).add_gradient(box_of(value, spans), grad)
         for name, grad in zip(names, results, strict=False):
             if grad is not None:
                 held = self.gradients.get(name)
@@ -255,7 +282,7 @@ class Streamer:
             if grad is not None:
                 self.totals.add_adjoint(key, chunk, grad)
 
-    def _parameters(self, one: StreamPass) -> list[str]:
+    def parameters_of(self, one: StreamPass) -> list[str]:
         """The parameters that a pass reads and that have a gradient."""
         names = dict.fromkeys(str(p[0]) for call in one.calls for p in call.node.reads if isinstance(p[0], str))
         return [n for n in names if n in self.held and self.held[n].requires_grad]
@@ -271,6 +298,21 @@ class Streamer:
         for one in reversed(others):
             self.run_backward(one)
         return loss
+
+    @property
+    def loss_place(self) -> Place:
+        """Where the loss is: the first result."""
+        first = self.needs.graph.graph.outputs[0]
+        return first.source, first.pick
+
+    def infer(self) -> dict[Place, Tensor]:
+        """All results that are no tiles, after all passes without gradients; tiles are kept, or delivered."""
+        for one in self.passes.passes:
+            self.run(one)
+        _, task = self._tail_task(grad=False)
+        with torch.no_grad():
+            task.run()
+        return {p: task.values[p] for p in self.results if p in task.values}
 
     def run(self, one: StreamPass) -> None:
         """One pass forward."""
@@ -346,20 +388,25 @@ class Streamer:
         known, task = self._tail_task(grad=True)
         with torch.enable_grad():
             task.run()
-        (place,) = [(o.source, o.pick) for o in self.needs.graph.graph.outputs]
-        loss: Tensor = task.values[place]
-        names = self._parameters(task.one)
+        loss: Tensor = task.values[self.loss_place]
+        names = self.parameters_of(task.one)
         leaves = {k: v for k, v in known.items() if v.requires_grad}
         wanted = [*leaves.values(), *(self.held[n] for n in names)]
         if loss.requires_grad and wanted:
-            found = iter(torch.autograd.grad(loss * weight, wanted, allow_unused=True))
+            grads: Sequence[Tensor | None] = torch.autograd.grad(loss * weight, wanted, allow_unused=True)
+            found = iter(grads)
             for (key, chunk), grad in zip(leaves, found, strict=False):
                 if grad is not None:
                     self.totals.adjoints[key, chunk] = grad / self._copies(key)
             for name, grad in zip(names, found, strict=False):
                 if grad is not None:
-                    self.shared[name] = self.shared[name] + grad if name in self.shared else grad
+                    self.add_shared(name, grad)
         return loss.detach()
+
+    def add_shared(self, name: str, grad: Tensor) -> None:
+        """Add a gradient that has the scale of sharded tensors: its mean over the ranks is the true one."""
+        held = self.shared.get(name)
+        self.shared[name] = grad if held is None else held + grad
 
     def _copies(self, key: TotalKey) -> int:
         """How many ranks find the same gradient for a total, which is then added up over them."""
@@ -378,7 +425,7 @@ class Streamer:
 
 def graded(passes: Passes, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor]) -> set[Place]:
     """The tensors that have a gradient."""
-    found: set[Place] = {(name, 0) for name, given in inputs.items() if given.gradient}
+    found: set[Place] = {(name, 0) for name, given in inputs.items() if given.wanted}
     found |= {(name, 0) for name, tensor in held.items() if tensor.requires_grad}
     for call in passes.graph.calls:
         if any(p in found for p in call.node.reads):

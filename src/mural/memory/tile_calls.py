@@ -22,6 +22,7 @@ from mural.graph.without_memory import META, staying, staying_named
 from mural.ranks.mesh import SPATIAL, Mesh
 from mural.shard.functions import KIND as FUNCTION
 from mural.shard.layout import Layout
+from mural.shard.ops.random.lattice import new_key
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, spans_of, tile_mesh, tile_of, tile_run
 
@@ -63,7 +64,8 @@ class TileCall:
     windows: tuple[TileWindow, ...] = ()
     levels: tuple[int, ...] = ()
     norm: bool = False
-    random: bool = False
+    random: int = 0
+    """How many keys it draws."""
     plain: bool = False
     refused: str = ""
 
@@ -110,7 +112,10 @@ class _Trial:
         self._check(axes, name)
         level = 0
         if part.requires_grad and self.totals:
-            found = torch.autograd.grad(part.sum(), self.totals, retain_graph=True, allow_unused=True)
+            leaves = self.totals
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                part.sum(), leaves, retain_graph=True, allow_unused=True
+            )
             level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
         made = torch.empty_like(part).requires_grad_(part.is_floating_point())
         if part.is_floating_point():
@@ -185,8 +190,8 @@ class _Prober:
                 result = replayed(node, given)
         except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
             return self._whole(node, given, str(error).split("\n")[0])
-        random = not torch.equal(before, torch.get_rng_state())
         self._results(node, result)
+        random = keys_between(before, torch.get_rng_state(), node)
         return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random)
 
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
@@ -207,6 +212,20 @@ class _Prober:
             made = [self.made[node.reads[i]] for i in node.returns]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
+
+
+def keys_between(before: Tensor, after: Tensor, node: Node) -> int:
+    """How many keys of random layers lie between two states of torch's generator."""
+    for count in range(MOST_KEYS):
+        if torch.equal(before, after):
+            return count
+        torch.set_rng_state(before)
+        new_key()
+        before = torch.get_rng_state()
+    raise UnsupportedOp(f"{node.op} at {node.site!r} draws random numbers that differ from tile to tile")
+
+
+MOST_KEYS = 16
 
 
 def replayed(node: Node, given: Sequence[Any], *, device: torch.device = META) -> Any:

@@ -6,12 +6,13 @@ The axes are independent of each other, so needs are found for each coordinate o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mural.geometry import Cuts, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import Passes, StreamPass
-from mural.memory.tile_calls import TileCall, TileGraph
+from mural.memory.tile_calls import TileCall
+from mural.shard.layout import Want
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,13 @@ class TileGrid:
     cuts: Mapping[str, Cuts]
     first: Mapping[str, int]
     last: Mapping[str, int]
+    ranks: Mapping[str, tuple[tuple[int, int], ...]]
+    """The first and last tile of each rank along an axis."""
+
+    def of_rank(self, axis: str, coordinate: int) -> TileGrid:
+        """The same grid, of another rank along one axis."""
+        first, last = self.ranks[axis][coordinate]
+        return replace(self, first={**self.first, axis: first}, last={**self.last, axis: last})
 
     def own(self, axis: str, extent: int, coordinate: int) -> Interval:
         """The positions that belong to a tile alone, of a tensor with that extent."""
@@ -67,8 +75,7 @@ class Needs:
         self.passes, self.grid, self.graph = passes, grid, passes.graph
         self._found: dict[tuple[int, str, int], AxisNeeds] = {}
         self._regions: dict[tuple[Place, str], Interval] = {}
-        tiles = [p for p in passes.passes]
-        for one in reversed(tiles):
+        for one in reversed(passes.passes):
             self._settle(one)
 
     def _settle(self, one: StreamPass) -> None:
@@ -89,6 +96,22 @@ class Needs:
         """The positions of a value that this rank reads, and its own."""
         own = self.grid.here(axis, self.graph.values[place].extents[axis])
         return hull(own, self._regions.get((place, axis), own))
+
+    def regions(self, place: Place, axis: str) -> tuple[Interval, ...]:
+        """The region of a value of each rank along an axis."""
+        ranks = range(len(self.grid.ranks[axis]))
+        if len(ranks) == 1:
+            return (self.region(place, axis),)
+        return tuple(Needs(self.passes, self.grid.of_rank(axis, c)).region(place, axis) for c in ranks)
+
+    def wants(self, place: Place) -> tuple[Want, ...]:
+        """The regions of a value of all ranks."""
+        value = self.graph.values[place]
+        axes = value.axes or (None,) * len(value.shape)
+        return tuple(
+            (None, ((Interval(0, n),),)) if a is None else (a, tuple((i,) for i in self.regions(place, a)))
+            for a, n in zip(axes, value.shape, strict=True)
+        )
 
     def kept(self, place: Place, axis: str, coordinate: int) -> Interval:
         """The positions of a kept value that a tile computes: its own, and at the rank's rim the margin."""
@@ -161,17 +184,17 @@ def grid_of(extents: Mapping[str, int], tile: Mapping[str, int], ranks: Mapping[
     cuts: dict[str, Cuts] = {}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
+    own: dict[str, tuple[tuple[int, int], ...]] = {}
     for axis, extent in extents.items():
         parts, rank = ranks.get(axis, (Cuts.of((0, extent)), 0))
         bounds, size = [0], max(1, tile[axis])
-        for number, part in enumerate(parts.intervals()):
-            if number == rank:
-                first[axis] = len(bounds) - 1
+        held: list[tuple[int, int]] = []
+        for part in parts.intervals():
+            before = len(bounds) - 1
             bounds += [*range(part.start + size, part.stop, size), part.stop]
-            if number == rank:
-                last[axis] = len(bounds) - 1
+            held.append((before, len(bounds) - 1))
+        own[axis] = tuple(held)
+        first[axis], last[axis] = held[rank]
         cuts[axis] = Cuts.of(bounds)
-    return TileGrid(cuts, first, last)
+    return TileGrid(cuts, first, last, own)
 
-
-__all__ = ["AxisNeeds", "Needs", "TileGraph", "TileGrid", "grid_of", "hull"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,10 +115,8 @@ class TileTask:
                 self._call, self._windows, self._totals = call, 0, 0
                 if call.random:
                     self.before_random(call.node.id)
-                try:
+                with suppress(_MeasuredStop):
                     self._run(call)
-                except _MeasuredStop:
-                    pass
                 self._forget(call)
 
     def _run(self, call: TileCall) -> None:
@@ -127,11 +126,9 @@ class TileTask:
         made = tensors_in(result) or [given[i] for i in node.returns]
         for place, tensor in zip(node.makes, made, strict=True):
             self.values[place] = tensor
-            if place in self.one.keeps:
-                self.kept[place] = cropped(tensor, {a: self.needs.kept(place, a, self.at[a]) for a in self._axes(place)})
-
-    def _axes(self, place: Place) -> Sequence[str]:
-        return [a for a in self.needs.graph.values[place].extents if a in self.at]
+            if place in self.one.keeps and isinstance(tensor, ShardedTensor):
+                axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
+                self.kept[place] = cropped(tensor, {a: self.needs.kept(place, a, self.at[a]) for a in axes})
 
     def _argument(self, call: TileCall, place: Place) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""

@@ -1,0 +1,113 @@
+"""The program of a streamed step: the calls of model and loss, which of them run on tiles, and in which passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mural.engine.alignment import target_dims
+from mural.errors import PlanError, UnsupportedOp
+from mural.graph import Graph, capture
+from mural.memory.choice import kept_values, whole_calls
+from mural.memory.passes import Passes, passes_of
+from mural.memory.tile_calls import Axes, TileGraph, tile_graph
+from mural.ranks import SPATIAL
+
+Loss = Callable[[Any, Any], Any]
+Given = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of an input."""
+
+
+class Objective(nn.Module):
+    """Model and loss as one: takes the images and the tensors of the target, gives the loss; or the result alone."""
+
+    def __init__(self, model: nn.Module, terms: nn.Module, images: int, loss: Loss | None = None, form: Any = None):
+        super().__init__()
+        self.model, self.loss = model, terms
+        self.of, self.form, self.images = loss, form, images
+        self.both = False
+        """Whether the result is given next to the loss."""
+
+    def forward(self, *given: Any) -> Any:
+        """The loss, the model's result, or both."""
+        result = self.model(*given[: self.images])
+        if self.of is None:
+            return result
+        loss = self.of(result, pytree.tree_unflatten(list(given[self.images :]), self.form))
+        return (loss, result) if self.both else loss
+
+
+@dataclass(frozen=True)
+class StreamProgram:
+    """What a streamed step runs, for inputs of some shapes."""
+
+    tiles: TileGraph
+    passes: Passes
+    names: tuple[str, ...]
+    """The inputs of the graph, in order."""
+
+    @property
+    def graph(self) -> Graph:
+        """The captured calls."""
+        return self.tiles.graph
+
+
+def input_axes(shapes: Sequence[tuple[int, ...]], images: int) -> list[Axes]:
+    """The axes of each input: those of the first image, and of all others along the dims that are the image's."""
+    image = shapes[0]
+    dims = len(image) - 2
+    found: list[Axes] = []
+    for number, shape in enumerate(shapes):
+        lead = 2 if number < images else next(iter(target_dims(shape, image, dims)), None)
+        if not shape:
+            found.append(())
+        elif lead is None or len(shape) - lead != dims:
+            found.append(("data", *(None,) * (len(shape) - 1)))
+        else:
+            found.append(("data", *(None,) * (lead - 1), *SPATIAL[:dims]))
+    return found
+
+
+def stream_program(
+    objective: Objective, given: Sequence[Given], tile: Sequence[int], keep: str | None
+) -> StreamProgram:
+    """The program for inputs of these shapes and types."""
+    graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
+    hidden = [name for name, tensor in graph.held.items() if tensor.requires_grad]
+    if hidden:
+        raise UnsupportedOp(
+            f"the model reads tensors that have a gradient and are no parameters of it ({hidden[:3]}): a streamed step "
+            f"would lose their gradients. Register them as parameters"
+        )
+    axes = input_axes([shape for shape, _ in given], objective.images)
+    names = tuple(value.name for value in graph.inputs)
+    tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
+    whole = whole_calls(tiles, tile)
+    passes = passes_of(tiles, kept_values(tiles, whole, keep), whole)
+    return StreamProgram(tiles, passes, names)
+
+
+def same_calls(one: Graph, other: Graph) -> bool:
+    """Whether two captures recorded the same calls with the same arguments."""
+    if one != other:
+        return False
+    pairs = zip(one.nodes, other.nodes, strict=True)
+    try:
+        return all(a.func is b.func and a.args == b.args and a.kwargs == b.kwargs for a, b in pairs)
+    except (RuntimeError, ValueError):
+        return False
+
+
+def check_stream(plan_stream: Sequence[int], image: Sequence[int]) -> None:
+    """Raise unless the tile fits the image's dims."""
+    if len(plan_stream) != len(image) - 2:
+        raise PlanError(
+            f"stream = {tuple(plan_stream)} for images of shape {tuple(image)}: give the tile's extent along each of "
+            f"the {len(image) - 2} dims"
+        )
+

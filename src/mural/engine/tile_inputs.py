@@ -1,0 +1,123 @@
+"""The inputs of a streamed model, read by windows: tensors, sources, and the pieces of sharded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mural.comm import stack
+from mural.geometry import Box, slices
+from mural.memory.decoded_cache import DecodedCache
+from mural.memory.kept_tensors import KeptTensor
+from mural.memory.pinned import Buffers
+from mural.memory.readable import Readable
+from mural.memory.window_reads import WindowReads
+from mural.ranks import Mesh
+from mural.shard import ShardedTensor
+from mural.shard.gradient_scale import raw_gradient
+
+
+class TensorInput:
+    """A whole tensor, wherever it is: windows of it go to the computing device."""
+
+    def __init__(self, tensor: Tensor, device: torch.device, form: torch.memory_format):
+        self.tensor, self.device, self.form = tensor, device, form
+        self.wanted = tensor.requires_grad
+        self.grad = torch.zeros_like(tensor) if self.wanted else None
+
+    def plan(self, boxes: Sequence[Box]) -> None:
+        """Windows are slices: nothing to prepare."""
+
+    def read(self, box: Box) -> Tensor:
+        """A window on the computing device."""
+        return formed(self.tensor.detach()[slices(box)].to(self.device, non_blocking=True), self.form)
+
+    def add_gradient(self, box: Box, grad: Tensor) -> None:
+        """Add the gradient of a window."""
+        if self.grad is not None:
+            self.grad[slices(box)] += grad.to(self.grad.device)
+
+    def rescale(self, factor: Tensor) -> None:
+        """Scale the gradient."""
+        if self.grad is not None:
+            self.grad *= factor.to(self.grad.device)
+
+    def finish(self, mesh: Mesh) -> None:
+        """Give the tensor its gradient, that of all ranks. Collective."""
+        if self.grad is not None:
+            whole = stack(self.grad, mesh.everyone, mesh.rank, mesh.transport, "gradient of the image").sum(0)
+            self.tensor.grad = whole if self.tensor.grad is None else self.tensor.grad + whole
+
+
+class PieceInput(KeptTensor):
+    """The piece of a sharded tensor, with the margin that this rank's tiles read; its gradient goes home in the end."""
+
+    def __init__(self, tensor: ShardedTensor, margin: Callable[[], Tensor], box: Box):
+        super().__init__(box, (), tensor.device)
+        self.tensor, self.wanted = tensor, tensor.requires_grad
+        with torch.enable_grad():
+            self.region = margin()
+        self.values = self.region.detach()
+
+    def finish(self, mesh: Mesh) -> None:
+        """Give the sharded tensor its gradient. Collective."""
+        if self.wanted:
+            grad = torch.zeros_like(self.region) if self.grads is None else self.grads
+            grad = grad if self.scale is None else grad * self.scale
+            self.region.backward(raw_gradient(grad, self.tensor.placement))
+
+
+class SourceInput:
+    """Images that are read from sources, by threads and ahead of their use; `first` is the number of the first one.
+
+    Bytes that were decoded are kept for other passes, within the budget of `cache`.
+    """
+
+    wanted = False
+
+    def __init__(
+        self, sources: Sequence[Readable], first: int, device: torch.device, convert: Callable[[Tensor], Tensor],
+        cache: DecodedCache, buffers: Buffers, lead: int,
+    ):  # fmt: skip
+        self.sources, self.first, self.device, self.convert = list(sources), first, device, convert
+        self.cache, self.buffers, self.lead = cache, buffers, lead
+        self.reads: WindowReads | None = None
+        self.next = 0
+
+    def plan(self, boxes: Sequence[Box]) -> None:
+        """Begin to read the windows of a pass."""
+        self.close()
+        windows = [(box[0].start - self.first, box[self.lead :]) for box in boxes]
+        self.reads = WindowReads(
+            self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers, convert=self.convert
+        )
+        self.next = 0
+
+    def read(self, box: Box) -> Tensor:
+        """The next window."""
+        if self.reads is None:
+            raise RuntimeError("windows are read after they were planned")
+        self.next += 1
+        return self.reads[self.next - 1]
+
+    def add_gradient(self, box: Box, grad: Tensor) -> None:
+        """Files have no gradient."""
+
+    def rescale(self, factor: Tensor) -> None:
+        """Files have no gradient."""
+
+    def finish(self, mesh: Mesh) -> None:
+        """Nothing to give back."""
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.reads is not None:
+            self.reads.close()
+            self.reads = None
+
+
+def formed(tensor: Tensor, form: torch.memory_format) -> Tensor:
+    """A window in the memory format of the model's convolutions."""
+    return tensor.contiguous(memory_format=form) if tensor.ndim == 4 and form != torch.contiguous_format else tensor

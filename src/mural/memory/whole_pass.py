@@ -1,0 +1,142 @@
+"""Passes on whole tensors: what cannot run on tiles, or need not, runs once, on sharded tensors of the run's mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mural.geometry import Box, Cuts
+from mural.graph.nodes import Place
+from mural.memory.passes import StreamPass
+from mural.memory.tile_calls import replayed, tensors_in
+from mural.memory.tile_task import box_of
+from mural.shard.gradient_scale import true_gradient
+from mural.shard.layout import Layout
+from mural.shard.relayout import pull
+from mural.shard.tensor import ShardedTensor
+
+if TYPE_CHECKING:
+    from mural.memory.stream import Streamer
+
+
+class WholePass:
+    """Runs the passes on whole tensors of one step.
+
+    Gradients inside have the scale of sharded tensors; those of kept values and of windows have their true scale.
+    """
+
+    def __init__(self, streamer: Streamer, cuts: Mapping[str, Cuts]):
+        self.streamer, self.cuts = streamer, dict(cuts)
+        self.images = tuple(sorted(self.cuts.items()))
+
+    def forward(self, one: StreamPass) -> None:
+        """Run the calls without gradients, and keep what later passes read."""
+        with torch.no_grad():
+            values, _ = self._run(one, grad=False)
+            for place in one.keeps:
+                region = self._region(place, values[place])
+                self.streamer.store(place).write(self._box(place), region)
+
+    def backward(self, one: StreamPass) -> None:
+        """Run the calls again, from the gradients of what they made to those of what they read."""
+        with torch.enable_grad():
+            values, leaves = self._run(one, grad=True)
+            roots: list[tuple[Tensor, Tensor]] = []
+            for place in one.keeps:
+                grad = self.streamer.kept[place].gradient(self._box(place))
+                if grad is None or place not in self.streamer.graded:
+                    continue
+                made = self._region(place, values[place])
+                roots.append((made, grad * self.streamer.mesh.replicas))
+        self._differentiate(one, roots, leaves)
+        for place in one.keeps:
+            self.streamer.kept[place].drop()
+
+    def finish(self, one: StreamPass, weight: float) -> Tensor:
+        """The loss, which the last pass computes, forward and backward in one."""
+        with torch.enable_grad():
+            values, leaves = self._run(one, grad=True)
+            loss: Tensor = values[self.streamer.loss_place]
+        if loss.requires_grad:
+            self._differentiate(one, [(loss, torch.full_like(loss, weight))], leaves)
+        return loss.detach()
+
+    def _run(self, one: StreamPass, grad: bool) -> tuple[dict[Place, Any], dict[Place, Tensor]]:
+        streamer = self.streamer
+        values: dict[Place, Any] = {}
+        leaves: dict[Place, Tensor] = {}
+        for place in one.reads:
+            box = self._own(place)
+            source = streamer.source(place)
+            source.plan([box])
+            local = source.read(box)
+            if grad and place in streamer.graded:
+                local = leaves[place] = local.detach().requires_grad_()
+            if any(place[0] in call.node.writes for call in one.calls):
+                local = local.clone()
+            layout = self._layout(place)
+            values[place] = local if layout is None else ShardedTensor(local, layout)
+        for call in one.calls:
+            if call.random:
+                streamer.before_random(call.node.id)
+            node = call.node
+            given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
+            result = replayed(node, given, device=streamer.device)
+            made = tensors_in(result) or [given[i] for i in node.returns]
+            values.update(zip(node.makes, made, strict=True))
+        return values, leaves
+
+    def _differentiate(
+        self, one: StreamPass, roots: list[tuple[Tensor, Tensor]], leaves: Mapping[Place, Tensor]
+    ) -> None:
+        streamer = self.streamer
+        names = streamer.parameters_of(one)
+        wanted = [*leaves.values(), *(streamer.held[n] for n in names)]
+        if not roots or not wanted:
+            return
+        tensors, grads = zip(*roots, strict=True)
+        every: Sequence[Tensor | None] = torch.autograd.grad(tensors, wanted, grads, allow_unused=True)
+        found = iter(every)
+        for place, grad in zip(leaves, found, strict=False):
+            if grad is not None:
+                layout = self._layout(place)
+                true = grad if layout is None else true_gradient(grad, layout)
+                streamer.source(place).add_gradient(self._own(place), true)
+        for name, grad in zip(names, found, strict=False):
+            if grad is not None:
+                streamer.add_shared(name, grad)
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    def _layout(self, place: Place) -> Layout | None:
+        """The layout of a value on the run's mesh; None for one without the image's dims."""
+        value = self.streamer.needs.graph.values[place]
+        if not any(value.axes):
+            return None
+        cuts = tuple(
+            None if a is None else self.cuts[a].scaled(n) for a, n in zip(value.axes, value.shape, strict=True)
+        )
+        return Layout(self.streamer.mesh, value.shape, value.axes, cuts, self.images)
+
+    def _own(self, place: Place) -> Box:
+        value = self.streamer.needs.graph.values[place]
+        grid = self.streamer.needs.grid
+        return box_of(value, {a: grid.here(a, n) for a, n in value.extents.items()})
+
+    def _box(self, place: Place) -> Box:
+        """What this rank keeps of a value: its own part, and a margin that its tiles read."""
+        value = self.streamer.needs.graph.values[place]
+        return box_of(value, {a: self.streamer.needs.region(place, a) for a in value.extents})
+
+    def _region(self, place: Place, made: Tensor) -> Tensor:
+        """What this rank keeps of a result, from all ranks."""
+        value = self.streamer.needs.graph.values[place]
+        if not isinstance(made, ShardedTensor):
+            return made
+        if not any(value.axes):
+            return made.full()
+        return pull(made, self.streamer.needs.wants(place), "a margin of tiles")
+
