@@ -1,7 +1,8 @@
 """lightstream's steps of a ResNet: its layers streamed over a whole image on the host, pooling and classes in memory.
 
 lightstream 1.0.7 is pure Python and needs torch and numpy, but the first line of its package imports lightning, which
-the streaming itself does not use: the package is entered without it.
+the streaming itself does not use: the package is entered without it. It finds out by a step on ones how far each layer
+reaches; that fails, without a word, with channels last and with norms that hold other means than 0, so both come after.
 """
 
 from __future__ import annotations
@@ -23,15 +24,10 @@ LAYERS = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "laye
 
 
 def constructor() -> Any:
-    """The class that makes a network stream; raises ModuleNotFoundError where lightstream is not installed."""
-    if "lightstream" not in sys.modules:
-        found = importlib.util.find_spec("lightstream")
-        if found is None:
-            raise ModuleNotFoundError(
-                "lightstream is not installed: pip install --no-deps lightstream, or put its wheel, unpacked, on "
-                "PYTHONPATH"
-            )
-        # Its __init__ would import lightning.
+    """The class that makes a network stream; run.py has seen that lightstream is there."""
+    found = importlib.util.find_spec("lightstream")
+    if "lightstream" not in sys.modules and found is not None:
+        # A package that was not executed: its __init__ would import lightning.
         sys.modules["lightstream"] = importlib.util.module_from_spec(found)
     from lightstream.core.constructor import StreamingConstructor  # noqa: PLC0415 (an optional package)
 
@@ -46,17 +42,19 @@ class Lightstream:
             raise ValueError(f"lightstream freezes all norms: {part.norm} norms cannot be measured")
         self.part, self.model, self.device = part, model, device
         self.image, self.target = torch.empty(0), torch.empty(0)
-        layers = nn.Sequential(*(getattr(model, name) for name in LAYERS))
-        for module in layers.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eval().requires_grad_(False)
+        layers = nn.Sequential(*(getattr(model, name) for name in LAYERS)).to(memory_format=torch.contiguous_format)
         streaming = constructor()(
             layers, part.chosen_tile, verbose=False, deterministic=False, copy_to_gpu=False, normalize_on_gpu=False,
             add_keep_modules=[nn.BatchNorm2d],
         )  # fmt: skip
-        # On the device that the model is on: a tile's statistics take minutes on a CPU.
+        # The step on ones runs where the model is: it takes minutes on a CPU.
         streaming.statistics_on_cpu = False
+        for module in layers.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval().requires_grad_(False)
+                module.reset_running_stats()  # until the values that it noted are put back
         self.net: Any = streaming.prepare_streaming_model()
+        self.net.stream_module.to(memory_format=torch.channels_last)
         # Its layers are other modules from here on: the optimizer has to see those.
         for name, layer in zip(LAYERS, self.net.stream_module.children(), strict=True):
             setattr(model, name, layer)

@@ -16,6 +16,8 @@ from one_gpu.parts import Part
 from one_gpu.sources import made_image, made_mask
 
 ORDERS: dict[int, Any] = {2: torch.channels_last, 3: torch.channels_last_3d}
+SOME = {2: 256, 3: 32}
+"""Extents of the image, for each number of dims, whose statistics frozen norms hold."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,24 @@ def built(part: Part, device: torch.device, toy: bool) -> nn.Module:
     """The model of a part on the device, from one seed, with channels last."""
     torch.manual_seed(0)
     net = NETS[part.model]
-    model = net.build(toy, part.norm).to(device).to(memory_format=ORDERS[net.dims])
+    model = net.build(toy, part.norm)
     if part.norm == "frozen":
-        freeze(model)
-    return model
+        freeze(model, made_image(net.channels, (SOME[net.dims],) * net.dims).read()[None])
+    return model.to(device).to(memory_format=ORDERS[net.dims])
 
 
-def freeze(model: nn.Module) -> None:
-    """Let batch norms use the statistics that they hold; their parameters are still trained."""
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.eval()
+def freeze(model: nn.Module, image: Tensor) -> None:
+    """Let batch norms use the statistics of that image from now on; their parameters are still trained.
+
+    With those that a new model holds, values grow from block to block, and the loss of a ResNet is 0.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model(image)
+    for norm in norms:
+        norm.eval()
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:

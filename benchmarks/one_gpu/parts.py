@@ -107,6 +107,8 @@ class Part:
     def chosen_tile(self) -> int:
         """The tile: as named, or the largest whose window fits under the cap; the image is divided evenly.
 
+        lightstream's is the window itself.
+
         >>> Part.parse("unet/stream16/bf16/frozen/8192").chosen_tile
         2048
         >>> Part.parse("unet/stream8/bf16/frozen/100000").chosen_tile
@@ -116,6 +118,8 @@ class Part:
             return self.tile
         room = FILLED * (self.cap or 128) - self.costs.weights
         window = (room / self.costs.gib[self.precision] * 1e6) ** (1 / self.costs.dims)
+        if self.way == "lightstream":
+            return min(self.size, int(window) // 32 * 32)
         largest = max(32, int(window - 2 * self.costs.halo) // 32 * 32)
         even = self.size / ceil(self.size / largest)
         return ceil(even / 32) * 32

@@ -13,6 +13,7 @@ for which the time does not suffice, is left out; `--again` measures anew.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -116,6 +117,8 @@ class Bench:
         last = {r["name"]: r for r in self.log.records[self.before :] if r["kind"] in ("measure", "failure")}
         if last.get(part.name, {}).get("kind") == "measure":
             return "known"
+        if part.way == "lightstream" and importlib.util.find_spec("lightstream") is None:
+            return "lightstream cannot be imported: README.md says how to bring it"
         if self.log.left < (0 if self.options.toy else part.expected):
             return f"it may take {part.expected:.0f} s, and {max(0.0, self.log.left):.0f} are left"
         short = [Part.parse(name) for name, record in last.items() if record.get("why") == "memory"]
@@ -144,7 +147,8 @@ def main() -> None:
     device = device_of(options)
     output = options.output or (None if options.toy else HERE / "results" / f"{device}.jsonl")
     log = Log("one_gpu", output, options.known, options.minutes)
-    pool = Pool(device, spares=1, start=start)
+    # On a GPU, the next process imports what it needs while this one measures; on a CPU it would disturb.
+    pool = Pool(device, spares=1 if device == "cuda" else 0, start=start)
     bench = Bench(log, pool, options)
     try:
         for part in options.parts:
