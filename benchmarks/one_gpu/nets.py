@@ -36,8 +36,7 @@ def unet(dims: int, channels: int, width: int, depth: int) -> Callable[[bool, st
 
     def build(toy: bool, norm: str) -> nn.Module:
         kind: Any = "instance" if norm == "instance" else "batch"
-        size = {"width": 4, "depth": 2} if toy else {"width": width, "depth": depth}
-        return UNet(dims, in_channels=channels, classes=2, norm=kind, **size)
+        return UNet(dims, channels, classes=2, width=4 if toy else width, depth=2 if toy else depth, norm=kind)
 
     return build
 

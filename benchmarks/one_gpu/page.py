@@ -144,7 +144,8 @@ def largest_rows(results: Results) -> list[list[str]]:
 
 def why(failure: Record) -> str:
     """What stopped a part."""
-    return {"memory": "out of memory", "late": "no time"}.get(failure["why"], failure["message"][:120])
+    known = {"memory": "out of memory", "late": "no time"}
+    return known.get(failure["why"]) or str(failure["message"])[:120]
 
 
 TIMES_HEAD = (

@@ -137,6 +137,7 @@ def main() -> None:
     options = arguments()
     if options.list:
         print("\n".join(f"{part.expected:6.0f} s  {part.name}" for part in options.parts))
+        print(f"{sum(part.expected for part in options.parts):6.0f} s  all together")
         return
     if options.collect:
         print(collect(options.collect, options.output or HERE / "results" / "gpu.json"), "records")

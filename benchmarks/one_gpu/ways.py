@@ -106,8 +106,8 @@ class Streamed:
 
     def report(self) -> dict[str, Any]:
         """What the way says of its last step: passes, tiles, predicted seconds, bytes and peak."""
-        told = getattr(self.pm.way, "report", None)
-        return dict(told()) if callable(told) else {}
+        told: Any = getattr(self.pm.way, "report", None)
+        return {} if told is None else dict(told())
 
 
 WAYS: Mapping[str, Callable[[Part, nn.Module, torch.device], Way]] = {
