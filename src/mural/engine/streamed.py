@@ -26,7 +26,7 @@ from mural.memory.decoded_cache import DecodedCache
 from mural.memory.pinned import Buffers, settled
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
-from mural.memory.tile_calls import replayed
+from mural.memory.tile_calls import CallForm
 from mural.memory.tile_needs import Needs as TileNeeds
 from mural.memory.tile_needs import TileGrid, grid_of
 from mural.memory.tile_task import box_of
@@ -54,22 +54,36 @@ class Streamed:
         self.programs: dict[Any, StreamProgram] = {}
         self.buffers: Buffers | None = None
         self.keep: str | None = None
+        self.changed: set[Any] = set()
+        """Programs whose model makes other calls by now."""
+
+    def verify(self, objective: Objective, given: Sequence[Given], program: StreamProgram) -> None:
+        """Capture the model again, and raise if it makes other calls than the program; the GPU computes meanwhile."""
+        graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
+        if not same_calls(graph, program.graph):
+            self.changed.add(self.key)
+            raise _OtherCalls
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         """The loss of the whole batch, on every rank, after forward and backward. Collective."""
         held = self.held
+
+        def run(batch: StreamedBatch) -> Tensor:
+            loss = batch.streamer.step(weight)
+            held.check_loss(loss)
+            batch.finish()
+            self._add_gradients(batch.streamer)
+            self._effects(batch.streamer)
+            return loss
+
         with shared_fate(self.transport):
             held.same_inputs.check("step", image=image, target=target)
             check_filled(image)
             held.calls += 1
-            with self._scope(), self._batch(image, target, "loss") as batch:
-                loss = batch.streamer.step(weight)
-                held.check_loss(loss)
-                batch.finish()
-                self._add_gradients(batch.streamer)
-                self._effects(batch.streamer)
+            with self._scope():
+                loss = self._run(image, target, "loss", run)
             if reduce:
                 with held.reducer.watching():
                     pass
@@ -78,32 +92,35 @@ class Streamed:
 
     def call(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients, sharded, or written into a sink for each image. Collective."""
+
+        def run(batch: StreamedBatch) -> Any:
+            if into is not None:
+                batch.streamer.deliver = batch.writer(into)
+            plain = batch.streamer.infer()
+            self._effects(batch.streamer)
+            return None if into is not None else batch.joined(plain)
+
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("call", image=image)
-            with self._batch(image, None, "result") as batch:
-                if into is not None:
-                    batch.streamer.deliver = batch.writer(into)
-                plain = batch.streamer.infer()
-                self._effects(batch.streamer)
-                return None if into is not None else batch.joined(plain)
+            return self._run(image, None, "result", run)
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)
-            with self._batch(image, target, "both") as batch:
-                plain = batch.streamer.infer()
-                loss, output = batch.joined(plain)
+            loss, output = self._run(image, target, "both", lambda batch: batch.joined(batch.streamer.infer()))
             return output, self.held.inputs.target(target, image), loss
 
     def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
         """The loss of the whole batch, while the sink takes result and target tile by tile. Collective."""
+
+        def run(batch: StreamedBatch) -> Tensor:
+            batch.streamer.deliver = batch.teller(sink)
+            return batch.streamer.infer()[batch.streamer.loss_place]
+
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)
-            with self._batch(image, target, "both") as batch:
-                batch.streamer.deliver = batch.teller(sink)
-                plain = batch.streamer.infer()
-                return plain[batch.streamer.loss_place]
+            return self._run(image, target, "both", run)
 
     def needs(self, training: bool) -> Needs:
         """What this rank takes of every batch: sources, which it reads by windows."""
@@ -121,23 +138,27 @@ class Streamed:
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
             yield
 
-    @contextmanager
-    def _batch(self, image: Image, target: Any, kind: str) -> Generator[StreamedBatch]:
-        batch = StreamedBatch(self, image, target, kind)
-        try:
-            yield batch
-        finally:
-            batch.close()
+    def _run(self, image: Image, target: Any, kind: str, run: Callable[[StreamedBatch], Any]) -> Any:
+        """What `run` gives for a batch; from the start, if the model is found to have changed at its first tile."""
+        for _ in range(2):
+            batch = StreamedBatch(self, image, target, kind)
+            try:
+                return run(batch)
+            except _OtherCalls:
+                continue
+            finally:
+                batch.close()
+        raise PlanError("the model makes other calls each time that it is asked: it cannot be streamed")
 
     def program(self, objective: Objective, given: Sequence[Given], kind: str) -> StreamProgram:
         """The program for these inputs; the calls are captured each time, and compared with those known before."""
         modes = tuple(module.training for module in objective.model.modules())
         key = (tuple(given), kind, modes)
+        self.key = key
         known = self.programs.get(key)
-        if known is not None:
-            graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
-            if same_calls(graph, known.graph):
-                return known
+        if known is not None and key not in self.changed:
+            return known
+        self.changed.discard(key)
         tile = self.plan.stream or ()
         self.programs[key] = found = stream_program(objective, given, tile, self.keep)
         return found
@@ -163,7 +184,11 @@ class Streamed:
         with torch.no_grad():
             for _, node in streamer.passes.graph.graph.effects:
                 if all(isinstance(p[0], str) for p in node.reads):
-                    replayed(node, [streamer.held[str(p[0])] for p in node.reads], device=streamer.device)
+                    CallForm.of(node).call([streamer.held[str(p[0])] for p in node.reads], streamer.device)
+
+
+class _OtherCalls(Exception):
+    """The model makes other calls than the program that runs."""
 
 
 class StreamedBatch:
@@ -184,6 +209,7 @@ class StreamedBatch:
         self.parts = [*map(settled_part, parts), *map(settled_part, leaves)]
         given = [self._given(part, number) for number, part in enumerate(self.parts)]
         check_stream(way.plan.stream or (), given[0][0])
+        known = len(way.programs)
         self.program = way.program(objective, given, kind)
         self.cuts = self._cuts(given[0][0])
         self.grid = self._grid(given[0][0])
@@ -199,6 +225,8 @@ class StreamedBatch:
             self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
             self._random_states(), held.progress,
         )  # fmt: skip
+        if len(way.programs) == known:
+            self.streamer.meanwhile = lambda: way.verify(objective, given, self.program)
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,8 @@ class Streamer:
         self.results = {(o.source, o.pick) for o in passes.graph.graph.outputs}
         self.deliver: Callable[[Place, ShardedTensor, TileTask], None] | None = None
         """Takes the tiles of the model's results, which are not kept then."""
+        self.meanwhile: Callable[[], None] | None = None
+        """What there is to do while the first tile is computed."""
         self.gradients: dict[str, Tensor] = {}
         """The gradients of parameters, of this rank's tiles."""
         self.shared: dict[str, Tensor] = {}
@@ -217,6 +219,9 @@ class Streamer:
             self.source(place).plan([box for at in tiles if (box := self.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
+            if self.meanwhile is not None:
+                meanwhile, self.meanwhile = self.meanwhile, None
+                meanwhile()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,6 +54,41 @@ class TileValue:
 
 
 @dataclass(frozen=True)
+class CallForm:
+    """The arguments of a recorded call, flat: where its tensors go, and where it names a device."""
+
+    op: str
+    func: Any
+    leaves: tuple[Any, ...]
+    form: Any
+    refs: tuple[tuple[int, int], ...]
+    devices: tuple[int, ...]
+
+
+    @classmethod
+    def of(cls, node: Node) -> CallForm:
+        """The form of a node's call."""
+        if node.func is None:
+            raise UnsupportedOp(f"{node.op} at {node.site!r} cannot be called again")
+        leaves, form = pytree.tree_flatten((node.args, dict(node.kwargs)), is_leaf=lambda leaf: isinstance(leaf, Ref))
+        refs = tuple((i, leaf.index) for i, leaf in enumerate(leaves) if isinstance(leaf, Ref))
+        devices = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.device) and leaf == META)
+        return cls(node.op, node.func, tuple(leaves), form, refs, devices)
+
+    def call(self, given: Sequence[Any], device: torch.device) -> Any:
+        """What the call returns for these tensors."""
+        leaves = list(self.leaves)
+        for place, index in self.refs:
+            leaves[place] = given[index]
+        for place in self.devices:  # what was captured without memory asked for tensors without memory
+            leaves[place] = device
+        args, kwargs = pytree.tree_unflatten(leaves, self.form)
+        if device.type == "meta":
+            args, kwargs = staying(self.op, args), staying_named(kwargs)
+        return self.func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
 class TileCall:
     """One call: the windows that its rules read, one after the other, and the totals that it asks for.
 
@@ -68,6 +104,11 @@ class TileCall:
     """How many keys it draws."""
     plain: bool = False
     refused: str = ""
+
+    @cached_property
+    def form(self) -> CallForm:
+        """The call, to be made again."""
+        return CallForm.of(self.node)
 
     @property
     def rounds(self) -> int:
@@ -179,7 +220,7 @@ class _Prober:
     def _call(self, node: Node) -> TileCall:
         given = [self.made[place] for place in node.reads]
         if not any(isinstance(t, ShardedTensor) for t in given):
-            self._results(node, replayed(node, given))
+            self._results(node, CallForm.of(node).call(given, META))
             return TileCall(node, plain=True)
         trial = _Trial(axes=tuple(dict.fromkeys(a for t in given for a in axes_of(t))))
         before = torch.get_rng_state()
@@ -187,7 +228,7 @@ class _Prober:
             if node.kind == FUNCTION:
                 raise UnsupportedOp(f"{node.op}, a custom autograd.Function, may look at more than a tile")
             with tile_run(trial):
-                result = replayed(node, given)
+                result = CallForm.of(node).call(given, META)
         except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
@@ -197,7 +238,7 @@ class _Prober:
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
         """A call that sees whole tensors: what it makes, as on one rank."""
         try:
-            result = replayed(node, [on_one_rank(t) for t in given])
+            result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
             made = [from_one_rank(t) for t in tensors_in(result)]
         except (MuralError, RuntimeError, NotImplementedError, ValueError):
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
@@ -226,18 +267,6 @@ def keys_between(before: Tensor, after: Tensor, node: Node) -> int:
 
 
 MOST_KEYS = 16
-
-
-def replayed(node: Node, given: Sequence[Any], *, device: torch.device = META) -> Any:
-    """What a recorded call returns for these tensors."""
-    args, kwargs = pytree.tree_map_only(Ref, lambda ref: given[ref.index], (node.args, dict(node.kwargs)))
-    if device.type == "meta":
-        args, kwargs = staying(node.op, args), staying_named(kwargs)
-    else:  # what was captured without memory asked for tensors without memory
-        args, kwargs = pytree.tree_map_only(torch.device, lambda d: device if d == META else d, (args, kwargs))
-    if node.func is None:
-        raise UnsupportedOp(f"{node.op} at {node.site!r} cannot be called again")
-    return node.func(*args, **kwargs)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

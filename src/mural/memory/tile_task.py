@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_calls import Axes, TileCall, TileValue, replayed, tensors_in
+from mural.memory.tile_calls import Axes, TileCall, TileValue, tensors_in
 from mural.memory.tile_needs import AxisNeeds, Needs
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -122,7 +122,7 @@ class TileTask:
     def _run(self, call: TileCall) -> None:
         node = call.node
         given = [self._argument(call, place) for place in node.reads]
-        result = replayed(node, given, device=self.device)
+        result = call.form.call(given, self.device)
         made = tensors_in(result) or [given[i] for i in node.returns]
         for place, tensor in zip(node.makes, made, strict=True):
             self.values[place] = tensor
@@ -143,7 +143,7 @@ class TileTask:
         x = self.values[place]
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
-        return cropped(x, self._out_spans(call, value))
+        return cropped(x, self._out_spans(call, value), written=bool(call.node.writes))
 
     def _own_spans(self, value: TileValue) -> Spans:
         return {a: self.needs.grid.own(a, n, self.at[a]) for a, n in value.extents.items() if a in self.at}

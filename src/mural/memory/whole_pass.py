@@ -11,7 +11,7 @@ from torch import Tensor
 from mural.geometry import Box, Cuts
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
-from mural.memory.tile_calls import replayed, tensors_in
+from mural.memory.tile_calls import tensors_in
 from mural.memory.tile_task import box_of
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
@@ -84,7 +84,7 @@ class WholePass:
                 streamer.before_random(call.node.id)
             node = call.node
             given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
-            result = replayed(node, given, device=streamer.device)
+            result = call.form.call(given, streamer.device)
             made = tensors_in(result) or [given[i] for i in node.returns]
             values.update(zip(node.makes, made, strict=True))
         return values, leaves

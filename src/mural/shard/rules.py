@@ -19,7 +19,7 @@ from mural.shard.autocasting import is_autocast
 from mural.shard.layout import Layout, Want
 from mural.shard.relayout import pull
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import around, current_run
+from mural.shard.tiles import around, crop, current_run
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def windowed_tile(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
     wanted = current_run().out(layout, rule.dims, rule.name)
     piece, places = x.local, list[Place]()
     shape, cuts = list(layout.shape), list(layout.cuts)
+    window = [slice(0, n) for n in piece.shape]
     for dim, reads in enumerate(rule.dims, first):
         axis = layout.axes[dim] if layout.cuts[dim] is not None else None
         out = Interval(0, reads.out_extent) if axis is None else wanted[axis]
@@ -119,11 +120,13 @@ def windowed_tile(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
             cuts[dim] = around(out, reads.out_extent)
         else:
             held = Interval(0, layout.shape[dim])
-        parts = [piece.narrow(dim, slice_of(i, (held,)).start, i.size) if i.size else piece.narrow(dim, 0, 0)
-                 for i in have]  # fmt: skip
-        piece = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        if len(have) == 1:
+            window[dim] = slice_of(have[0], (held,)) if have[0].size else slice(0, 0)
+        else:
+            piece = torch.cat([piece.narrow(dim, slice_of(i, (held,)).start, i.size) for i in have], dim)
+            window[dim] = slice(0, piece.shape[dim])
         shape[dim] = reads.out_extent
-    local = rule.run(piece, tuple(places))
+    local = rule.run(crop(piece, tuple(window)), tuple(places))
     for dim in range(x.ndim):
         if cuts[dim] is None:
             shape[dim] = local.shape[dim]

@@ -16,10 +16,12 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from mural.comm.exchange import empty_like
 from mural.comm.messages import Transport
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, slices
@@ -120,14 +122,40 @@ def spans_of(layout: Layout) -> dict[str, Interval]:
     return {a: i for a, c, i in zip(layout.axes, layout.cuts, layout.box, strict=True) if a and c is not None}
 
 
-def cropped(x: ShardedTensor, spans: Spans) -> ShardedTensor:
-    """The part of a tile at those spans; axes that are not named stay as they are."""
+def cropped(x: ShardedTensor, spans: Spans, written: bool = False) -> ShardedTensor:
+    """The part of a tile at those spans; axes that are not named stay as they are. One that is `written` to is a view."""
     layout = x.placement
     box = tuple(spans.get(a or "", i) if c is not None else i
                 for a, c, i in zip(layout.axes, layout.cuts, layout.box, strict=True))  # fmt: skip
     if box == layout.box:
         return x
-    return ShardedTensor(x.local[inside(box, layout, "a crop")], at_box(layout, box), x.aliased, x.folds)
+    part = inside(box, layout, "a crop")
+    return ShardedTensor(x.local[part] if written else crop(x.local, part), at_box(layout, box), x.aliased, x.folds)
+
+
+class _Crop(torch.autograd.Function):
+    """A part of a tensor as a view; its backward fills one tensor with zeros around the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part: tuple[slice, ...]) -> Tensor:
+        ctx.part, ctx.shape = part, x.shape
+        return x[part]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        whole = empty_like(grad, ctx.shape).zero_()
+        whole[ctx.part] = grad
+        return whole, None
+
+
+def crop(x: Tensor, part: tuple[slice, ...]) -> Tensor:
+    """A part of a tensor; the tensor itself if that is all of it."""
+    if all(s.start == 0 and s.stop == n for s, n in zip(part, x.shape, strict=True)):
+        return x
+    if not x.requires_grad or not torch.is_grad_enabled():
+        return x[part]
+    made: Tensor = _Crop.apply(x, part)  # type: ignore[assignment]
+    return made
 
 
 def at_box(layout: Layout, box: Box) -> Layout:
@@ -161,7 +189,7 @@ def pull_tile(x: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:
     mine = [intervals[at[axis] if axis is not None else 0] for axis, intervals in wants]
     if any(len(parts) != 1 for parts in mine):
         raise UnsupportedOp(f"{name} of shape {x.placement.shape} reads several places: it is not local")
-    return x.local[inside(tuple(part for (part,) in mine), x.placement, name)]
+    return crop(x.local, inside(tuple(part for (part,) in mine), x.placement, name))
 
 
 def common_tile(sharded: Sequence[ShardedTensor], shape: tuple[int, ...]) -> Layout:

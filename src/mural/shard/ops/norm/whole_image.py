@@ -19,7 +19,7 @@ from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.cuda_kernels import Buffers, batch_norm_cuda
 from mural.shard.ops.norm.normalized_rows import NormRows, normalize
 from mural.shard.ops.norm.rank_statistics import batch_norm_by_rank, by_microbatch, by_rank
-from mural.shard.ops.norm.tile_norm import normalize_tile
+from mural.shard.ops.norm.tile_norm import frozen_tile, normalize_tile
 from mural.shard.relayout import gather
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
@@ -100,6 +100,8 @@ def frozen(
     x: ShardedTensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> ShardedTensor:
     """Batch norm with given statistics, which is local."""
+    if x.mesh.tiled and x.local.is_cuda:
+        return frozen_tile(x, mean, var, (weight, bias), eps)
     if x.carrier.numel() == 0:
         anchor = sum((p.sum() for p in (weight, bias) if p is not None), torch.zeros((), device=x.device))
         return ShardedTensor(x.local + (0 * anchor).to(x.dtype), x.placement)
