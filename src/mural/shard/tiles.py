@@ -123,7 +123,7 @@ def spans_of(layout: Layout) -> dict[str, Interval]:
 
 
 def cropped(x: ShardedTensor, spans: Spans, written: bool = False) -> ShardedTensor:
-    """The part of a tile at those spans; axes that are not named stay as they are. One that is `written` to is a view."""
+    """The part of a tile at those spans; other axes stay as they are. One that is `written` to is a view."""
     layout = x.placement
     box = tuple(spans.get(a or "", i) if c is not None else i
                 for a, c, i in zip(layout.axes, layout.cuts, layout.box, strict=True))  # fmt: skip
