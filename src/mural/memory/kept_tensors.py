@@ -36,7 +36,7 @@ class KeptTensor:
         """A window."""
         if self.values is None:
             raise RuntimeError("a kept value is read before it was written")
-        return self.values[slices(box, self.box)]
+        return compact(self.values[slices(box, self.box)], self.values)
 
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Add the gradient of a window."""
@@ -48,7 +48,7 @@ class KeptTensor:
         """The gradient of a tile; None if nothing has one."""
         if self.grads is None:
             return None
-        found = self.grads[slices(box, self.box)]
+        found = compact(self.grads[slices(box, self.box)], self.grads)
         return found if self.scale is None else found * self.scale
 
     def rescale(self, factor: Tensor) -> None:
@@ -62,6 +62,11 @@ class KeptTensor:
     def drop(self) -> None:
         """Give all memory back."""
         self.values = self.grads = None
+
+
+def compact(part: Tensor, whole: Tensor) -> Tensor:
+    """A part of a tensor without gaps: what reads it would otherwise copy it, each time."""
+    return part if part.shape == whole.shape else empty_as(whole, part.shape, whole.device).copy_(part)
 
 
 def empty_as(like: Tensor, shape: Sequence[int], device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from mural.comm.exchange import first_order
 from mural.shard.autocasting import without_autocast
 from mural.shard.ops.norm.normalized_rows import NormRows, merge_moments, row_gradients, row_moments
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import at_box, crop, current_run, inside
+from mural.shard.tiles import crop, current_run, inside
 
 Learn = Callable[[Tensor], None] | None
 
@@ -131,4 +131,5 @@ def normalize_tile(
     with without_autocast(x.device):
         statistics = run.statistics(part, axes)
         y: Tensor = _ApplyStatistics.apply(rows.view(x.local), *affine, statistics, rows, eps)  # type: ignore[assignment]
-    return ShardedTensor(y.view(x.local.shape), at_box(layout, layout.box))
+    same = y.shape == x.local.shape  # a view could not be written in place as cheaply
+    return ShardedTensor(y if same else y.view(x.local.shape), layout)
