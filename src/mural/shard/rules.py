@@ -102,35 +102,36 @@ def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
 
 
 def windowed_tile(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
-    """The outputs of a rule that the run asks for, run valid on what they read."""
+    """The outputs of a rule that the run asks for, run valid on what they read; there may be none."""
     layout, first = x.placement, x.ndim - len(rule.dims)
     wanted = current_run().out(layout, rule.dims, rule.name)
-    piece, places = x.local, list[Place]()
-    shape, cuts = list(layout.shape), list(layout.cuts)
+    axes = [a if c is not None else None for a, c in zip(layout.axes, layout.cuts, strict=True)][first:]
+    outs = tuple(Interval(0, r.out_extent) if a is None else wanted[a] for r, a in zip(rule.dims, axes, strict=True))
+    places = tuple(Place(r, o, r.reads(o)) for r, o in zip(rule.dims, outs, strict=True))
+    filled = all(o.size for o in outs)
+    local = rule.run(tile_window(x, rule, places), places) if filled else run_empty(x.local, rule, outs)
+    lead = [n if c is None else m for n, m, c in zip(local.shape, layout.shape, layout.cuts, strict=True)][:first]
+    shape = (*lead, *(r.out_extent for r in rule.dims))
+    cuts = [None if a is None else around(o, n) for a, o, n in zip(axes, outs, shape[first:], strict=True)]
+    return ShardedTensor(local, replace(layout, shape=shape, cuts=(*layout.cuts[:first], *cuts)))
+
+
+def tile_window(x: ShardedTensor, rule: Windowed, places: tuple[Place, ...]) -> Tensor:
+    """What a rule reads of a tile at those places."""
+    piece, layout = x.local, x.placement
     window = [slice(0, n) for n in piece.shape]
-    for dim, reads in enumerate(rule.dims, first):
-        axis = layout.axes[dim] if layout.cuts[dim] is not None else None
-        out = Interval(0, reads.out_extent) if axis is None else wanted[axis]
-        have = reads.reads(out)
-        places.append(Place(reads, out, have))
-        if axis is not None:
-            held = layout.box[dim]
-            if not all(held.contains(i) for i in have if i.size):
-                raise UnsupportedOp(f"{rule.name} reads {have} along {axis} for {out}, but its tile holds {held}")
-            cuts[dim] = around(out, reads.out_extent)
-        else:
-            held = Interval(0, layout.shape[dim])
+    for dim, place in enumerate(places, x.ndim - len(places)):
+        held, have = layout.box[dim], place.have
+        if not all(held.contains(i) for i in have if i.size):
+            raise UnsupportedOp(
+                f"{rule.name} reads {have} along {layout.axes[dim]} for {place.out}, but its tile holds {held}"
+            )
         if len(have) == 1:
             window[dim] = slice_of(have[0], (held,)) if have[0].size else slice(0, 0)
         else:
             piece = torch.cat([piece.narrow(dim, slice_of(i, (held,)).start, i.size) for i in have], dim)
             window[dim] = slice(0, piece.shape[dim])
-        shape[dim] = reads.out_extent
-    local = rule.run(crop(piece, tuple(window)), tuple(places))
-    for dim in range(x.ndim):
-        if cuts[dim] is None:
-            shape[dim] = local.shape[dim]
-    return ShardedTensor(local, replace(layout, shape=tuple(shape), cuts=tuple(cuts)))
+    return crop(piece, tuple(window))
 
 
 def of_whole_images(x: ShardedTensor, rule: Windowed, call: Callable[[Tensor], Tensor]) -> ShardedTensor | None:
