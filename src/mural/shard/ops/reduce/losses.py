@@ -137,7 +137,9 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     valid = wanted != ignore
     counted = valid.to(local.dtype) if weight is None else weight[wanted.where(valid, 0)].to(local.dtype) * valid
     if mesh.tiled:  # apart, as only one of them has a gradient
-        return merged(local, mesh, axes, name) / merged(counted.sum(), mesh, axes, name)
+        total, count = merged(local, mesh, axes, name), merged(counted.sum(), mesh, axes, name)
+        # Where nothing counts, torch's loss is not a number and its gradient is 0.
+        return torch.where(count != 0, total / torch.where(count != 0, count, 1), float("nan"))
     total, count = merged(torch.stack([local, counted.sum()]), mesh, axes, name).unbind()  # one message for both
     return total / count
 
