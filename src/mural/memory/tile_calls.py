@@ -7,7 +7,7 @@ noted with the reason; it has to see the whole tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -63,7 +63,6 @@ class CallForm:
     form: Any
     refs: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
-
 
     @classmethod
     def of(cls, node: Node) -> CallForm:
@@ -166,13 +165,13 @@ class _Trial:
             self.totals.append(torch.empty((), device=META, requires_grad=True))
         return made
 
-    def statistics(self, own: OwnMoments, axes: Sequence[str]) -> Tensor:
+    def statistics(self, own: Callable[[], OwnMoments], axes: Sequence[str]) -> Tensor:
         """Statistics without values."""
         self._check(axes, "a norm")
         self.levels.append(0)
         self.norm = True
-        rows: Any = own
-        wide = torch.float64 if own.values.dtype == torch.float64 else torch.float32
+        rows: Any = own()
+        wide = torch.float64 if rows.values.dtype == torch.float64 else torch.float32
         groups = rows.rows.groups * (rows.rows.images if rows.rows.per_image else 1)
         return torch.zeros(2, groups, dtype=wide, device=META)
 

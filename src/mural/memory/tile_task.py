@@ -79,11 +79,11 @@ class TileTask:
         found = self.known.get((key, self.chunk(key)))
         return part.detach() if found is None else found
 
-    def statistics(self, own: OwnMoments, axes: Sequence[str]) -> Tensor:
+    def statistics(self, own: Callable[[], OwnMoments], axes: Sequence[str]) -> Tensor:
         """The statistics of a norm, if they are known."""
         key = self._next_total(axes)
         if key in self.one.measures:
-            self.moments[key] = own
+            self.moments[key] = own()
         found = self.known.get((key, self.chunk(key)))
         if found is None or key in self.one.measures:
             raise _MeasuredStop

@@ -12,7 +12,7 @@ What a windowed rule computes is decided by the run (`out`), since only it knows
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -70,8 +70,11 @@ class TileRun(Protocol):
         """The sum of the parts of all tiles along the axes."""
         ...
 
-    def statistics(self, own: OwnMoments, axes: Sequence[str]) -> Tensor:
-        """Means and variances over all tiles along the axes, (2, groups), of what each measures of its own part."""
+    def statistics(self, own: Callable[[], OwnMoments], axes: Sequence[str]) -> Tensor:
+        """Means and variances over all tiles along the axes, (2, groups), of what each measures of its own part.
+
+        A tile holds all of its own part only where it is to be measured: `own` is asked there alone.
+        """
         ...
 
 

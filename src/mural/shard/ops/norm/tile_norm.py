@@ -1,9 +1,9 @@
 """Norms of tiles: the statistics of all tiles are inputs of each, so a tile is normalized on its own.
 
-    y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with a gradient of its own
-    ∂mean = −Σ weight·rstd·∂y                    over the tile; the run adds up all tiles
-    ∂variance = −½ Σ weight·rstd²·x̂·∂y
-    ∂x += ∂mean / n + ∂variance · 2(x − mean) / n      later, for the tile's own part alone
+y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with a gradient of its own
+∂mean = −Σ weight·rstd·∂y                    over the tile; the run adds up all tiles
+∂variance = −½ Σ weight·rstd²·x̂·∂y
+∂x += ∂mean / n + ∂variance · 2(x − mean) / n      later, for the tile's own part alone
 """
 
 from __future__ import annotations
@@ -125,11 +125,12 @@ def normalize_tile(
 ) -> ShardedTensor:  # fmt: skip
     """The normalized tile; its own part counts in the statistics of all tiles."""
     run, layout = current_run(), x.placement
-    box = run.own(layout)
-    own = crop(x.local, inside(box, layout, "a norm"))
-    part = OwnRows(own, rows, update)
+
+    def own() -> OwnRows:
+        return OwnRows(crop(x.local, inside(run.own(layout), layout, "a norm")), rows, update)
+
     with without_autocast(x.device):
-        statistics = run.statistics(part, axes)
+        statistics = run.statistics(own, axes)
         y: Tensor = _ApplyStatistics.apply(rows.view(x.local), *affine, statistics, rows, eps)  # type: ignore[assignment]
     same = y.shape == x.local.shape  # a view could not be written in place as cheaply
     return ShardedTensor(y if same else y.view(x.local.shape), layout)
