@@ -117,4 +117,3 @@ def check_stream(plan_stream: Sequence[int], image: Sequence[int]) -> None:
             f"stream = {tuple(plan_stream)} for images of shape {tuple(image)}: give the tile's extent along each of "
             f"the {len(image) - 2} dims"
         )
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from mural.geometry import slices as slices_in
 from mural.graph import capture
 from mural.graph.nodes import Place
 from mural.graph.sites import At
-from mural.memory.choice import Room, Speeds
+from mural.memory.choice import Room, Speeds, pass_weight
 from mural.memory.decoded_cache import DecodedCache
 from mural.memory.host_rows import HostMemory
 from mural.memory.pinned import Buffers, settled
@@ -234,8 +235,8 @@ class StreamedBatch:
         known = len(way.programs)
         self.program = way.program(objective, given, kind)
         self.cuts = self._cuts(given[0][0])
-        self.grid = self._grid(given[0][0])
-        self.needs = TileNeeds(self.program.passes, self.grid)
+        self.grid, grids = self._grids(given[0][0])
+        self.needs = TileNeeds(self.program.passes, self.grid, grids)
         self.cache = DecodedCache(0 if len(self.program.passes.passes) == 1 else int(free_memory() * MOST_DECODED))
         self.inputs = {
             name: self._input(part, name, number)
@@ -316,17 +317,25 @@ class StreamedBatch:
             found |= {a: c for a, c in axes if a is not None and c is not None}
         return found
 
-    def _grid(self, image: tuple[int, ...]) -> TileGrid:
+    def _grids(self, image: tuple[int, ...]) -> tuple[TileGrid, dict[int, TileGrid]]:
+        """The grid of tiles, and larger tiles for passes that make less of them, so that all need as much memory."""
         extents = {"data": image[0], **dict(zip(SPATIAL, image[2:], strict=False))}
-        stride = total_stride(self.program, extents)
-        tile = {"data": 1}
         sizes: dict[str, int] = dict(zip(SPATIAL, self.way.plan.stream or (), strict=False))
-        if self.program.kept.host:
-            sizes = as_bands(sizes, extents)
-        for axis, size in sizes.items():
-            tile[axis] = max(1, -(-size // stride) * stride)
+        stride = total_stride(self.program, extents)
         ranks = {axis: (cuts, self.mesh.coordinates[axis]) for axis, cuts in self.cuts.items()}
-        return grid_of(extents, tile, ranks)
+        bands = bool(self.program.kept.host)
+
+        def grid(times: float) -> TileGrid:
+            chosen = as_bands(sizes, extents, times) if bands else enlarged(sizes, times)
+            rounded = {axis: max(1, -(-size // stride) * stride) for axis, size in chosen.items()}
+            return grid_of(extents, {"data": 1, **rounded}, ranks)
+
+        passes, graph = self.program.passes, self.program.tiles
+        if len(passes.passes) == 1:
+            return grid(1.0), {}
+        every = pass_weight(replace(passes.passes[0], calls=graph.calls), graph)
+        weights = {one.number: pass_weight(one, graph) for one in passes.passes if not one.whole}
+        return grid(1.0), {number: grid(max(1.0, every / w)) for number, w in weights.items() if w > 0}
 
     def _random_states(self) -> Callable[[int], None]:
         """Sets torch's generator before a random call as a step in one piece would have found it."""
@@ -458,14 +467,23 @@ def total_stride(program: StreamProgram, extents: dict[str, int]) -> int:
     return found
 
 
-def as_bands(tile: dict[str, int], extents: dict[str, int]) -> dict[str, int]:
+def enlarged(tile: dict[str, int], times: float) -> dict[str, int]:
+    """A tile of the same form with about that many times the positions.
+
+    >>> enlarged({"spatial0": 64, "spatial1": 32}, 4.0)
+    {'spatial0': 128, 'spatial1': 64}
+    """
+    return {axis: int(size * times ** (1 / len(tile))) for axis, size in tile.items()}
+
+
+def as_bands(tile: dict[str, int], extents: dict[str, int], times: float = 1.0) -> dict[str, int]:
     """Bands of whole rows with as many positions as a tile: what is kept on the host is kept by rows.
 
     >>> as_bands({"spatial0": 64, "spatial1": 64}, {"spatial0": 1024, "spatial1": 512})
     {'spatial0': 8, 'spatial1': 512}
     """
     rest = {axis: extents[axis] for axis in tile if axis != SPATIAL[0]}
-    area = prod(min(size, extents[axis]) for axis, size in tile.items())
+    area = int(times * prod(min(size, extents[axis]) for axis, size in tile.items()))
     return {SPATIAL[0]: max(1, area // max(1, prod(rest.values()))), **rest}
 
 

@@ -103,20 +103,27 @@ class KeptChoice:
         outputs = {(o.source, o.pick) for o in graph.graph.outputs}
         self.needed = frozenset(needed | {p for p in outputs if p in made and any(graph.values[p].axes)})
         """What has to be kept: what whole calls read, and results."""
-        self.measured = frozenset(
-            c.node.reads[0] for c in graph.calls
-            if c.norm and c.node.id not in self.whole and c.node.reads[0] in made and c.node.reads[0][0] not in written
-        )  # fmt: skip
+        here = [c for c in graph.calls if c.node.id not in self.whole]
+        wanted = {c.node.reads[0] for c in here if c.norm}
+        smaller = {
+            c.node.makes[0] for c in here
+            if c.windows and positions(graph, c.node.makes[0]) < positions(graph, c.node.reads[0])
+        }  # fmt: skip
+        self.candidates = (
+            frozenset(p for p in (wanted | smaller if wanted else ()) if p in made and p[0] not in written)
+            - self.needed
+        )
+        """What may be kept: what norms measure, and what a call makes smaller."""
 
     def choose(self, keep: str | None = None) -> Kept:
         """The values that are kept; `keep` may be "all" or "none" of what norms measure."""
-        if keep == "none" or not self.measured:
+        if keep == "none" or not self.candidates:
             return self._placed(self.needed)
-        kept = self.needed | self.measured
+        kept = self.needed | self.candidates
         if keep == "all":
             return Kept(kept)
         best = self.seconds(kept)
-        for place in sorted(self.measured, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]:
+        for place in sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]:
             fewer = kept - {place}
             seconds = self.seconds(fewer)
             if seconds < best or not self.fits(kept):
@@ -130,8 +137,8 @@ class KeptChoice:
 
     def fits(self, kept: Collection[Place]) -> bool:
         """Whether there is room for values and, on the host, their gradients."""
-        host = self._placed(kept).host
-        return 2 * sum(map(self.bytes_of, host)) <= self.room.host
+        sizes = sorted(map(self.bytes_of, self._placed(kept).host))
+        return sum(sizes) + sum(sizes[-2:]) <= self.room.host  # few gradients are there at a time
 
     def _placed(self, kept: Collection[Place]) -> Kept:
         """Where values are: on the device as far as there is room, the smallest first."""
@@ -179,6 +186,13 @@ class KeptChoice:
         made = sum(self.bytes_of(p) for p in one.keeps if p in kept.host) / link
         first = 0.0 if last else max(forward, read, made)
         return first + max(forward + backward, read + made, read)
+
+
+def pass_weight(one: StreamPass, graph: TileGraph) -> float:
+    """The bytes that the calls of a pass make, for each position of the image."""
+    image = max(positions(graph, (value.name, 0)) for value in graph.graph.inputs)
+    sizes = (prod(v.shape) * v.dtype.itemsize for c in one.calls for p in c.node.makes if (v := graph.values[p]).axes)
+    return sum(sizes) / image
 
 
 def describe(passes: Passes, kept: Kept) -> str:

@@ -116,7 +116,7 @@ class Streamer:
 
     def tiles(self, one: StreamPass) -> list[Coordinates]:
         """This rank's tiles of a pass, in their fixed order; image by image where it reads no image dims."""
-        values, grid = self.needs.graph.values, self.needs.grid
+        values, grid = self.needs.graph.values, self.needs.grid_of(one)
         spatial = any(values[p].tiled for p in (*one.reads, *one.keeps))
         axes = [a for a in grid.cuts if spatial or a == "data"]
         return [dict(zip(axes, at, strict=True)) for at in product(*(grid.coordinates(a) for a in axes))]
@@ -253,7 +253,7 @@ class Streamer:
         for place in one.keeps:
             if place in self.kept:
                 value, tiles = self.needs.graph.values[place], self.tiles(one)
-                spans = [{a: self.needs.kept(place, a, at[a]) for a in value.extents} for at in tiles]
+                spans = [{a: self.needs.kept(one, place, a, at[a]) for a in value.extents} for at in tiles]
                 self.kept[place].plan_gradient([box_of(value, each) for each in spans])
         for at in self._told(one, "backward"):
             task, leaves = self.task(one, at, grad=True)

@@ -64,7 +64,6 @@ class CallForm:
     refs: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
 
-
     @classmethod
     def of(cls, node: Node) -> CallForm:
         """The form of a node's call."""

@@ -138,4 +138,3 @@ class WholePass:
         if not any(value.axes):
             return made.full()
         return pull(made, self.streamer.needs.wants(place), "a margin of tiles")
-

@@ -1,9 +1,9 @@
 """Norms of tiles: the statistics of all tiles are inputs of each, so a tile is normalized on its own.
 
-    y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with a gradient of its own
-    ∂mean = −Σ weight·rstd·∂y                    over the tile; the run adds up all tiles
-    ∂variance = −½ Σ weight·rstd²·x̂·∂y
-    ∂x += ∂mean / n + ∂variance · 2(x − mean) / n      later, for the tile's own part alone
+y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with a gradient of its own
+∂mean = −Σ weight·rstd·∂y                    over the tile; the run adds up all tiles
+∂variance = −½ Σ weight·rstd²·x̂·∂y
+∂x += ∂mean / n + ∂variance · 2(x − mean) / n      later, for the tile's own part alone
 """
 
 from __future__ import annotations
