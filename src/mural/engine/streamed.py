@@ -45,6 +45,8 @@ from mural.shard.unread import Unread
 
 DEVICE_SHARE, HOST_SHARE = 0.3, 0.7
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
+MOST_TIMES = 8.0
+"""How many times as large the tiles of a pass may be that makes little of them."""
 MOST_DECODED = 0.25
 """The part of the host's free memory that decoded pixels may take for later passes."""
 Part = Tensor | Readable | list[Readable]
@@ -335,7 +337,9 @@ class StreamedBatch:
             return grid(1.0), {}
         every = pass_weight(replace(passes.passes[0], calls=graph.calls), graph)
         weights = {one.number: pass_weight(one, graph) for one in passes.passes if not one.whole}
-        return grid(1.0), {number: grid(max(1.0, every / w)) for number, w in weights.items() if w > 0}
+        return grid(1.0), {
+            number: grid(min(MOST_TIMES, max(1.0, every / w / 2))) for number, w in weights.items() if w > 0
+        }
 
     def _random_states(self) -> Callable[[int], None]:
         """Sets torch's generator before a random call as a step in one piece would have found it."""

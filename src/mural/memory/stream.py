@@ -190,7 +190,7 @@ class Streamer:
             at = (key, task.chunk(key))
             sums[at] = part.detach() if at not in sums else sums[at] + part.detach()
         for key, own in task.moments.items():
-            moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own))
+            moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own.without_values()))
 
     def store(self, place: Place) -> KeptTensor | HostTensor:
         if place not in self.kept:

@@ -54,6 +54,10 @@ class OwnMoments(Protocol):
         """Update running buffers; to be called once."""
         ...
 
+    def without_values(self) -> OwnMoments:
+        """The same, without the memory of the tile."""
+        ...
+
 
 class TileRun(Protocol):
     """Whoever runs calls on tiles: says what they compute, and knows the totals over all tiles."""
