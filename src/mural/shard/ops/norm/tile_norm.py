@@ -9,7 +9,7 @@ y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ class OwnRows:
         """Update running buffers."""
         if self.update is not None:
             self.update(statistics)
+
+    def without_values(self) -> OwnRows:
+        """The same, without the memory of the tile."""
+        return replace(self, values=self.values.new_empty(0))
 
 
 class _ApplyStatistics(torch.autograd.Function):
