@@ -2,8 +2,8 @@
 
 A value that is kept is computed once and read by later passes; one that is not is computed again in each. On the device
 there is room for some; the others go to the host and come back, which takes time on the link while the device computes.
-So the choice is by time: beginning with everything that a norm measures, values are left out one by one, the largest
-first, as long as that makes the step faster (or until everything fits).
+So the choice is by time: beginning with everything that a norm measures, values are left out and taken in again one by
+one, the largest first, as long as that makes more of it fit or the step faster.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ LOOSE = 4
 """How many times the positions of a tile a whole tensor may have."""
 SHARE = 0.25
 """The part of all results that may be kept where nothing says how much memory there is."""
+SWEEPS = 4
 MOST_TRIED = 48
 """How many values are tried, the largest ones."""
 
@@ -119,26 +120,35 @@ class KeptChoice:
         """The values that are kept; `keep` may be "all" or "none" of what norms measure."""
         if keep == "none" or not self.candidates:
             return self._placed(self.needed)
-        kept = self.needed | self.candidates
+        kept: frozenset[Place] = self.needed | self.candidates
         if keep == "all":
             return Kept(kept)
-        best = self.seconds(kept)
-        for place in sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]:
-            fewer = kept - {place}
-            seconds = self.seconds(fewer)
-            if seconds < best or not self.fits(kept):
-                kept, best = fewer, seconds
+        order = sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]
+        best = self._price(kept)
+        for _ in range(SWEEPS):
+            before = best
+            for place in order:
+                other = kept ^ {place}
+                price = self._price(other)
+                if price < best:
+                    kept, best = other, price
+            if best == before:
+                break
         return self._placed(kept)
+
+    def _price(self, kept: Collection[Place]) -> tuple[int, float]:
+        """What is to be as small as possible: bytes that do not fit, then seconds."""
+        return self.excess(kept), self.seconds(kept)
 
     def bytes_of(self, place: Place) -> int:
         """The size of a value."""
         value = self.graph.values[place]
         return prod(value.shape) * min(value.dtype.itemsize, self.room.itemsize)
 
-    def fits(self, kept: Collection[Place]) -> bool:
-        """Whether there is room for values and, on the host, their gradients."""
+    def excess(self, kept: Collection[Place]) -> int:
+        """How many bytes there is no room for on the host."""
         sizes = sorted(map(self.bytes_of, self._placed(kept).host))
-        return sum(sizes) + sum(sizes[-2:]) <= self.room.host  # few gradients are there at a time
+        return max(0, sum(sizes) + sum(sizes[-2:]) - self.room.host)  # few gradients are there at a time
 
     def _placed(self, kept: Collection[Place]) -> Kept:
         """Where values are: on the device as far as there is room, the smallest first."""
