@@ -13,9 +13,10 @@ from torch.utils import _pytree as pytree
 from mural.engine.alignment import target_dims
 from mural.errors import PlanError, UnsupportedOp
 from mural.graph import Graph, capture
+from mural.memory.call_probe import tile_graph
 from mural.memory.choice import Kept, KeptChoice, Room, whole_calls
 from mural.memory.passes import Passes, passes_of
-from mural.memory.tile_calls import Axes, TileGraph, tile_graph
+from mural.memory.tile_calls import Axes, TileGraph
 from mural.ranks import SPATIAL
 
 Loss = Callable[[Any, Any], Any]

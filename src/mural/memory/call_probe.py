@@ -1,0 +1,204 @@
+"""Which calls of a model can run on a tile, what each reads, and what it asks of all tiles: found without memory.
+
+The captured calls run once on meta tensors, as one tile that holds everything. Each rule says what it would read of
+other tiles: a windowed rule its windows, a sum or a norm that it needs a total. A call that cannot run on a tile is
+noted with the reason; it has to see the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.errors import MuralError, UnsupportedOp
+from mural.geometry import Box, Cuts, Interval, Reads, Window
+from mural.graph.nodes import Graph, Node, Place
+from mural.graph.without_memory import META
+from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, tensors_in
+from mural.ranks.mesh import SPATIAL, Mesh
+from mural.shard.functions import KIND as FUNCTION
+from mural.shard.layout import Layout
+from mural.shard.ops.random.lattice import new_key
+from mural.shard.tensor import ShardedTensor
+from mural.shard.tiles import OwnMoments, Spans, spans_of, tile_mesh, tile_of, tile_run
+
+
+@dataclass
+class _Trial:
+    """A run of one call on a tile that holds everything: notes what the call asks for."""
+
+    windows: list[TileWindow] = field(default_factory=list[TileWindow])
+    totals: list[Tensor] = field(default_factory=list[Tensor])
+    levels: list[int] = field(default_factory=list[int])
+    norm: bool = False
+
+    def out(self, layout: Layout, dims: Sequence[Reads], name: str) -> Spans:
+        """All outputs."""
+        first = layout.ndim - len(dims)
+        axes = [(layout.axes[d], r) for d, r in enumerate(dims, first) if layout.cuts[d] is not None]
+        far = [r for _, r in axes if not isinstance(r, Window) and len(r.reads(Interval(0, 1))) > 1]
+        if far or "circular" in name or name == "roll":
+            raise UnsupportedOp(f"{name} reads the far side of the image: it is not local")
+        self.windows.append(tuple((a, r) for a, r in axes if a is not None))
+        return {a: Interval(0, r.out_extent) for a, r in axes if a is not None}
+
+    def own(self, layout: Layout) -> Box:
+        """All of it."""
+        return layout.box
+
+    def total(self, part: Tensor, axes: Sequence[str], name: str) -> Tensor:
+        """A leaf of its own, so that totals that depend on it can be told."""
+        self._check(axes, name)
+        level = 0
+        if part.requires_grad and self.totals:
+            leaves = self.totals
+            found: Sequence[Any] = torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True)
+            level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
+        made = torch.empty_like(part).requires_grad_(part.is_floating_point())
+        if part.is_floating_point():
+            self.totals.append(made)
+        self.levels.append(level)
+        if len(self.totals) != len(self.levels):
+            self.totals.append(torch.empty((), device=META, requires_grad=True))
+        return made
+
+    def statistics(self, own: Callable[[], OwnMoments], axes: Sequence[str]) -> Tensor:
+        """Statistics without values."""
+        self._check(axes, "a norm")
+        self.levels.append(0)
+        self.norm = True
+        rows: Any = own()
+        wide = torch.float64 if rows.values.dtype == torch.float64 else torch.float32
+        groups = rows.rows.groups * (rows.rows.images if rows.rows.per_image else 1)
+        return torch.zeros(2, groups, dtype=wide, device=META)
+
+    def _check(self, axes: Sequence[str], name: str) -> None:
+        missing = {a for a in SPATIAL if a in self.axes} - set(axes)
+        if missing:
+            raise UnsupportedOp(f"{name} adds up along {axes} and not along {sorted(missing)}: it is not local")
+
+    axes: tuple[str, ...] = ()
+
+
+def tile_graph(graph: Graph, inputs: Mapping[str, Axes]) -> TileGraph:
+    """What the calls of a graph do to tiles, given the axes of its inputs."""
+    return _Prober(graph, inputs).probe()
+
+
+class _Prober:
+    """Runs the calls of one graph on meta tiles."""
+
+    def __init__(self, graph: Graph, inputs: Mapping[str, Axes]):
+        self.graph = graph
+        self.made: dict[Place, Tensor] = {}
+        self.values: dict[Place, TileValue] = {}
+        for value in graph.inputs:
+            tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
+            tensor.requires_grad_(value.dtype.is_floating_point)
+            self._enter((value.name, 0), whole_tile(tensor, inputs[value.name]))
+        for value in graph.parameters:
+            tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
+            learned = value.role == "parameter" and value.dtype.is_floating_point
+            self._enter((value.name, 0), tensor.requires_grad_(learned))
+
+    def _enter(self, place: Place, tensor: Any) -> None:
+        self.made[place] = tensor
+        axes: Axes = ()
+        if isinstance(tensor, ShardedTensor):
+            lay = tensor.placement
+            axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
+        self.values[place] = TileValue(tuple(tensor.shape), tensor.dtype, axes, bool(tensor.requires_grad))
+
+    def probe(self) -> TileGraph:
+        calls = tuple(self._call(node) for node in self.graph)
+        return TileGraph(self.graph, calls, self.values)
+
+    def _call(self, node: Node) -> TileCall:
+        given = [self.made[place] for place in node.reads]
+        if not any(isinstance(t, ShardedTensor) for t in given):
+            self._results(node, CallForm.of(node).call(given, META))
+            return TileCall(node, plain=True)
+        trial = _Trial(axes=tuple(dict.fromkeys(a for t in given for a in axes_of(t))))
+        before = torch.get_rng_state()
+        try:
+            if node.kind == FUNCTION:
+                raise UnsupportedOp(f"{node.op}, a custom autograd.Function, may look at more than a tile")
+            with tile_run(trial):
+                result = CallForm.of(node).call(given, META)
+        except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
+            return self._whole(node, given, str(error).split("\n")[0])
+        self._results(node, result)
+        random = keys_between(before, torch.get_rng_state(), node)
+        return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random)
+
+    def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
+        """A call that sees whole tensors: what it makes, as on one rank."""
+        try:
+            result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
+            made = [from_one_rank(t) for t in tensors_in(result)]
+        except (MuralError, RuntimeError, NotImplementedError, ValueError):
+            shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
+            made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
+        for place, tensor in zip(node.makes, made, strict=True):
+            self._enter(place, tensor)
+        return TileCall(node, refused=f"{node.op} at {node.site!r}: {why}")
+
+    def _results(self, node: Node, result: Any) -> None:
+        made = tensors_in(result)
+        if not made and node.returns:
+            made = [self.made[node.reads[i]] for i in node.returns]
+        for place, tensor in zip(node.makes, made, strict=True):
+            self._enter(place, tensor)
+
+
+def keys_between(before: Tensor, after: Tensor, node: Node) -> int:
+    """How many keys of random layers lie between two states of torch's generator."""
+    for count in range(MOST_KEYS):
+        if torch.equal(before, after):
+            return count
+        torch.set_rng_state(before)
+        new_key()
+        before = torch.get_rng_state()
+    raise UnsupportedOp(f"{node.op} at {node.site!r} draws random numbers that differ from tile to tile")
+
+
+MOST_KEYS = 16
+
+
+def axes_of(tensor: Any) -> tuple[str, ...]:
+    """The axes that cut a tile; none for other tensors."""
+    return tuple(spans_of(tensor.placement)) if isinstance(tensor, ShardedTensor) else ()
+
+
+def whole_tile(tensor: Tensor, axes: Axes) -> Tensor:
+    """A tensor as a tile that holds all of it; one without axes as it is."""
+    if not any(axes):
+        return tensor
+    spans = {a: Interval(0, n) for a, n in zip(axes, tensor.shape, strict=True) if a is not None}
+    return tile_of(tensor, tuple(tensor.shape), axes, spans)
+
+
+ALONE = Mesh((1,) * 7, 0, 3, tile_mesh().transport)
+
+
+def on_one_rank(tensor: Any) -> Any:
+    """A tile that holds everything as the piece of one rank."""
+    if not isinstance(tensor, ShardedTensor):
+        return tensor
+    lay = tensor.placement
+    cuts = tuple(None if c is None else Cuts.of((0, n)) for c, n in zip(lay.cuts, lay.shape, strict=True))
+    images = tuple((a, c) for a, c in zip(lay.axes, cuts, strict=True) if a and c)
+    return ShardedTensor(tensor.local, Layout(ALONE, lay.shape, lay.axes, cuts, images), tensor.aliased, tensor.folds)
+
+
+def from_one_rank(tensor: Tensor) -> Tensor:
+    """The piece of one rank as a tile that holds everything; a tensor without the image's dims as it is."""
+    if not isinstance(tensor, ShardedTensor) or tensor.folds:
+        return tensor.full() if isinstance(tensor, ShardedTensor) else tensor
+    lay = tensor.placement
+    axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
+    return whole_tile(tensor.local, axes)
