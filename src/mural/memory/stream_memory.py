@@ -184,20 +184,19 @@ def without_memory(tensor: Tensor) -> Tensor:
 
 def stream_peak(
     passes: Passes, needs: Needs, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor], *,
-    lower: torch.dtype | None = None, hosted: Collection[Place] = (), there: Sequence[Tensor] = (), libraries: int = 0,
+    lower: torch.dtype | None = None, hosted: Collection[Place] = (), there: Sequence[Tensor] = (), more: int = 0,
     training: bool = True,
 ) -> StreamPeak:  # fmt: skip
     """The peak of a step, and of each of its sweeps.
 
     `inputs` give windows without memory; `there` are tensors of them that are on the device as a whole. `held` are
-    parameters, buffers and constants, with their gradients where they have some; `hosted` the kept values that are on
-    the host. Under autocast, `lower` is its type; `libraries` are bytes that torch's libraries hold once they ran.
+    parameters, buffers and constants, `hosted` the kept values that are on the host. Under autocast, `lower` is its
+    type. `more` are other bytes on the device: gradients of earlier steps, and what torch's libraries hold.
     """
     tally = GpuTally()
-    tally.hold(libraries)
+    tally.hold(more)
     same = {name: without_memory(tensor) for name, tensor in held.items()}
-    grads = [tensor.grad for tensor in held.values() if tensor.is_leaf and tensor.grad is not None]
-    for tensor in (*same.values(), *grads, *there):
+    for tensor in (*same.values(), *there):
         tally.hold(tally.rounded(tensor.untyped_storage().nbytes()))
     tally.ignore([*same.values(), *there])
     streamer = MetaStreamer(passes, needs, inputs, same, hosted, tally)
