@@ -194,15 +194,15 @@ class Plan:
     def check_streamed(self) -> None:
         """Raise for what does not go with streaming."""
         if not self.stream or any(n < 1 for n in self.stream):
-            raise PlanError(f"stream = {self.stream}: give the tile's extent along each dim of the image, as [2048, 2048]")
+            raise PlanError(f"stream = {self.stream}: give the tile's extent along each dim, as [2048, 2048]")
         for name in ("stage", "microbatches", "channel", "average", "batchnorm", "seats"):
             if getattr(self, name) != getattr(DEFAULT, name):
                 raise PlanError(
-                    f"stream = {self.stream} with {name} = {getattr(self, name)!r} cannot be run by this version: leave "
-                    f"one of them out"
+                    f"stream = {self.stream} with {name} = {getattr(self, name)!r} cannot be run by this version: "
+                    f"leave one of them out"
                 )
         if self.recompute == "stages":
-            raise PlanError("stream with recompute = \"stages\": a streamed model has no stages; name blocks, or \"all\"")
+            raise PlanError('stream with recompute = "stages": there are no stages; name blocks, or "all"')
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from mural.engine.alignment import target_dims
 from mural.errors import PlanError, UnsupportedOp
 from mural.graph import Graph, capture
-from mural.memory.choice import kept_values, whole_calls
+from mural.memory.choice import Kept, KeptChoice, Room, whole_calls
 from mural.memory.passes import Passes, passes_of
 from mural.memory.tile_calls import Axes, TileGraph, tile_graph
 from mural.ranks import SPATIAL
@@ -52,6 +52,7 @@ class StreamProgram:
 
     tiles: TileGraph
     passes: Passes
+    kept: Kept
     names: tuple[str, ...]
     """The inputs of the graph, in order."""
 
@@ -78,7 +79,7 @@ def input_axes(shapes: Sequence[tuple[int, ...]], images: int) -> list[Axes]:
 
 
 def stream_program(
-    objective: Objective, given: Sequence[Given], tile: Sequence[int], keep: str | None
+    objective: Objective, given: Sequence[Given], tile: Sequence[int], room: Room, keep: str | None = None
 ) -> StreamProgram:
     """The program for inputs of these shapes and types."""
     graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
@@ -92,8 +93,8 @@ def stream_program(
     names = tuple(value.name for value in graph.inputs)
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
     whole = whole_calls(tiles, tile)
-    passes = passes_of(tiles, kept_values(tiles, whole, keep), whole)
-    return StreamProgram(tiles, passes, names)
+    kept = KeptChoice(tiles, whole, room).choose(keep)
+    return StreamProgram(tiles, passes_of(tiles, kept.values, whole), kept, names)
 
 
 def same_calls(one: Graph, other: Graph) -> bool:
@@ -116,4 +117,3 @@ def check_stream(plan_stream: Sequence[int], image: Sequence[int]) -> None:
             f"stream = {tuple(plan_stream)} for images of shape {tuple(image)}: give the tile's extent along each of "
             f"the {len(image) - 2} dims"
         )
-

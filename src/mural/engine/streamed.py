@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -24,7 +26,9 @@ from mural.geometry import slices as slices_in
 from mural.graph import capture
 from mural.graph.nodes import Place
 from mural.graph.sites import At
+from mural.memory.choice import Room, Speeds, pass_weight
 from mural.memory.decoded_cache import DecodedCache
+from mural.memory.host_rows import HostMemory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
@@ -32,6 +36,7 @@ from mural.memory.tile_calls import CallForm
 from mural.memory.tile_needs import Needs as TileNeeds
 from mural.memory.tile_needs import TileGrid, grid_of
 from mural.memory.tile_task import box_of
+from mural.plans import bytes_of
 from mural.ranks import SPATIAL
 from mural.shard import ShardedTensor
 from mural.shard.generators import generators_kept, seed_generators
@@ -40,6 +45,10 @@ from mural.shard.ops.random.lattice import new_key
 from mural.shard.relayout import pull
 from mural.shard.unread import Unread
 
+DEVICE_SHARE, HOST_SHARE = 0.3, 0.7
+"""The part of the device's memory, and of the host's free memory, that kept values may take."""
+MOST_TIMES = 8.0
+"""How many times as large the tiles of a pass may be that makes little of them."""
 MOST_DECODED = 0.25
 """The part of the host's free memory that decoded pixels may take for later passes."""
 Part = Tensor | Readable | list[Readable]
@@ -55,6 +64,7 @@ class Streamed:
         self.mesh = held.mesh
         self.programs: dict[Any, StreamProgram] = {}
         self.buffers: Buffers | None = None
+        self.hosted: HostMemory | None = None
         self.keep: str | None = None
         self.changed: set[Any] = set()
         """Programs whose model makes other calls by now."""
@@ -172,8 +182,23 @@ class Streamed:
             return known
         self.changed.discard(key)
         tile = self.plan.stream or ()
-        self.programs[key] = found = stream_program(objective, given, tile, self.keep)
+        self.programs[key] = found = stream_program(objective, given, tile, self._room(given), self.keep)
         return found
+
+    def _room(self, given: Sequence[Given]) -> Room:
+        """The room for kept values."""
+        device = self.held.device
+        itemsize = 2 if self.plan.precision == "bfloat16" else 8
+        if device.type != "cuda":
+            return Room(None, 0, itemsize, Speeds(flops=1e11, memory=1e10))
+        limit = bytes_of(self.plan.memory) if self.plan.memory else device_limit(device)
+        return Room(int(limit * DEVICE_SHARE), int(free_memory() * HOST_SHARE), itemsize)
+
+    def host_memory(self) -> HostMemory:
+        """The host memory of kept values, from step to step."""
+        if self.hosted is None:
+            self.hosted = HostMemory(settled(self.held.device))
+        return self.hosted
 
     def memory(self) -> Buffers:
         """The pinned memory that windows travel through, kept from step to step."""
@@ -224,9 +249,9 @@ class StreamedBatch:
         known = len(way.programs)
         self.program = way.program(objective, given, kind)
         self.cuts = self._cuts(given[0][0])
-        self.grid = self._grid(given[0][0])
-        self.needs = TileNeeds(self.program.passes, self.grid)
-        self.cache = DecodedCache(0 if len(self.program.passes.passes) == 1 else decoded_budget())
+        self.grid, grids = self._grids(given[0][0])
+        self.needs = TileNeeds(self.program.passes, self.grid, grids)
+        self.cache = DecodedCache(0 if len(self.program.passes.passes) == 1 else int(free_memory() * MOST_DECODED))
         self.inputs = {
             name: self._input(part, name, number)
             for number, (name, part) in enumerate(zip(self.program.names, self.parts, strict=True))
@@ -237,6 +262,8 @@ class StreamedBatch:
             self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
             self._random_states(), held.progress,
         )  # fmt: skip
+        if self.program.kept.host:
+            self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
         if len(way.programs) == known:
             self.streamer.meanwhile = lambda: way.verify(objective, given, self.program)
 
@@ -304,14 +331,27 @@ class StreamedBatch:
             found |= {a: c for a, c in axes if a is not None and c is not None}
         return found
 
-    def _grid(self, image: tuple[int, ...]) -> TileGrid:
+    def _grids(self, image: tuple[int, ...]) -> tuple[TileGrid, dict[int, TileGrid]]:
+        """The grid of tiles, and larger tiles for passes that make less of them, so that all need as much memory."""
         extents = {"data": image[0], **dict(zip(SPATIAL, image[2:], strict=False))}
+        sizes: dict[str, int] = dict(zip(SPATIAL, self.way.plan.stream or (), strict=False))
         stride = total_stride(self.program, extents)
-        tile = {"data": 1}
-        for axis, size in zip(SPATIAL, self.way.plan.stream or (), strict=False):
-            tile[axis] = max(1, -(-size // stride) * stride)
         ranks = {axis: (cuts, self.mesh.coordinates[axis]) for axis, cuts in self.cuts.items()}
-        return grid_of(extents, tile, ranks)
+        bands = bool(self.program.kept.host)
+
+        def grid(times: float) -> TileGrid:
+            chosen = as_bands(sizes, extents, times) if bands else enlarged(sizes, times)
+            rounded = {axis: max(1, -(-size // stride) * stride) for axis, size in chosen.items()}
+            return grid_of(extents, {"data": 1, **rounded}, ranks)
+
+        passes, graph = self.program.passes, self.program.tiles
+        if len(passes.passes) == 1:
+            return grid(1.0), {}
+        every = pass_weight(replace(passes.passes[0], calls=graph.calls), graph)
+        weights = {one.number: pass_weight(one, graph) for one in passes.passes if not one.whole}
+        return grid(1.0), {
+            number: grid(min(MOST_TIMES, max(1.0, every / w / 2))) for number, w in weights.items() if w > 0
+        }
 
     def _random_states(self) -> Callable[[int], None]:
         """Sets torch's generator before a random call as a step in one piece would have found it."""
@@ -443,11 +483,37 @@ def total_stride(program: StreamProgram, extents: dict[str, int]) -> int:
     return found
 
 
-def decoded_budget() -> int:
-    """How many bytes of decoded pixels may be kept for later passes."""
+def enlarged(tile: dict[str, int], times: float) -> dict[str, int]:
+    """A tile of the same form with about that many times the positions.
+
+    >>> enlarged({"spatial0": 64, "spatial1": 32}, 4.0)
+    {'spatial0': 128, 'spatial1': 64}
+    """
+    return {axis: int(size * times ** (1 / len(tile))) for axis, size in tile.items()}
+
+
+def as_bands(tile: dict[str, int], extents: dict[str, int], times: float = 1.0) -> dict[str, int]:
+    """Bands of whole rows with as many positions as a tile: what is kept on the host is kept by rows.
+
+    >>> as_bands({"spatial0": 64, "spatial1": 64}, {"spatial0": 1024, "spatial1": 512})
+    {'spatial0': 8, 'spatial1': 512}
+    """
+    rest = {axis: extents[axis] for axis in tile if axis != SPATIAL[0]}
+    area = int(times * prod(min(size, extents[axis]) for axis, size in tile.items()))
+    return {SPATIAL[0]: max(1, area // max(1, prod(rest.values()))), **rest}
+
+
+def free_memory() -> int:
+    """How many bytes of the host's memory are free."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return 2**30
-    return int(free * 1024 * MOST_DECODED)
+        return 2**32
+
+
+def device_limit(device: torch.device) -> int:
+    """How many bytes this process may reserve on a GPU."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+    return int(min(total * fraction(device), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)))

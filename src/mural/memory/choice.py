@@ -1,21 +1,66 @@
-"""Which calls of a streamed model run on whole tensors, and which values are kept between passes."""
+"""Which calls of a streamed model run on whole tensors, which values are kept between passes, and where.
+
+A value that is kept is computed once and read by later passes; one that is not is computed again in each. On the device
+there is room for some; the others go to the host and come back, which takes time on the link while the device computes.
+So the choice is by time: beginning with everything that a norm measures, values are left out and taken in again one by
+one, the largest first, as long as that makes more of it fit or the step faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from mural.errors import PlanError
 from mural.graph.nodes import Place
+from mural.graph.work_and_depth import work
+from mural.memory.passes import Passes, StreamPass, passes_of
 from mural.memory.tile_calls import TileGraph
 
 LOOSE = 4
 """How many times the positions of a tile a whole tensor may have."""
+SHARE = 0.25
+"""The part of all results that may be kept where nothing says how much memory there is."""
+SWEEPS = 4
+MOST_TRIED = 48
+"""How many values are tried, the largest ones."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What the choice reckons with: operations and bytes a second on the device, and bytes a second over the link."""
+
+    flops: float = 4.5e14
+    memory: float = 2.0e12
+    link: float = 5.0e10
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many bytes kept values may take on the device and on the host, and how many bytes a number has.
+
+    Without a number for the device: a part of what a step in one piece would keep.
+    """
+
+    device: int | None = None
+    host: int = 0
+    itemsize: int = 4
+    speeds: Speeds = Speeds()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The values that are kept, and those of them that are on the host."""
+
+    values: frozenset[Place] = frozenset()
+    host: frozenset[Place] = frozenset()
 
 
 def whole_calls(graph: TileGraph, tile: Sequence[int]) -> frozenset[int]:
-    """The calls that run on whole tensors: those that cannot run on tiles, what lies between, and what comes after them
-    at no higher resolution.
+    """The calls that run on whole tensors: those that cannot run on tiles, what lies between them, and what comes after
+    them at no higher resolution.
     """
     refused = [c for c in graph.calls if c.refused]
     if not refused:
@@ -48,18 +93,120 @@ def positions(graph: TileGraph, place: Place) -> int:
     return prod(n for a, n in value.extents.items() if a != "data") if value.tiled else 1
 
 
-def kept_values(graph: TileGraph, whole: Collection[int], keep: str | None) -> frozenset[Place]:
-    """The values that are kept between passes: what whole calls read, and what norms measure.
+class KeptChoice:
+    """Chooses the values that are kept."""
 
-    `keep` may be "all" or "none" of the latter.
-    """
-    made = {p for c in graph.calls if c.node.id not in whole for p in c.node.makes}
-    written = {s for c in graph.calls for s in c.node.writes}
-    kept = {p for i in whole for p in graph.calls[i].node.reads if p in made and graph.values[p].axes}
-    if keep != "none":
-        kept |= {
-            c.node.reads[0] for c in graph.calls
-            if c.norm and c.node.id not in whole and c.node.reads[0] in made and c.node.reads[0][0] not in written
+    def __init__(self, graph: TileGraph, whole: Collection[int], room: Room):
+        self.graph, self.whole, self.room = graph, frozenset(whole), room
+        made = {p for c in graph.calls if c.node.id not in self.whole for p in c.node.makes}
+        written = {s for c in graph.calls for s in c.node.writes}
+        needed = {p for i in self.whole for p in graph.calls[i].node.reads if p in made and graph.values[p].axes}
+        outputs = {(o.source, o.pick) for o in graph.graph.outputs}
+        self.needed = frozenset(needed | {p for p in outputs if p in made and any(graph.values[p].axes)})
+        """What has to be kept: what whole calls read, and results."""
+        here = [c for c in graph.calls if c.node.id not in self.whole]
+        wanted = {c.node.reads[0] for c in here if c.norm}
+        smaller = {
+            c.node.makes[0] for c in here
+            if c.windows and positions(graph, c.node.makes[0]) < positions(graph, c.node.reads[0])
         }  # fmt: skip
-    outputs = {(o.source, o.pick) for o in graph.graph.outputs}
-    return frozenset(kept | {p for p in outputs if p in made and any(graph.values[p].axes)})
+        self.candidates = (
+            frozenset(p for p in (wanted | smaller if wanted else ()) if p in made and p[0] not in written)
+            - self.needed
+        )
+        """What may be kept: what norms measure, and what a call makes smaller."""
+
+    def choose(self, keep: str | None = None) -> Kept:
+        """The values that are kept; `keep` may be "all" or "none" of what norms measure."""
+        if keep == "none" or not self.candidates:
+            return self._placed(self.needed)
+        kept: frozenset[Place] = self.needed | self.candidates
+        if keep == "all":
+            return Kept(kept)
+        order = sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]
+        best = self._price(kept)
+        for _ in range(SWEEPS):
+            before = best
+            for place in order:
+                other = kept ^ {place}
+                price = self._price(other)
+                if price < best:
+                    kept, best = other, price
+            if best == before:
+                break
+        return self._placed(kept)
+
+    def _price(self, kept: Collection[Place]) -> tuple[int, float]:
+        """What is to be as small as possible: bytes that do not fit, then seconds."""
+        return self.excess(kept), self.seconds(kept)
+
+    def bytes_of(self, place: Place) -> int:
+        """The size of a value."""
+        value = self.graph.values[place]
+        return prod(value.shape) * min(value.dtype.itemsize, self.room.itemsize)
+
+    def excess(self, kept: Collection[Place]) -> int:
+        """How many bytes there is no room for on the host."""
+        sizes = sorted(map(self.bytes_of, self._placed(kept).host))
+        return max(0, sum(sizes) + sum(sizes[-2:]) - self.room.host)  # few gradients are there at a time
+
+    def _placed(self, kept: Collection[Place]) -> Kept:
+        """Where values are: on the device as far as there is room, the smallest first."""
+        left, host = self._device_room, set[Place]()
+        for place in sorted(kept, key=lambda p: (self.bytes_of(p), str(p))):
+            size = 2 * self.bytes_of(place)  # a gradient as large as the value
+            left -= size
+            if left < 0 and "spatial0" in self.graph.values[place].axes:
+                host.add(place)
+        return Kept(frozenset(kept), frozenset(host))
+
+    @cached_property
+    def _device_room(self) -> int:
+        if self.room.device is not None:
+            return self.room.device
+        made = (p for c in self.graph.calls for p in c.node.makes if self.graph.values[p].tiled)
+        return int(SHARE * sum(map(self.bytes_of, made)))
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _costs(self) -> Mapping[int, tuple[float, float]]:
+        """Seconds of each call on the whole image, forward and backward."""
+        speeds = self.room.speeds
+        found: dict[int, tuple[float, float]] = {}
+        for call, cost in zip(self.graph.calls, work(self.graph.graph).nodes, strict=True):
+            places = [p for p in (*call.node.reads, *call.node.makes) if any(self.graph.values[p].axes)]
+            moved = sum(map(self.bytes_of, places)) / speeds.memory
+            forward = cost.products / speeds.flops + moved
+            found[call.node.id] = forward, 2 * forward
+        return found
+
+    def seconds(self, kept: Collection[Place]) -> float:
+        """The time of a step that keeps these values."""
+        placed = self._placed(kept)
+        passes = passes_of(self.graph, placed.values, self.whole)
+        last = passes.passes[-1] if passes.passes else None
+        return sum(self._pass_seconds(one, placed, one is last) for one in passes.passes)
+
+    def _pass_seconds(self, one: StreamPass, kept: Kept, last: bool) -> float:
+        link = self.room.speeds.link
+        forward = sum(self._costs[c.node.id][0] for c in one.calls)
+        backward = sum(self._costs[c.node.id][1] for c in one.calls)
+        read = sum(self.bytes_of(p) for p in one.reads if p in kept.host) / link
+        made = sum(self.bytes_of(p) for p in one.keeps if p in kept.host) / link
+        first = 0.0 if last else max(forward, read, made)
+        return first + max(forward + backward, read + made, read)
+
+
+def pass_weight(one: StreamPass, graph: TileGraph) -> float:
+    """The bytes that the calls of a pass make, for each position of the image."""
+    image = max(positions(graph, (value.name, 0)) for value in graph.graph.inputs)
+    sizes = (prod(v.shape) * v.dtype.itemsize for c in one.calls for p in c.node.makes if (v := graph.values[p]).axes)
+    return sum(sizes) / image
+
+
+def describe(passes: Passes, kept: Kept) -> str:
+    """The passes, and what of the kept values is on the host."""
+    sites = {place: call.node.site for call in passes.graph.calls for place in call.node.makes}
+    host = ", ".join(sites[p] for p in sorted(kept.host, key=str)) or "nothing"
+    return f"{passes}\non the host: {host}"

@@ -55,9 +55,11 @@ class KeptTensor:
         """Scale the gradient, once, as it is read."""
         self.scale = factor
 
-    def drop_values(self) -> None:
-        """Give the memory of the values back."""
-        self.values = None
+    def plan_gradient(self, boxes: Sequence[Box]) -> None:
+        """Learn which tiles' gradients are read next, in order."""
+
+    def end_pass(self) -> None:
+        """All windows of a pass were added."""
 
     def drop(self) -> None:
         """Give all memory back."""

@@ -92,7 +92,9 @@ class _Planner:
         return call is not None and (place in self.kept or call.node.id in self.whole)
 
     def _use(self, place: Place) -> int:
-        return self.made[place] + (1 if self._stored(place) else 0)
+        """The first pass that can use a value: the one that makes it, unless that runs on whole tensors."""
+        call = self.call_of.get(place)
+        return self.made[place] + (1 if call is not None and call.node.id in self.whole else 0)
 
     def plan(self) -> Passes:
         for call in self.graph.calls:
@@ -114,20 +116,13 @@ class _Planner:
         node = call.node
         if node.id in self.whole:
             same = [p for p in node.reads if (c := self.call_of.get(p)) is not None and c.node.id in self.whole]
-            others = [self._use(p) for p in node.reads if p not in same]
+            others = [self.made[p] + (p in self.kept) for p in node.reads if p not in same]
             at = max([0, *others, *(self.made[p] for p in same)])
-        elif self._reduces(call):
-            at = max([0, *(self.made[p] if self._computed(p) else self._use(p) for p in node.reads)])
         else:
             at = max([0, *map(self._use, node.reads)])
         self.first[node.id] = at
         done = at + (call.rounds if self._reduces(call) else 0)
         self.made.update(dict.fromkeys(node.makes, done))
-
-    def _computed(self, place: Place) -> bool:
-        """Whether a value is computed on tiles: the pass that computes it can measure it too."""
-        call = self.call_of.get(place)
-        return call is not None and call.node.id not in self.whole
 
     def _pass(self, number: int) -> StreamPass:
         here = [p for p in self.kept if self.made[p] == number and self.call_of[p].node.id not in self.whole]

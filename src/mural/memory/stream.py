@@ -6,6 +6,7 @@ tile is computed again with gradients, from those of what its pass made to those
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,6 +19,7 @@ from torch import Tensor
 from mural.comm import stack
 from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
+from mural.memory.host_rows import HostMemory, HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
@@ -93,7 +95,11 @@ class Streamer:
         self.passes, self.needs, self.inputs, self.held = passes, needs, inputs, held
         self.mesh, self.device, self.before_random, self.progress = mesh, device, before_random, progress
         self.totals = Totals(mesh)
-        self.kept: dict[Place, KeptTensor] = {}
+        self.kept: dict[Place, KeptTensor | HostTensor] = {}
+        self.host: frozenset[Place] = frozenset()
+        self.memory: HostMemory | None = None
+        """Where the values of `host` are kept."""
+        self.queued: deque[Any] = deque()
         self.results = {(o.source, o.pick) for o in passes.graph.graph.outputs}
         self.deliver: Callable[[Place, ShardedTensor, TileTask], None] | None = None
         """Takes the tiles of the model's results, which are not kept then."""
@@ -110,7 +116,7 @@ class Streamer:
 
     def tiles(self, one: StreamPass) -> list[Coordinates]:
         """This rank's tiles of a pass, in their fixed order; image by image where it reads no image dims."""
-        values, grid = self.needs.graph.values, self.needs.grid
+        values, grid = self.needs.graph.values, self.needs.grid_of(one)
         spatial = any(values[p].tiled for p in (*one.reads, *one.keeps))
         axes = [a for a in grid.cuts if spatial or a == "data"]
         return [dict(zip(axes, at, strict=True)) for at in product(*(grid.coordinates(a) for a in axes))]
@@ -184,13 +190,19 @@ class Streamer:
             at = (key, task.chunk(key))
             sums[at] = part.detach() if at not in sums else sums[at] + part.detach()
         for key, own in task.moments.items():
-            moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own))
+            moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own.without_values()))
 
-    def store(self, place: Place) -> KeptTensor:
+    def store(self, place: Place) -> KeptTensor | HostTensor:
         if place not in self.kept:
             value = self.needs.graph.values[place]
             spans = {a: self.needs.region(place, a) for a in value.extents}
-            self.kept[place] = KeptTensor(box_of(value, spans), value.axes, self.device)
+            box = box_of(value, spans)
+            at_host = self.memory is not None and place in self.host
+            self.kept[place] = (
+                HostTensor(box, value.axes, self.memory)
+                if at_host and self.memory is not None
+                else KeptTensor(box, value.axes, self.device)
+            )
         return self.kept[place]
 
     def settle(self, sums: Any, moments: Any) -> None:
@@ -222,22 +234,42 @@ class Streamer:
             if self.meanwhile is not None:
                 meanwhile, self.meanwhile = self.meanwhile, None
                 meanwhile()
+            self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
+
+    def _keep_up(self) -> None:
+        """Wait until the GPU is done with all tiles before the last one: queued work holds the memory of its tiles."""
+        if self.device.type == "cuda":
+            self.queued.append(torch.cuda.current_stream(self.device).record_event())
+            if len(self.queued) > 1:
+                self.queued.popleft().synchronize()
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def backward(self, one: StreamPass) -> None:
         """One pass with gradients: from those of what it made to those of what it read."""
         self._complete(one)
+        for place in one.keeps:
+            if place in self.kept:
+                value, tiles = self.needs.graph.values[place], self.tiles(one)
+                spans = [{a: self.needs.kept(one, place, a, at[a]) for a in value.extents} for at in tiles]
+                self.kept[place].plan_gradient([box_of(value, each) for each in spans])
         for at in self._told(one, "backward"):
             task, leaves = self.task(one, at, grad=True)
             with torch.enable_grad():
                 task.run()
             self.differentiate(one, task, leaves, self._roots(task))
+        self._end_pass(one)
         for place in one.keeps:
             if place in self.kept:
                 self.kept[place].drop()
+
+    def _end_pass(self, one: StreamPass) -> None:
+        """The gradients of what a pass read are complete, as far as it goes."""
+        for place in one.reads:
+            if place in self.kept:
+                self.kept[place].end_pass()
 
     def _complete(self, one: StreamPass) -> None:
         """Add up the gradients of a pass's totals over the ranks."""
@@ -272,8 +304,7 @@ class Streamer:
         if not roots or not wanted:
             return
         tensors, grads = zip(*roots, strict=True)
-        found: Sequence[Tensor | None] = torch.autograd.grad(tensors, wanted, grads, allow_unused=True)
-        results = iter(found)
+        results: Iterator[Any] = iter(torch.autograd.grad(tensors, wanted, grads, allow_unused=True))
         for place, grad in zip(leaves, results, strict=False):
             if grad is not None:
                 value = self.needs.graph.values[place]
@@ -364,6 +395,7 @@ class Streamer:
             roots = [(task.sums[key], guess) for key in found if key == single]
             self.collect(last, task, sums, {})
             self.differentiate(last, task, leaves, roots)
+        self._end_pass(last)
         self.settle(sums, {})
         loss = self._tail(weight)
         if single is not None and guess is not None:
@@ -398,8 +430,7 @@ class Streamer:
         leaves = {k: v for k, v in known.items() if v.requires_grad}
         wanted = [*leaves.values(), *(self.held[n] for n in names)]
         if loss.requires_grad and wanted:
-            grads: Sequence[Tensor | None] = torch.autograd.grad(loss * weight, wanted, allow_unused=True)
-            found = iter(grads)
+            found: Iterator[Any] = iter(torch.autograd.grad(loss * weight, wanted, allow_unused=True))
             for (key, chunk), grad in zip(leaves, found, strict=False):
                 if grad is not None:
                     self.totals.adjoints[key, chunk] = grad / self._copies(key)

@@ -64,7 +64,6 @@ class CallForm:
     refs: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
 
-
     @classmethod
     def of(cls, node: Node) -> CallForm:
         """The form of a node's call."""
@@ -154,9 +153,7 @@ class _Trial:
         level = 0
         if part.requires_grad and self.totals:
             leaves = self.totals
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                part.sum(), leaves, retain_graph=True, allow_unused=True
-            )
+            found: Sequence[Any] = torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True)
             level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
         made = torch.empty_like(part).requires_grad_(part.is_floating_point())
         if part.is_floating_point():

@@ -71,8 +71,10 @@ class Needs:
     compute too; `region` says which.
     """
 
-    def __init__(self, passes: Passes, grid: TileGrid):
+    def __init__(self, passes: Passes, grid: TileGrid, grids: Mapping[int, TileGrid] | None = None):
         self.passes, self.grid, self.graph = passes, grid, passes.graph
+        self.grids = grids or {}
+        """The grids of passes whose tiles are of another size."""
         self._found: dict[tuple[int, str, int], AxisNeeds] = {}
         self._regions: dict[tuple[Place, str], Interval] = {}
         for one in reversed(passes.passes):
@@ -85,12 +87,17 @@ class Needs:
                 if one.whole:
                     need = self.grid.here(axis, extent)
                 else:
-                    spans = [self.along(one, axis, c).values.get(place) for c in self.grid.coordinates(axis)]
+                    at = self.grid_of(one).coordinates(axis)
+                    spans = [self.along(one, axis, c).values.get(place) for c in at]
                     need = Interval(0, 0)
                     for span in spans:
                         need = need if span is None else hull(need, span)
                 held = self._regions.get((place, axis), Interval(0, 0))
                 self._regions[place, axis] = hull(held, need)
+
+    def grid_of(self, one: StreamPass) -> TileGrid:
+        """The tiles of a pass."""
+        return self.grids.get(one.number, self.grid)
 
     def region(self, place: Place, axis: str) -> Interval:
         """The positions of a value that this rank reads, and its own."""
@@ -102,7 +109,11 @@ class Needs:
         ranks = range(len(self.grid.ranks[axis]))
         if len(ranks) == 1:
             return (self.region(place, axis),)
-        return tuple(Needs(self.passes, self.grid.of_rank(axis, c)).region(place, axis) for c in ranks)
+        found: list[Interval] = []
+        for c in ranks:
+            others = {number: grid.of_rank(axis, c) for number, grid in self.grids.items()}
+            found.append(Needs(self.passes, self.grid.of_rank(axis, c), others).region(place, axis))
+        return tuple(found)
 
     def wants(self, place: Place) -> tuple[Want, ...]:
         """The regions of a value of all ranks."""
@@ -113,10 +124,11 @@ class Needs:
             for a, n in zip(axes, value.shape, strict=True)
         )
 
-    def kept(self, place: Place, axis: str, coordinate: int) -> Interval:
+    def kept(self, one: StreamPass, place: Place, axis: str, coordinate: int) -> Interval:
         """The positions of a kept value that a tile computes: its own, and at the rank's rim the margin."""
-        own = self.grid.own(axis, self.graph.values[place].extents[axis], coordinate)
-        region, at = self.region(place, axis), self.grid.coordinates(axis)
+        grid = self.grid_of(one)
+        own = grid.own(axis, self.graph.values[place].extents[axis], coordinate)
+        region, at = self.region(place, axis), grid.coordinates(axis)
         start = region.start if coordinate == at[0] else own.start
         return Interval(start, region.stop if coordinate == at[-1] else own.stop)
 
@@ -132,7 +144,7 @@ class Needs:
         values = self.graph.values
         for place in one.keeps:
             if axis in values[place].extents:
-                needs.add(place, self.kept(place, axis, coordinate))
+                needs.add(place, self.kept(one, place, axis, coordinate))
         for call in reversed(one.calls):
             measuring = call.node.id in one.measured_calls
             if call.levels and not call.norm and not measuring:
@@ -144,7 +156,7 @@ class Needs:
                 for place in call.node.reads:
                     extent = values[place].extents.get(axis)
                     if extent is not None:
-                        needs.add(place, self.grid.own(axis, extent, coordinate))
+                        needs.add(place, self.grid_of(one).own(axis, extent, coordinate))
             if call.levels and not call.norm:
                 continue
             self._through(call, axis, out, needs)
@@ -197,4 +209,3 @@ def grid_of(extents: Mapping[str, int], tile: Mapping[str, int], ranks: Mapping[
         first[axis], last[axis] = held[rank]
         cuts[axis] = Cuts.of(bounds)
     return TileGrid(cuts, first, last, own)
-

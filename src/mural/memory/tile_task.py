@@ -52,6 +52,7 @@ class TileTask:
     def __post_init__(self) -> None:
         self.spans: dict[str, AxisNeeds] = {a: self.needs.along(self.one, a, c) for a, c in self.at.items()}
         self.values: dict[Place, Any] = {}
+        self.grid = self.needs.grid_of(self.one)
         self._call: TileCall | None = None
         self._windows = self._totals = 0
 
@@ -65,7 +66,7 @@ class TileTask:
 
     def own(self, layout: Layout) -> Box:
         """The positions of a tensor that belong to this tile alone."""
-        grid = self.needs.grid
+        grid = self.grid
         return tuple(
             interval if cuts is None or axis is None else grid.own(axis, extent, self.at[axis])
             for axis, cuts, extent, interval in zip(layout.axes, layout.cuts, layout.shape, layout.box, strict=True)
@@ -128,7 +129,7 @@ class TileTask:
             self.values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
-                self.kept[place] = cropped(tensor, {a: self.needs.kept(place, a, self.at[a]) for a in axes})
+                self.kept[place] = cropped(tensor, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
 
     def _argument(self, call: TileCall, place: Place) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""
@@ -146,7 +147,7 @@ class TileTask:
         return cropped(x, self._out_spans(call, value), written=bool(call.node.writes))
 
     def _own_spans(self, value: TileValue) -> Spans:
-        return {a: self.needs.grid.own(a, n, self.at[a]) for a, n in value.extents.items() if a in self.at}
+        return {a: self.grid.own(a, n, self.at[a]) for a, n in value.extents.items() if a in self.at}
 
     def _out_spans(self, call: TileCall, value: TileValue) -> Spans:
         """What a pointwise call needs of an argument: what is needed of its results."""
@@ -162,7 +163,7 @@ class TileTask:
         """A tile without positions of the image, for a call that only brings known totals together."""
         if not any(value.axes):
             return self.values.get(place, self.held.get(str(place[0])))
-        spans = {a: Interval(0, 0) if a != "data" else self.needs.grid.own(a, n, self.at[a])
+        spans = {a: Interval(0, 0) if a != "data" else self.grid.own(a, n, self.at[a])
                  for a, n in value.extents.items()}  # fmt: skip
         return empty_tile(value, spans, self.device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,8 +98,7 @@ class WholePass:
         if not roots or not wanted:
             return
         tensors, grads = zip(*roots, strict=True)
-        every: Sequence[Tensor | None] = torch.autograd.grad(tensors, wanted, grads, allow_unused=True)
-        found = iter(every)
+        found: Iterator[Any] = iter(torch.autograd.grad(tensors, wanted, grads, allow_unused=True))
         for place, grad in zip(leaves, found, strict=False):
             if grad is not None:
                 layout = self._layout(place)
@@ -139,4 +138,3 @@ class WholePass:
         if not any(value.axes):
             return made.full()
         return pull(made, self.streamer.needs.wants(place), "a margin of tiles")
-

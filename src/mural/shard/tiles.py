@@ -54,6 +54,10 @@ class OwnMoments(Protocol):
         """Update running buffers; to be called once."""
         ...
 
+    def without_values(self) -> OwnMoments:
+        """The same, without the memory of the tile."""
+        ...
+
 
 class TileRun(Protocol):
     """Whoever runs calls on tiles: says what they compute, and knows the totals over all tiles."""
@@ -112,7 +116,9 @@ def around(span: Interval, extent: int) -> Cuts:
 
 def tile_of(local: Tensor, shape: Sequence[int], axes: Sequence[str | None], spans: Spans) -> ShardedTensor:
     """A tensor of a global shape of which a tile holds these spans."""
-    cuts = tuple(around(spans[a], n) if a in spans else None for n, a in zip(shape, axes, strict=True))
+    cuts = tuple(
+        around(spans[a], n) if a is not None and a in spans else None for n, a in zip(shape, axes, strict=True)
+    )
     kept = tuple(a if c is not None else None for a, c in zip(axes, cuts, strict=True))
     return ShardedTensor(local, Layout(tile_mesh(), tuple(shape), kept, cuts, ()))
 

@@ -1,15 +1,15 @@
 """Norms of tiles: the statistics of all tiles are inputs of each, so a tile is normalized on its own.
 
-    y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with a gradient of its own
-    ∂mean = −Σ weight·rstd·∂y                    over the tile; the run adds up all tiles
-    ∂variance = −½ Σ weight·rstd²·x̂·∂y
-    ∂x += ∂mean / n + ∂variance · 2(x − mean) / n      later, for the tile's own part alone
+y = (x − mean) · rstd · weight + bias        mean and variance: a leaf with a gradient of its own
+∂mean = −Σ weight·rstd·∂y                    over the tile; the run adds up all tiles
+∂variance = −½ Σ weight·rstd²·x̂·∂y
+∂x += ∂mean / n + ∂variance · 2(x − mean) / n      later, for the tile's own part alone
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ class OwnRows:
         """Update running buffers."""
         if self.update is not None:
             self.update(statistics)
+
+    def without_values(self) -> OwnRows:
+        """The same, without the memory of the tile."""
+        return replace(self, values=self.values.new_empty(0))
 
 
 class _ApplyStatistics(torch.autograd.Function):

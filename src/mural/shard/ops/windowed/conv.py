@@ -21,6 +21,7 @@ from mural.shard.relayout import gather
 from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
+from mural.shard.tiles import crop
 
 CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -229,11 +230,11 @@ def crop_or_pad(y: Tensor, amounts: list[int]) -> Tensor:
     """`F.pad` with zeros; a pure crop is a view."""
     if any(a > 0 for a in amounts):
         return F.pad(y, amounts)
+    part = [slice(0, n) for n in y.shape]
     for i in range(0, len(amounts), 2):
-        if amounts[i] or amounts[i + 1]:
-            dim = y.ndim - 1 - i // 2
-            y = y.narrow(dim, -amounts[i], y.shape[dim] + amounts[i] + amounts[i + 1])
-    return y
+        dim = y.ndim - 1 - i // 2
+        part[dim] = slice(-amounts[i], y.shape[dim] + amounts[i + 1])
+    return crop(y, tuple(part))
 
 
 @register("windowed", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
