@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, all_readable, check_filled, check_scaled, converted
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, StreamProgram, check_stream, same_calls, stream_program
+from mural.engine.stream_report import PredictedStep, memory_limit, predicted_step
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
 from mural.errors import LayoutError, PlanError
 from mural.geometry import Box, Cuts
@@ -66,6 +68,9 @@ class Streamed:
         self.keep: str | None = None
         self.changed: set[Any] = set()
         """Programs whose model makes other calls by now."""
+        self.predicted: PredictedStep | None = None
+        self.seconds: float | None = None
+        """The last step: what is predicted for it, and the seconds that it took."""
 
     def verify(self, objective: Objective, given: Sequence[Given], program: StreamProgram) -> None:
         """Capture the model again, and raise if it makes other calls than the program; the GPU computes meanwhile."""
@@ -81,6 +86,7 @@ class Streamed:
         held = self.held
 
         def run(batch: StreamedBatch) -> Tensor:
+            self.predicted = predicted_step(batch)
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
             batch.finish()
@@ -88,6 +94,7 @@ class Streamed:
             self._effects(batch.streamer)
             return loss
 
+        begin = time.perf_counter()
         with shared_fate(self.transport):
             held.same_inputs.check("step", image=image, target=target)
             check_filled(image)
@@ -98,7 +105,12 @@ class Streamed:
                 with held.reducer.watching():
                     pass
             self.transport.await_gpu("the step")
+            self.seconds = time.perf_counter() - begin
             return loss
+
+    def report(self) -> dict[str, Any]:
+        """What is predicted for the last step (peak of memory, seconds, bytes over the link), and its seconds."""
+        return {} if self.predicted is None else self.predicted.report(self.seconds, memory_limit(self.held))
 
     def call(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients, sharded, or written into a sink for each image. Collective."""
