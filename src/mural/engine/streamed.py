@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, all_readable, check_filled, check_scaled, converted
+from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, StreamProgram, check_stream, same_calls, stream_program
 from mural.engine.stream_report import PredictedStep, memory_limit, predicted_step
@@ -49,6 +50,8 @@ DEVICE_SHARE, HOST_SHARE = 0.3, 0.7
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
 MOST_TIMES = 8.0
 """How many times as large the tiles of a pass may be that makes little of them."""
+LEAST_BANDS = 16
+"""How many bands a pass has at least, unless tiles are larger: the first one travels while nothing computes."""
 MOST_DECODED = 0.25
 """The part of the host's free memory that decoded pixels may take for later passes."""
 Part = Tensor | Readable | list[Readable]
@@ -262,6 +265,7 @@ class StreamedBatch:
             self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
             self._random_states(), held.progress,
         )  # fmt: skip
+        self.streamer.blocks = self._blocks()
         if self.program.kept.host:
             self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
         if len(way.programs) == known:
@@ -352,6 +356,14 @@ class StreamedBatch:
         return grid(1.0), {
             number: grid(min(MOST_TIMES, max(1.0, every / w / 2))) for number, w in weights.items() if w > 0
         }
+
+    def _blocks(self) -> dict[int, str]:
+        """The block of each call that the plan computes again in backward."""
+        names = {id(module): name for name, module in self.held.plain.named_modules()}
+        wanted = self.way.plan.recompute
+        found = [f"model.{names[id(m)]}" for m in (chosen(self.held.plain, wanted) if wanted else ())]
+        inside = ((c.node, n) for c in self.program.tiles.calls for n in found)
+        return {node.id: n for node, n in inside if node.module == n or node.module.startswith(f"{n}.")}
 
     def _random_states(self) -> Callable[[int], None]:
         """Sets torch's generator before a random call as a step in one piece would have found it."""
@@ -499,8 +511,9 @@ def as_bands(tile: dict[str, int], extents: dict[str, int], times: float = 1.0) 
     {'spatial0': 8, 'spatial1': 512}
     """
     rest = {axis: extents[axis] for axis in tile if axis != SPATIAL[0]}
-    area = int(times * prod(min(size, extents[axis]) for axis, size in tile.items()))
-    return {SPATIAL[0]: max(1, area // max(1, prod(rest.values()))), **rest}
+    area = prod(min(size, extents[axis]) for axis, size in tile.items()) // max(1, prod(rest.values()))
+    most = max(area, extents[SPATIAL[0]] // LEAST_BANDS)
+    return {SPATIAL[0]: max(1, min(int(times * area), most)), **rest}
 
 
 def free_memory() -> int:

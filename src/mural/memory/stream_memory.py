@@ -15,11 +15,11 @@ from torch import Tensor
 
 from mural.geometry import Box, Cuts
 from mural.graph.nodes import Place
+from mural.memory.call_probe import ALONE
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.stream import Streamer, TileInput
-from mural.memory.tile_calls import ALONE
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Coordinates
 from mural.shard.meta_autocast import meta_autocast
