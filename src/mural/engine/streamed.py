@@ -19,7 +19,7 @@ from mural.engine.inputs import Image, Needs, all_readable, check_filled, check_
 from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, StreamProgram, check_stream, same_calls, stream_program
-from mural.engine.stream_report import PredictedStep, memory_limit, predicted_step
+from mural.engine.stream_report import PredictedStep, predicted_step
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
 from mural.errors import LayoutError, PlanError
 from mural.geometry import Box, Cuts
@@ -113,7 +113,7 @@ class Streamed:
 
     def report(self) -> dict[str, Any]:
         """What is predicted for the last step (peak of memory, seconds, bytes over the link), and its seconds."""
-        return {} if self.predicted is None else self.predicted.report(self.seconds, memory_limit(self.held))
+        return {} if self.predicted is None else self.predicted.report(self.seconds, self._limit())
 
     def call(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients, sharded, or written into a sink for each image. Collective."""
@@ -188,14 +188,19 @@ class Streamed:
         self.programs[key] = found = stream_program(objective, given, tile, self._room(given), self.keep)
         return found
 
+    def _limit(self) -> int | None:
+        """The bytes that this rank may take: as the plan says, or as torch does; None on a device without a limit."""
+        if self.plan.memory:
+            return bytes_of(self.plan.memory)
+        return device_limit(self.held.device) if self.held.device.type == "cuda" else None
+
     def _room(self, given: Sequence[Given]) -> Room:
         """The room for kept values."""
         device = self.held.device
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         if device.type != "cuda":
             return Room(None, 0, itemsize, Speeds(flops=1e11, memory=1e10))
-        limit = bytes_of(self.plan.memory) if self.plan.memory else device_limit(device)
-        return Room(int(limit * DEVICE_SHARE), int(free_memory() * HOST_SHARE), itemsize)
+        return Room(int((self._limit() or 0) * DEVICE_SHARE), int(free_memory() * HOST_SHARE), itemsize)
 
     def host_memory(self) -> HostMemory:
         """The host memory of kept values, from step to step."""
