@@ -9,9 +9,11 @@ import torch
 
 from mural.cost.hardware import Hardware
 from mural.engine.held_model import HeldModel
+from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, free_memory
 from mural.engine.stream_program import Given
 from mural.engine.stream_report import MetaSource, PredictedStep, predicted_step
-from mural.engine.streamed import DEVICE_SHARE, HOST_SHARE, Streamed, StreamedBatch, free_memory, memory_format
+from mural.engine.streamed import Streamed
+from mural.engine.streamed_batch import StreamedBatch, memory_format
 from mural.errors import PlanError
 from mural.memory.choice import Room
 from mural.plans import bytes_of

@@ -22,7 +22,7 @@ from mural.memory.stream_memory import META, StreamPeak, stream_peak, without_me
 from mural.memory.tile_needs import Needs
 
 if TYPE_CHECKING:
-    from mural.engine.streamed import StreamedBatch
+    from mural.engine.streamed_batch import StreamedBatch
 
 
 class MetaSource:
