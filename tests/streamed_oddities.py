@@ -1,4 +1,4 @@
-"""Models that are unlike an encoder-decoder: whole-image parts, several inputs and results, shared and frozen weights."""
+"""Models unlike an encoder-decoder: whole-image parts, several inputs and results, shared and frozen weights."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Streamer:
             elif place[0] in written:
                 local = local.clone()
             found = {a: i for a, i in zip(value.axes, box, strict=False) if a is not None}
-            given[place] = tile_of(local, value.shape, value.axes, found) if found else local
+            given[place] = tile_of(local, value.shape, value.axes, found, value.folds) if found else local
         known = self._known(one, grad)
         task = TileTask(one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device)
         return task, leaves
@@ -371,7 +371,8 @@ class Streamer:
         if not last.keeps and (loss := self._in_one(last, weight)) is not None:
             return loss
         self.forward(last)
-        loss = self._tail(weight)
+        loss, adjoints = self._tail(weight)
+        self._add_adjoints(adjoints)
         self.run_backward(last)
         return loss
 
@@ -391,16 +392,18 @@ class Streamer:
             if guess is None:
                 if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
                     return None
+                if task.chunk(found[0]) is not None:
+                    return None  # each image has a total of its own
                 single, guess = found[0], self._guess(found[0], task.sums[found[0]])
             roots = [(task.sums[key], guess) for key in found if key == single]
             self.collect(last, task, sums, {})
             self.differentiate(last, task, leaves, roots)
         self._end_pass(last)
         self.settle(sums, {})
-        loss = self._tail(weight)
+        loss, adjoints = self._tail(weight)
         if single is not None and guess is not None:
-            true = self.totals.adjoints.pop((single, None), torch.zeros_like(guess))
-            self._rescale(true / guess, {key for key, _ in sums})
+            self._rescale(adjoints.pop((single, None), torch.zeros_like(guess)) / guess)
+        self._add_adjoints(adjoints)
         return loss
 
     def _guess(self, key: TotalKey, part: Tensor) -> Tensor:
@@ -409,7 +412,7 @@ class Streamer:
         positions = prod(shape) / (shape[1] if len(shape) > 2 else 1)
         return torch.full_like(part.detach(), 1 / max(1.0, positions))
 
-    def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
+    def _rescale(self, factor: Tensor) -> None:
         """Scale all gradients that tiles have found so far."""
         if bool((factor == 1).all()):
             return
@@ -417,11 +420,15 @@ class Streamer:
             grad.mul_(factor.to(grad.dtype).reshape(()))
         for kept in (*self.kept.values(), *self.inputs.values()):
             kept.rescale(factor.reshape(()))
-        for at in [k for k in self.totals.adjoints if k[0] not in own]:
-            self.totals.adjoints[at] = self.totals.adjoints[at] * factor.reshape(())
+        for at, adjoint in self.totals.adjoints.items():
+            self.totals.adjoints[at] = adjoint * factor.reshape(())
 
-    def _tail(self, weight: float) -> Tensor:
-        """The loss from the totals, and the gradients of the totals."""
+    def _add_adjoints(self, adjoints: Mapping[tuple[TotalKey, Chunk], Tensor]) -> None:
+        for (key, chunk), adjoint in adjoints.items():
+            self.totals.add_adjoint(key, chunk, adjoint)
+
+    def _tail(self, weight: float) -> tuple[Tensor, dict[tuple[TotalKey, Chunk], Tensor]]:
+        """The loss from the totals, and its gradients with respect to them."""
         known, task = self._tail_task(grad=True)
         with torch.enable_grad():
             task.run()
@@ -429,15 +436,16 @@ class Streamer:
         names = self.parameters_of(task.one)
         leaves = {k: v for k, v in known.items() if v.requires_grad}
         wanted = [*leaves.values(), *(self.held[n] for n in names)]
+        adjoints: dict[tuple[TotalKey, Chunk], Tensor] = {}
         if loss.requires_grad and wanted:
             found: Iterator[Any] = iter(torch.autograd.grad(loss * weight, wanted, allow_unused=True))
             for (key, chunk), grad in zip(leaves, found, strict=False):
                 if grad is not None:
-                    self.totals.adjoints[key, chunk] = grad / self._copies(key)
+                    adjoints[key, chunk] = grad / self._copies(key)
             for name, grad in zip(names, found, strict=False):
                 if grad is not None:
                     self.add_shared(name, grad)
-        return loss.detach()
+        return loss.detach(), adjoints
 
     def add_shared(self, name: str, grad: Tensor) -> None:
         """Add a gradient that has the scale of sharded tensors: its mean over the ranks is the true one."""
