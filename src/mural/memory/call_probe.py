@@ -20,6 +20,7 @@ from mural.graph.nodes import Graph, Node, Place
 from mural.graph.without_memory import META
 from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, tensors_in
 from mural.ranks.mesh import SPATIAL, Mesh
+from mural.shard.folds.regroup import Folds
 from mural.shard.functions import KIND as FUNCTION
 from mural.shard.layout import Layout
 from mural.shard.ops.random.lattice import new_key
@@ -107,11 +108,12 @@ class _Prober:
 
     def _enter(self, place: Place, tensor: Any) -> None:
         self.made[place] = tensor
-        axes: Axes = ()
+        shape, axes, folds = tuple(tensor.shape), (), ()
         if isinstance(tensor, ShardedTensor):
-            lay = tensor.placement
+            lay, folds = tensor.placement, tensor.folds
+            shape = lay.shape
             axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
-        self.values[place] = TileValue(tuple(tensor.shape), tensor.dtype, axes, bool(tensor.requires_grad))
+        self.values[place] = TileValue(shape, tensor.dtype, axes, bool(tensor.requires_grad), folds)
 
     def probe(self) -> TileGraph:
         calls = tuple(self._call(node) for node in self.graph)
@@ -174,12 +176,12 @@ def axes_of(tensor: Any) -> tuple[str, ...]:
     return tuple(spans_of(tensor.placement)) if isinstance(tensor, ShardedTensor) else ()
 
 
-def whole_tile(tensor: Tensor, axes: Axes) -> Tensor:
+def whole_tile(tensor: Tensor, axes: Axes, folds: Folds = ()) -> Tensor:
     """A tensor as a tile that holds all of it; one without axes as it is."""
     if not any(axes):
         return tensor
     spans = {a: Interval(0, n) for a, n in zip(axes, tensor.shape, strict=True) if a is not None}
-    return tile_of(tensor, tuple(tensor.shape), axes, spans)
+    return tile_of(tensor, tuple(tensor.shape), axes, spans, folds)
 
 
 ALONE = Mesh((1,) * 7, 0, 3, tile_mesh().transport)
@@ -197,8 +199,8 @@ def on_one_rank(tensor: Any) -> Any:
 
 def from_one_rank(tensor: Tensor) -> Tensor:
     """The piece of one rank as a tile that holds everything; a tensor without the image's dims as it is."""
-    if not isinstance(tensor, ShardedTensor) or tensor.folds:
-        return tensor.full() if isinstance(tensor, ShardedTensor) else tensor
+    if not isinstance(tensor, ShardedTensor):
+        return tensor
     lay = tensor.placement
     axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
-    return whole_tile(tensor.local, axes)
+    return whole_tile(tensor.local, axes, tensor.folds) if any(axes) else tensor.full()

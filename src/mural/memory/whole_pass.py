@@ -78,7 +78,8 @@ class WholePass:
             if any(place[0] in call.node.writes for call in one.calls):
                 local = local.clone()
             layout = self._layout(place)
-            values[place] = local if layout is None else ShardedTensor(local, layout)
+            folds = streamer.needs.graph.values[place].folds
+            values[place] = local if layout is None else ShardedTensor(local, layout, "", folds)
         for call in one.calls:
             if call.random:
                 streamer.before_random(call.node.id)
