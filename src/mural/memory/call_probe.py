@@ -1,8 +1,9 @@
 """Which calls of a model can run on a tile, what each reads, and what it asks of all tiles: found without memory.
 
 The captured calls run once on meta tensors, as one tile that holds everything. Each rule says what it would read of
-other tiles: a windowed rule its windows, a sum or a norm that it needs a total. A call that cannot run on a tile is
-noted with the reason; it has to see the whole tensor.
+other tiles: a windowed rule its windows, a sum or a norm that it needs a total. A call that asks for neither runs once
+more on a tile from the middle, where it must not miss anything. A call that cannot run on a tile is noted with the
+reason; it has to see the whole tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mural.shard.functions import KIND as FUNCTION
 from mural.shard.layout import Layout
 from mural.shard.ops.random.lattice import new_key
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import OwnMoments, Spans, spans_of, tile_mesh, tile_of, tile_run
+from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, tile_of, tile_run
 
 
 @dataclass
@@ -131,10 +132,12 @@ class _Prober:
                 raise UnsupportedOp(f"{node.op}, a custom autograd.Function, may look at more than a tile")
             with tile_run(trial):
                 result = CallForm.of(node).call(given, META)
+            random = keys_between(before, torch.get_rng_state(), node)
+            if not trial.windows and not trial.levels:
+                check_local(node, given)
         except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
-        random = keys_between(before, torch.get_rng_state(), node)
         return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random)
 
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
@@ -155,6 +158,31 @@ class _Prober:
             made = [self.made[node.reads[i]] for i in node.returns]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
+
+
+def check_local(node: Node, given: Sequence[Any]) -> None:
+    """Raise unless a call on tiles from the middle of their tensors gives tiles at the same places."""
+    parts = [cropped(t, middle(t), written=True) if isinstance(t, ShardedTensor) else t for t in given]
+    extents = {pair for t in given if isinstance(t, ShardedTensor) for pair in extents_of(t).items()}
+    state = torch.get_rng_state()
+    with torch.no_grad(), tile_run(_Trial()):
+        made = tensors_in(CallForm.of(node).call(parts, META))
+    torch.set_rng_state(state)
+    for tensor in made:
+        if not isinstance(tensor, ShardedTensor):
+            continue
+        if not extents_of(tensor).items() <= extents or spans_of(tensor.placement) != middle(tensor):
+            raise UnsupportedOp("it moves positions of the image to other places: it is not local")
+
+
+def extents_of(tensor: ShardedTensor) -> dict[str, int]:
+    """The extent along each axis that cuts a tile."""
+    return {a: n for a, n in zip(tensor.placement.axes, tensor.placement.shape, strict=True) if a in axes_of(tensor)}
+
+
+def middle(tensor: ShardedTensor) -> dict[str, Interval]:
+    """An interval inside a tensor along each axis; of two positions the second."""
+    return {a: Interval(n // 2 if n < 3 else 1, n if n < 3 else n - 1) for a, n in extents_of(tensor).items()}
 
 
 def keys_between(before: Tensor, after: Tensor, node: Node) -> int:
