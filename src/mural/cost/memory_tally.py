@@ -23,7 +23,7 @@ class Tally(TorchDispatchMode):
     def __init__(self, rounded: Callable[[int], int]) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._rounded = rounded
+        self.rounded = rounded
         self._known: dict[int, int] = {}
 
     def enter(self, tensor: Tensor) -> None:
@@ -32,7 +32,7 @@ class Tally(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        size = self._known[key] = self._rounded(storage.nbytes())
+        size = self._known[key] = self.rounded(storage.nbytes())
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._leave, key).atexit = False

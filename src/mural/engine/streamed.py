@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,8 +16,10 @@ from torch.utils import _pytree as pytree
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, all_readable, check_filled, check_scaled, converted
+from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, StreamProgram, check_stream, same_calls, stream_program
+from mural.engine.stream_report import PredictedStep, memory_limit, predicted_step
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
 from mural.errors import LayoutError, PlanError
 from mural.geometry import Box, Cuts
@@ -47,6 +50,8 @@ DEVICE_SHARE, HOST_SHARE = 0.3, 0.7
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
 MOST_TIMES = 8.0
 """How many times as large the tiles of a pass may be that makes little of them."""
+LEAST_BANDS = 16
+"""How many bands a pass has at least, unless tiles are larger: the first one travels while nothing computes."""
 MOST_DECODED = 0.25
 """The part of the host's free memory that decoded pixels may take for later passes."""
 Part = Tensor | Readable | list[Readable]
@@ -66,6 +71,9 @@ class Streamed:
         self.keep: str | None = None
         self.changed: set[Any] = set()
         """Programs whose model makes other calls by now."""
+        self.predicted: PredictedStep | None = None
+        self.seconds: float | None = None
+        """The last step: what is predicted for it, and the seconds that it took."""
 
     def verify(self, objective: Objective, given: Sequence[Given], program: StreamProgram) -> None:
         """Capture the model again, and raise if it makes other calls than the program; the GPU computes meanwhile."""
@@ -81,6 +89,7 @@ class Streamed:
         held = self.held
 
         def run(batch: StreamedBatch) -> Tensor:
+            self.predicted = predicted_step(batch)
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
             batch.finish()
@@ -88,6 +97,7 @@ class Streamed:
             self._effects(batch.streamer)
             return loss
 
+        begin = time.perf_counter()
         with shared_fate(self.transport):
             held.same_inputs.check("step", image=image, target=target)
             check_filled(image)
@@ -98,7 +108,12 @@ class Streamed:
                 with held.reducer.watching():
                     pass
             self.transport.await_gpu("the step")
+            self.seconds = time.perf_counter() - begin
             return loss
+
+    def report(self) -> dict[str, Any]:
+        """What is predicted for the last step (peak of memory, seconds, bytes over the link), and its seconds."""
+        return {} if self.predicted is None else self.predicted.report(self.seconds, memory_limit(self.held))
 
     def call(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients, sharded, or written into a sink for each image. Collective."""
@@ -250,6 +265,7 @@ class StreamedBatch:
             self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
             self._random_states(), held.progress,
         )  # fmt: skip
+        self.streamer.blocks = self._blocks()
         if self.program.kept.host:
             self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
         if len(way.programs) == known:
@@ -340,6 +356,14 @@ class StreamedBatch:
         return grid(1.0), {
             number: grid(min(MOST_TIMES, max(1.0, every / w / 2))) for number, w in weights.items() if w > 0
         }
+
+    def _blocks(self) -> dict[int, str]:
+        """The block of each call that the plan computes again in backward."""
+        names = {id(module): name for name, module in self.held.plain.named_modules()}
+        wanted = self.way.plan.recompute
+        found = [f"model.{names[id(m)]}" for m in (chosen(self.held.plain, wanted) if wanted else ())]
+        inside = ((c.node, n) for c in self.program.tiles.calls for n in found)
+        return {node.id: n for node, n in inside if node.module == n or node.module.startswith(f"{n}.")}
 
     def _random_states(self) -> Callable[[int], None]:
         """Sets torch's generator before a random call as a step in one piece would have found it."""
@@ -487,8 +511,9 @@ def as_bands(tile: dict[str, int], extents: dict[str, int], times: float = 1.0) 
     {'spatial0': 8, 'spatial1': 512}
     """
     rest = {axis: extents[axis] for axis in tile if axis != SPATIAL[0]}
-    area = int(times * prod(min(size, extents[axis]) for axis, size in tile.items()))
-    return {SPATIAL[0]: max(1, area // max(1, prod(rest.values()))), **rest}
+    area = prod(min(size, extents[axis]) for axis, size in tile.items()) // max(1, prod(rest.values()))
+    most = max(area, extents[SPATIAL[0]] // LEAST_BANDS)
+    return {SPATIAL[0]: max(1, min(int(times * area), most)), **rest}
 
 
 def free_memory() -> int:

@@ -103,6 +103,8 @@ class Streamer:
         self.results = {(o.source, o.pick) for o in passes.graph.graph.outputs}
         self.deliver: Callable[[Place, ShardedTensor, TileTask], None] | None = None
         """Takes the tiles of the model's results, which are not kept then."""
+        self.blocks: Mapping[int, str] = {}
+        """The block of each call that is computed again in backward."""
         self.meanwhile: Callable[[], None] | None = None
         """What there is to do while the first tile is computed."""
         self.gradients: dict[str, Tensor] = {}
@@ -141,7 +143,9 @@ class Streamer:
             found = {a: i for a, i in zip(value.axes, box, strict=False) if a is not None}
             given[place] = tile_of(local, value.shape, value.axes, found, value.folds) if found else local
         known = self._known(one, grad)
-        task = TileTask(one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device)
+        task = TileTask(
+            one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device, self.blocks
+        )
         return task, leaves
 
     def window(self, one: StreamPass, place: Place, at: Coordinates) -> Box | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
@@ -45,6 +46,8 @@ class TileTask:
     axes_of_totals: dict[TotalKey, tuple[str, ...]]
     before_random: Callable[[int], None]
     device: torch.device
+    blocks: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The block of each call that is computed again in backward."""
     kept: dict[Place, ShardedTensor] = field(default_factory=dict[Place, ShardedTensor])
     sums: dict[TotalKey, Tensor] = field(default_factory=dict[TotalKey, Tensor])
     moments: dict[TotalKey, OwnMoments] = field(default_factory=dict[TotalKey, OwnMoments])
@@ -109,39 +112,70 @@ class TileTask:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run all calls of the pass."""
+        """Run all calls of the pass; blocks that are computed again in backward keep their inputs alone."""
         self.values.update(self.given)
         with tile_run(self):
-            for call in self.one.calls:
-                self._call, self._windows, self._totals = call, 0, 0
-                if call.random:
-                    self.before_random(call.node.id)
-                with suppress(_MeasuredStop):
-                    self._run(call)
-                self._forget(call)
+            for block, group in groupby(self.one.calls, key=lambda call: self.blocks.get(call.node.id)):
+                calls = list(group)
+                if block is not None and torch.is_grad_enabled() and self._closed(calls):
+                    self._recomputed(calls)
+                    continue
+                for call in calls:
+                    self._step(call, self.values)
+                    self._forget(call)
 
-    def _run(self, call: TileCall) -> None:
+    def _closed(self, calls: Sequence[TileCall]) -> bool:
+        """Whether calls can be made twice: they keep and measure nothing, and write to nothing from outside."""
+        inside = {c.node.id for c in calls}
+        kept = any(p in self.one.keeps for c in calls for p in c.node.makes)
+        return not (kept or inside & self.one.measured_calls) and all(inside.issuperset(c.node.writes) for c in calls)
+
+    def _recomputed(self, calls: Sequence[TileCall]) -> None:
+        """Run calls so that backward runs them again."""
+        made = [p for c in calls for p in c.node.makes]
+        given = {p: self.values[p] for c in calls for p in c.node.reads if p in self.values}
+        results = [p for p in made if self.one.last_use.get(p, -1) > calls[-1].node.id]
+
+        def forward() -> tuple[Any, ...]:
+            values = dict(given)
+            with tile_run(self):
+                for call in calls:
+                    self._step(call, values)
+            return tuple(values[p] for p in results)
+
+        self.values.update(zip(results, checkpoint(forward, use_reentrant=False), strict=True))
+        for call in calls:
+            self._forget(call)
+
+    def _step(self, call: TileCall, values: dict[Place, Any]) -> None:
+        """Make one call."""
+        self._call, self._windows, self._totals = call, 0, 0
+        if call.random:
+            self.before_random(call.node.id)
         node = call.node
-        given = [self._argument(call, place) for place in node.reads]
-        result = call.form.call(given, self.device)
+        given = [self._argument(call, place, values) for place in node.reads]
+        try:
+            result = call.form.call(given, self.device)
+        except _MeasuredStop:
+            return
         made = tensors_in(result) or [given[i] for i in node.returns]
         for place, tensor in zip(node.makes, made, strict=True):
-            self.values[place] = tensor
+            values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
                 self.kept[place] = cropped(tensor, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
 
-    def _argument(self, call: TileCall, place: Place) -> Any:
+    def _argument(self, call: TileCall, place: Place, values: Mapping[Place, Any]) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""
-        if place not in self.values and place[0] in self.held:
+        if place not in values and place[0] in self.held:
             return self.held[str(place[0])]
         value = self.needs.graph.values[place]
         if call.levels and not call.norm:
             if call.node.id not in self.one.measured_calls:
                 return self._nothing(value, place)
-            x = self.values[place]
+            x = values[place]
             return cropped(x, self._own_spans(value)) if isinstance(x, ShardedTensor) else x
-        x = self.values[place]
+        x = values[place]
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
         return cropped(x, self._out_spans(call, value), written=bool(call.node.writes))

@@ -1,18 +1,34 @@
-"""Whether autocast is on, and blocks without it; tensors without memory know no autocast."""
+"""Whether autocast is on, and blocks without it; tensors without memory are cast in a `MetaAutocast` alone."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
+META_CASTS: list[torch.dtype | None] = [None]
+"""The type that calls on tensors without memory are cast to, innermost block last; None: they are not."""
+
 
 def is_autocast(device: torch.device) -> bool:
     """Whether calls on that device are cast."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+    if device.type == "meta":
+        return META_CASTS[-1] is not None
+    return torch.is_autocast_enabled(device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A block in which nothing is cast."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    return meta_casts(None) if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def meta_casts(dtype: torch.dtype | None) -> Generator[None]:
+    """A block in which calls on tensors without memory are cast to that type, or not at all."""
+    META_CASTS.append(dtype)
+    try:
+        yield
+    finally:
+        META_CASTS.pop()

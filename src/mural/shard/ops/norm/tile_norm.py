@@ -85,7 +85,7 @@ class _ApplyStatistics(torch.autograd.Function):
         x, weight, mean, variance = ctx.saved_tensors
         rows: NormRows = ctx.rows
         scale, rstd = rows.repeated(weight), torch.rsqrt(variance + ctx.eps)
-        kernels = cuda_gradients if x.is_cuda and x.numel() else row_gradients
+        kernels = cuda_gradients if not x.is_cpu and x.numel() else row_gradients
         of_x, of_weight, of_bias = kernels(grad, x, scale, mean, variance, ctx.eps)
         of_statistics = None
         if ctx.needs_input_grad[3]:

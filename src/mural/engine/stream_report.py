@@ -1,0 +1,193 @@
+"""What is predicted for a streamed step, from the program that it runs, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mural.cost.hardware import Hardware
+from mural.engine.held_model import HeldModel
+from mural.engine.stream_program import StreamProgram
+from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
+from mural.geometry import Box
+from mural.graph.nodes import Place
+from mural.memory.kept_tensors import KeptTensor
+from mural.memory.step_text import describe_step, site_names
+from mural.memory.stream import TileInput
+from mural.memory.stream_cost import StreamCost, stream_cost
+from mural.memory.stream_memory import META, StreamPeak, stream_peak, without_memory
+from mural.memory.tile_needs import Needs
+from mural.plans import bytes_of
+
+if TYPE_CHECKING:
+    from mural.engine.streamed import StreamedBatch
+
+
+class MetaSource:
+    """Windows of a source without memory: one in use, and the next under way in the type of the source."""
+
+    wanted = False
+
+    def __init__(self, dtype: torch.dtype, raw: torch.dtype, form: torch.memory_format):
+        self.dtype, self.raw, self.form = dtype, raw, form
+        self.coming: Tensor | None = None
+
+    def plan(self, boxes: Sequence[Box]) -> None:
+        """Nothing to prepare."""
+
+    def read(self, box: Box) -> Tensor:
+        """The next window."""
+        shape = [i.size for i in box]
+        here = torch.empty(shape, dtype=self.raw, device="meta")
+        self.coming = torch.empty(shape, dtype=self.raw, device="meta")
+        return formed(here.to(self.dtype), self.form)
+
+    def add_gradient(self, box: Box, grad: Tensor) -> None:
+        """Sources have no gradient."""
+
+    def rescale(self, factor: Tensor) -> None:
+        """Sources have no gradient."""
+
+
+class MetaPiece(KeptTensor):
+    """The piece of a sharded tensor without memory."""
+
+    def __init__(self, given: PieceInput):
+        super().__init__(given.box, given.axes, META)
+        self.wanted, self.values = given.wanted, without_memory(given.region).detach()
+
+
+def hosted_values(program: StreamProgram) -> frozenset[Place]:
+    """The kept values that are on the host, and not on the device."""
+    kept: Any = getattr(program, "kept", None)
+    return frozenset() if kept is None else kept.host
+
+
+@dataclass
+class PredictedStep:
+    """A streamed step as it is predicted: the program, its needs, and what it is given, without memory."""
+
+    program: StreamProgram
+    needs: Needs
+    inputs: Mapping[str, TileInput]
+    there: Sequence[Tensor]
+    """Inputs that are on the device as a whole."""
+    held: Mapping[str, Tensor]
+    lower: torch.dtype | None
+    hardware: Hardware | None
+    channels_last: bool
+    more: int = 0
+    """Other bytes on the device: gradients of earlier steps, and what torch's libraries hold."""
+
+    @cached_property
+    def peak(self) -> StreamPeak:
+        """The peak of each sweep."""
+        return stream_peak(
+            self.program.passes, self.needs, self.inputs, self.held, lower=self.lower, there=self.there,
+            hosted=hosted_values(self.program), more=self.more,
+        )  # fmt: skip
+
+    @cached_property
+    def cost(self) -> StreamCost:
+        """The work of each sweep."""
+        return stream_cost(
+            self.program.passes, self.needs, self.peak, lower=self.lower, hosted=hosted_values(self.program),
+            hardware=self.hardware, channels_last=self.channels_last,
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """The passes as text, with what each takes."""
+        return describe_step(self.program.passes, self.cost, hosted_values(self.program))
+
+    def report(self, seconds: float | None = None, limit: int | None = None) -> dict[str, Any]:
+        """What is predicted, next to the measured seconds; with a warning where the peak exceeds a limit."""
+        passes, hosted = self.program.passes, hosted_values(self.program)
+        names = site_names(passes)
+        found: dict[str, Any] = {
+            "passes": len(passes.passes),
+            "sweeps": len(self.cost.sweeps),
+            "tiles": max((one.tiles for one in self.cost.sweeps), default=0),
+            "halo": self.cost.halo,
+            "predicted_peak": self.peak.bytes,
+            "predicted_seconds": self.cost.seconds(),
+            "predicted_bytes": round(self.cost.link_bytes),
+            "predicted_flops": self.cost.flops,
+            "predicted_pixels": self.cost.pixels,
+            "seconds": seconds,
+            "kept": {
+                names.get(p, str(p[0])): "host" if p in hosted else "device" for p in sorted(passes.kept, key=str)
+            },
+        }
+        if limit is not None and self.peak.bytes > limit:
+            found["warning"] = (
+                f"the step is predicted to take {self.peak.bytes:,} bytes, but there are {limit:,}: make stream smaller"
+            )
+        return found
+
+
+def predicted_step(batch: StreamedBatch) -> PredictedStep | None:
+    """The prediction of the step that a batch takes; it holds no memory but that of the model.
+
+    None where ranks share passes on whole tensors, which exchange parts of them.
+    """
+    passes, ranks = batch.program.passes, batch.needs.grid.ranks.values()
+    if any(one.whole for one in passes.passes) and any(len(parts) > 1 for parts in ranks):
+        return None
+    held, hardware = batch.streamer.held, hardware_of(batch.device)
+    last = is_channels_last(held)
+    inputs: dict[str, TileInput] = {}
+    there: list[Tensor] = []
+    for name, given in batch.inputs.items():
+        form = torch.channels_last if last else torch.contiguous_format
+        dtype = batch.program.tiles.values[name, 0].dtype
+        inputs[name], whole = input_without_memory(given, dtype, batch.device, form)
+        there += whole
+    lower = torch.bfloat16 if batch.way.plan.precision == "bfloat16" else None
+    grads = sum(t.grad.numel() * t.grad.element_size() for t in held.values() if t.is_leaf and t.grad is not None)
+    more = grads + (0 if hardware is None else hardware.rates.workspace)
+    return PredictedStep(batch.program, batch.needs, inputs, there, held, lower, hardware, last, more)
+
+
+def input_without_memory(
+    given: Any, dtype: torch.dtype, device: torch.device, form: torch.memory_format
+) -> tuple[TileInput, list[Tensor]]:
+    """An input without memory, and what of it is on the device as a whole."""
+    if isinstance(given, PieceInput):
+        piece = MetaPiece(given)
+        return piece, [] if piece.values is None else [piece.values]
+    if isinstance(given, SourceInput):
+        raw: Any = getattr(given.sources[0] if given.sources else None, "dtype", dtype)
+        return MetaSource(dtype, raw if isinstance(raw, torch.dtype) else dtype, form), []
+    tensor = without_memory(given.tensor.detach()).requires_grad_(given.wanted)
+    if given.tensor.device.type != device.type:
+        return MetaSource(dtype, dtype, form), []
+    made = TensorInput(tensor, META, form)
+    return made, [tensor] if made.grad is None else [tensor, made.grad]
+
+
+def is_channels_last(held: Mapping[str, Tensor]) -> bool:
+    """Whether the weights of convolutions are channels last."""
+    found = [t for t in held.values() if t.ndim in (4, 5) and t.shape[1] > 1 and t.shape[2] > 1]
+    return bool(found) and all(t.stride(1) == 1 for t in found)
+
+
+def hardware_of(device: torch.device) -> Hardware | None:
+    """What is known of a device; None for one that is not known."""
+    if device.type != "cuda" or "H200" not in torch.cuda.get_device_name(device):
+        return None
+    return Hardware.named("h200")
+
+
+def memory_limit(held: HeldModel) -> int | None:
+    """The bytes that a rank may take: as the plan says, or as torch does; None on a device that has no limit."""
+    if held.plan.memory:
+        return bytes_of(held.plan.memory)
+    if held.device.type != "cuda":
+        return None
+    fraction: Any = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+    return int(torch.cuda.get_device_properties(held.device).total_memory * fraction(held.device))

@@ -1,0 +1,294 @@
+"""The work of a streamed step, before it runs: operations, bytes on the device and over the link, pixels, and seconds.
+
+A tile computes more than its own part, as windows overlap. Along each axis, what all tiles together compute of a value
+is a sum of intervals; the axes are independent of each other, so a call's work is that on the whole image, times
+
+    Π over axes ( Σ over tiles of the positions computed / the extent )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import torch
+
+from mural.cost.call_features import CallFeatures, work_of
+from mural.cost.channels_last import channels_last_seconds
+from mural.cost.fitted_model import Phase, load
+from mural.cost.hardware import Hardware
+from mural.geometry import Interval
+from mural.graph.differentiable import differentiable
+from mural.graph.nodes import Node, Place
+from mural.graph.work_and_depth import node_costs
+from mural.memory.passes import Passes, StreamPass
+from mural.memory.stream_memory import StreamPeak, Sweep
+from mural.memory.tile_calls import TileCall, TileValue
+from mural.memory.tile_needs import AxisNeeds, Needs, hull
+
+NOTHING = Interval(0, 0)
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """What one sweep takes. Bytes `inward` come from the host over the link, `outward` go there."""
+
+    sweep: Sweep
+    tiles: int
+    flops: float
+    plain_flops: float
+    """The operations without overlap of tiles."""
+    read: float
+    written: float
+    inward: float
+    outward: float
+    pixels: int
+    """Positions read of the image."""
+    seconds: float | None = None
+    """Computing, if the device is known."""
+    link_seconds: float | None = None
+
+    @property
+    def halo(self) -> float:
+        """How many times what tiles own is computed, weighted by work."""
+        return self.flops / self.plain_flops if self.plain_flops else 1.0
+
+
+@dataclass(frozen=True)
+class StreamCost:
+    """What all sweeps of a step take."""
+
+    sweeps: tuple[SweepCost, ...]
+
+    @property
+    def flops(self) -> float:
+        """Operations."""
+        return sum(one.flops for one in self.sweeps)
+
+    @property
+    def halo(self) -> float:
+        """How many times what tiles own is computed, weighted by work."""
+        plain = sum(one.plain_flops for one in self.sweeps)
+        return self.flops / plain if plain else 1.0
+
+    @property
+    def device_bytes(self) -> float:
+        """Bytes read and written on the device."""
+        return sum(one.read + one.written for one in self.sweeps)
+
+    @property
+    def link_bytes(self) -> float:
+        """Bytes over the link to the host, both ways."""
+        return sum(one.inward + one.outward for one in self.sweeps)
+
+    @property
+    def pixels(self) -> int:
+        """Positions read of the image."""
+        return sum(one.pixels for one in self.sweeps)
+
+    def seconds(self, overlap: bool = True) -> float | None:
+        """Seconds, computing and the link at the same time or one after the other; None on unknown hardware."""
+        total, join = 0.0, max if overlap else lambda a, b: a + b
+        for one in self.sweeps:
+            if one.seconds is None or one.link_seconds is None:
+                return None
+            total += join(one.seconds, one.link_seconds)
+        return total
+
+
+def stream_cost(
+    passes: Passes, needs: Needs, peak: StreamPeak, *, lower: torch.dtype | None = None,
+    hosted: Collection[Place] = (), hardware: Hardware | None = None, channels_last: bool = False,
+) -> StreamCost:  # fmt: skip
+    """The cost of a step with the sweeps and types that were found with its peak; see `stream_peak`."""
+    tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last)
+    by_number = {(one.number, one.whole): one for one in passes.passes}
+    return StreamCost(tuple(tools.cost(sweep, by_number[sweep.number, sweep.whole]) for sweep in peak.sweeps))
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """A call on one tile, and how many such tiles all tiles together make; 0 for a call that need not run."""
+
+    call: TileCall
+    node: Node
+    times: float
+    share: float
+    """What all tiles compute, over the whole image."""
+
+
+class _SweepCosts:
+    """Works out the cost of sweeps."""
+
+    def __init__(
+        self, passes: Passes, needs: Needs, types: Mapping[Place, torch.dtype], lower: torch.dtype | None,
+        hosted: frozenset[Place], hardware: Hardware | None, channels_last: bool,
+    ):  # fmt: skip
+        self.passes, self.needs, self.types, self.lower = passes, needs, types, lower
+        self.hosted, self.hardware, self.grid, self.channels_last = hosted, hardware, needs.grid, channels_last
+        self.values = passes.graph.values
+        self.model = None if hardware is None else replace(load(hardware.model), rates=hardware.rates)
+
+    @cached_property
+    def wanted(self) -> Collection[Place]:
+        """The tensors that have gradients."""
+        return differentiable(self.passes.graph.graph)
+
+    @cached_property
+    def operations(self) -> list[tuple[float, float]]:
+        """Operations of each call on the whole image, forward and backward."""
+        return [(each.result.work, each.backward.work) for each in node_costs(self.passes.graph.graph)]
+
+    def cost(self, sweep: Sweep, one: StreamPass) -> SweepCost:
+        """The cost of one sweep."""
+        tasks = [self.whole(c) for c in one.calls] if one.whole else [self.tiled(one, c) for c in one.calls]
+        tasks = [task for task in tasks if task.times]
+        back = sweep.kind != "forward"
+        own = [(self.operations[t.call.node.id], t.share) for t in tasks]
+        flops = [(ahead + back * behind, share) for (ahead, behind), share in own]
+        works = [(work_of(t.node, self.wanted), t.times) for t in tasks]
+        read = sum(times * (w.read + back * (w.read + w.written)) for w, times in works)
+        written = sum(times * (w.written + back * w.gradients) for w, times in works)
+        inward, outward, copied = self.moved(sweep, one)
+        seconds, link = self.seconds(works, back, copied), None
+        if self.hardware is not None:
+            link = max(inward, outward) / self.hardware.host.bandwidth
+        return SweepCost(
+            sweep, self.count(one), sum(f * s for f, s in flops), sum(f * min(s, 1.0) for f, s in flops),
+            read + copied, written + copied, inward, outward, self.pixels(one), seconds, link,
+        )  # fmt: skip
+
+    def seconds(self, works: list[tuple[CallFeatures, float]], back: bool, copied: float) -> float | None:
+        """Seconds of computing, with copies of kept values."""
+        if self.model is None:
+            return None
+        total = 2 * copied / self.model.rates.bandwidth
+        for phase in ("forward", "backward") if back else ("forward",):
+            total += sum(n * s for (_, n), s in zip(works, self.calls(works, phase), strict=True))
+        return total
+
+    def calls(self, works: list[tuple[CallFeatures, float]], phase: Phase) -> list[float]:
+        """Seconds of each call on one tile."""
+        if self.model is None:
+            return []
+        if self.channels_last and self.lower is not None:
+            return [channels_last_seconds(work, self.model.rates, phase) for work, _ in works]
+        return self.model.seconds([work for work, _ in works], phase)
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+
+    def count(self, one: StreamPass) -> int:
+        """How many tiles this rank has in a pass."""
+        spatial = any(self.values[p].tiled for p in (*one.reads, *one.keeps))
+        axes = [a for a in self.grid.cuts if spatial or a == "data"]
+        return 1 if one.whole else prod(len(self.grid.coordinates(a)) for a in axes)
+
+    def over_tiles(self, one: StreamPass, axis: str, of: Callable[[AxisNeeds, int], Interval]) -> tuple[int, int]:
+        """Positions along an axis of all tiles together, and of one in the middle of the image."""
+        at = self.grid.coordinates(axis)
+        sizes = [of(self.needs.along(one, axis, c), c).size for c in at]
+        return sum(sizes), sizes[len(sizes) // 2]
+
+    def computed(self, one: StreamPass, call: TileCall) -> dict[str, tuple[int, int]]:
+        """Positions that a call computes along each axis, of all tiles and of one."""
+        measured = call.node.id in one.measured_calls
+        if call.levels and not call.norm and not measured:
+            return {}
+        places = call.node.reads[:1] if measured else call.node.makes
+        axes = {a: n for p in places for a, n in self.values[p].extents.items()}
+
+        def out(axis: str, extent: int) -> Callable[[AxisNeeds, int], Interval]:
+            def of(needs: AxisNeeds, coordinate: int) -> Interval:
+                if measured:
+                    return self.grid.own(axis, extent, coordinate)
+                found = NOTHING
+                for place in places:
+                    found = hull(found, needs.values.get(place, NOTHING))
+                return found
+
+            return of
+
+        return {axis: self.over_tiles(one, axis, out(axis, extent)) for axis, extent in axes.items()}
+
+    def tiled(self, one: StreamPass, call: TileCall) -> TileWork:
+        """A call on a tile in the middle of the image."""
+        if call.plain:
+            return TileWork(call, self.typed(call.node), float(self.count(one)), float(self.count(one)))
+        spans = self.computed(one, call)
+        if not spans or any(not size for _, size in spans.values()):
+            return TileWork(call, call.node, 0.0, 0.0)
+        place = (call.node.reads if call.node.id in one.measured_calls else call.node.makes)[0]
+        extents = self.values[place].extents
+        shares = {axis: total / extents[axis] for axis, (total, _) in spans.items() if axis in extents}
+        sizes = {axis: size / extents[axis] for axis, (_, size) in spans.items() if axis in extents}
+        node = replace(
+            call.node,
+            input_shapes=tuple(self.shape(self.values[p], sizes) for p in call.node.reads),
+            output_shapes=tuple(self.shape(self.values[p], sizes) for p in call.node.makes),
+        )
+        return TileWork(call, self.typed(node), prod(shares.values()) / prod(sizes.values()), prod(shares.values()))
+
+    def shape(self, value: TileValue, sizes: Mapping[str, float]) -> tuple[int, ...]:
+        """The shape of a tile of a value, which holds these parts of it."""
+        axes = value.axes or (None,) * len(value.shape)
+        parts = [sizes.get(a or "", 1.0) for a in axes]
+        return tuple(max(1, round(n * part)) if part != 1.0 else n for n, part in zip(value.shape, parts, strict=True))
+
+    def whole(self, call: TileCall) -> TileWork:
+        """A call on whole tensors, as far as they are this rank's."""
+        places = [p for p in (*call.node.makes, *call.node.reads) if self.values[p].extents]
+        own = {a: self.grid.here(a, n).size / n for p in places[:1] for a, n in self.values[p].extents.items()}
+        share = prod(own.values())
+        return TileWork(call, self.typed(call.node), share, share)
+
+    def typed(self, node: Node) -> Node:
+        """A call with the types of autocast."""
+        if self.lower is None:
+            return node
+        inputs, outputs = ([self.lower if t == torch.float32 else t for t in ts]
+                           for ts in (node.input_dtypes, node.dtypes))  # fmt: skip
+        return replace(node, input_dtypes=tuple(inputs), dtypes=tuple(outputs))
+
+    # -- what moves ----------------------------------------------------------------------------------------------------
+
+    def window_positions(self, one: StreamPass, place: Place) -> float:
+        """The elements of all windows of a value that a pass reads."""
+        value = self.values[place]
+        if one.whole:
+            return prod(value.shape)
+        total = prod(n for a, n in zip(value.axes or (None,) * len(value.shape), value.shape, strict=True) if a is None)
+        for axis in value.extents:
+            total *= self.over_tiles(one, axis, lambda needs, _: needs.values.get(place, NOTHING))[0]
+        return total
+
+    def moved(self, sweep: Sweep, one: StreamPass) -> tuple[float, float, float]:
+        """Bytes of kept values from the host, to the host, and copied on the device, with those of gradients."""
+        inward = outward = copied = 0.0
+        back = sweep.kind != "forward"
+        kept = [p for p in one.reads if not isinstance(p[0], str)]
+        for place in kept:
+            size = self.window_positions(one, place) * self.itemsize(place)
+            inward += size * (place in self.hosted)
+            outward += size * (place in self.hosted and back)
+            copied += size * (1 + back)
+        for place in one.keeps:
+            size = prod(self.values[place].shape) * self.itemsize(place)
+            inward += size * (place in self.hosted and back)
+            outward += size * (place in self.hosted and not back)
+            copied += size
+        return inward, outward, copied
+
+    def itemsize(self, place: Place) -> int:
+        """The bytes of a number of a value."""
+        return self.types.get(place, self.values[place].dtype).itemsize
+
+    def pixels(self, one: StreamPass) -> int:
+        """Positions read of the image, or of what else is given, whatever is more."""
+        names = [p for p in one.reads if isinstance(p[0], str) and self.values[p].tiled]
+        if one.whole or not names:
+            return 0
+        channels = {p: prod(n for a, n in zip(self.values[p].axes, self.values[p].shape, strict=True) if a is None)
+                    for p in names}  # fmt: skip
+        return max(round(self.window_positions(one, p) / max(1, channels[p])) for p in names)

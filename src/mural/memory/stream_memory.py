@@ -1,0 +1,211 @@
+"""The memory of a streamed step, before it runs: the step itself, on tensors without memory, with its largest tiles.
+
+Everything is counted where it happens: parameters, gradients, kept values, windows, and what autograd keeps of a tile.
+Of each pass the largest tile runs twice, since the second finds the gradients of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mural.geometry import Box, Cuts
+from mural.graph.nodes import Place
+from mural.memory.call_probe import ALONE
+from mural.memory.kept_tensors import KeptTensor
+from mural.memory.meta_kernels import GpuTally
+from mural.memory.passes import Passes, StreamPass, TotalKey
+from mural.memory.stream import Streamer, TileInput
+from mural.memory.tile_needs import Needs
+from mural.memory.tile_task import Coordinates
+from mural.shard.meta_autocast import meta_autocast
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Once through the tiles of a pass: forward, backward (which computes forward again), or both in one."""
+
+    number: int
+    whole: bool
+    kind: str
+    peak: int = 0
+    """The most bytes on the device while it ran."""
+
+
+@dataclass(frozen=True)
+class StreamPeak:
+    """The sweeps of a step in order, with their peaks, and the types of the values that it kept."""
+
+    sweeps: tuple[Sweep, ...]
+    kept: Mapping[Place, torch.dtype]
+    state: int
+    """Bytes that are there before: parameters, buffers, gradients and inputs on the device."""
+
+    @property
+    def bytes(self) -> int:
+        """The peak of the step."""
+        return max((sweep.peak for sweep in self.sweeps), default=self.state)
+
+
+class HostWindows(KeptTensor):
+    """A kept value on the host: the windows of it that are on the device, one in use and one under way."""
+
+    def __init__(self, box: Box, axes: tuple[str | None, ...], device: torch.device):
+        super().__init__(box, axes, device)
+        self.like: Tensor | None = None
+        self.coming: Tensor | None = None
+        self.going: Tensor | None = None
+        self.found = False
+
+    def write(self, box: Box, tile: Tensor) -> None:
+        """A copy leaves."""
+        self.like = torch.empty(0, dtype=tile.dtype, device="meta")
+        self.going = torch.empty(tuple(tile.shape), dtype=tile.dtype, device="meta")
+
+    def window(self, box: Box) -> Tensor:
+        """A window arrives, and the next is on its way."""
+        dtype = torch.float32 if self.like is None else self.like.dtype
+        here, self.coming = (torch.empty([i.size for i in box], dtype=dtype, device="meta") for _ in range(2))
+        return here
+
+    def read(self, box: Box) -> Tensor:
+        """A window."""
+        return self.window(box)
+
+    def add_gradient(self, box: Box, grad: Tensor) -> None:
+        """A copy leaves."""
+        self.going, self.found = torch.empty(tuple(grad.shape), dtype=grad.dtype, device="meta"), True
+
+    def gradient(self, box: Box) -> Tensor | None:
+        """The gradient of a tile."""
+        return self.window(box) if self.found else None
+
+    def drop(self) -> None:
+        """Nothing travels any more."""
+        self.coming = self.going = None
+
+
+class MetaStreamer(Streamer):
+    """A step without memory: its largest tiles alone."""
+
+    def __init__(
+        self, passes: Passes, needs: Needs, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor],
+        hosted: Collection[Place], tally: GpuTally,
+    ):  # fmt: skip
+        cuts = {axis: Cuts.of((0, cut.bounds[-1])) for axis, cut in needs.grid.cuts.items()}
+        super().__init__(passes, needs, inputs, held, ALONE, cuts, META, lambda _: None)
+        self.hosted, self.tally = frozenset(hosted), tally
+        self.sweeps: list[Sweep] = []
+        self.types: dict[Place, torch.dtype] = {}
+
+    def tiles(self, one: StreamPass) -> list[Coordinates]:
+        """Tiles of the kinds that there are: at the image's rim, where convolutions pad what they read, and inside."""
+        every = super().tiles(one)
+        if not every:
+            return every
+        kinds = {axis: self._kinds(one, axis) for axis in every[0]}
+        chosen: list[Coordinates] = [dict(zip(kinds, at, strict=True)) for at in product(*kinds.values())]
+        return chosen if len(every) == 1 else [*chosen, chosen[0]]  # a second tile finds the gradients of the first
+
+    def _kinds(self, one: StreamPass, axis: str) -> list[int]:
+        """The coordinates along an axis whose tiles differ: the larger of both ends, and the largest between them."""
+        *first, last = self.needs.grid.coordinates(axis)
+        if axis == "data" or not first:
+            return [*first, last][:1]
+
+        def held(coordinate: int) -> int:
+            return sum(interval.size for interval in self.needs.along(one, axis, coordinate).values.values())
+
+        return [max(first[0], last, key=held), *sorted(first[1:], key=held)[-1:]]
+
+    def store(self, place: Place) -> KeptTensor:
+        """Where a value is kept."""
+        found = super().store(place)
+        if place in self.hosted and not isinstance(found, HostWindows):
+            self.kept[place] = found = HostWindows(found.box, found.axes, META)
+        return found
+
+    def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
+        """Nothing: numbers are not known."""
+
+    # -- sweeps --------------------------------------------------------------------------------------------------------
+
+    def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
+        self.begin(one, name)
+        yield from super()._told(one, name)
+
+    def run(self, one: StreamPass) -> None:
+        """One pass forward."""
+        if one.whole:
+            self.begin(one, "forward")
+        super().run(one)
+
+    def run_backward(self, one: StreamPass) -> None:
+        """One pass backward."""
+        if one.whole:
+            self.begin(one, "backward")
+        super().run_backward(one)
+
+    def _last(self, last: StreamPass, weight: float) -> Tensor:
+        if last.whole:
+            self.begin(last, "forward and backward")
+        return super()._last(last, weight)
+
+    def begin(self, one: StreamPass, kind: str) -> None:
+        """Note the peak of the sweep that ends, and begin another."""
+        self.end()
+        before = self.sweeps[-1] if self.sweeps else None
+        if before is not None and (before.number, before.kind) == (one.number, "forward and backward"):
+            self.sweeps.pop()  # it was tried, and is not possible
+        self.sweeps.append(Sweep(one.number, one.whole, kind))
+        self.tally.forget()
+
+    def end(self) -> None:
+        """Note the peak of the sweep that ends."""
+        if self.sweeps:
+            self.sweeps[-1] = replace(self.sweeps[-1], peak=max(self.sweeps[-1].peak, self.tally.peak))
+        self.types |= {p: k.values.dtype for p, k in self.kept.items() if k.values is not None}
+        self.types |= {
+            p: k.like.dtype for p, k in self.kept.items() if isinstance(k, HostWindows) and k.like is not None
+        }
+
+
+def without_memory(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape, type and memory format, without memory."""
+    made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def stream_peak(
+    passes: Passes, needs: Needs, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor], *,
+    lower: torch.dtype | None = None, hosted: Collection[Place] = (), there: Sequence[Tensor] = (), more: int = 0,
+    training: bool = True,
+) -> StreamPeak:  # fmt: skip
+    """The peak of a step, and of each of its sweeps.
+
+    `inputs` give windows without memory; `there` are tensors of them that are on the device as a whole. `held` are
+    parameters, buffers and constants, `hosted` the kept values that are on the host. Under autocast, `lower` is its
+    type. `more` are other bytes on the device: gradients of earlier steps, and what torch's libraries hold.
+    """
+    tally = GpuTally()
+    tally.hold(more)
+    same = {name: without_memory(tensor) for name, tensor in held.items()}
+    for tensor in (*same.values(), *there):
+        tally.hold(tally.rounded(tensor.untyped_storage().nbytes()))
+    tally.ignore([*same.values(), *there])
+    streamer = MetaStreamer(passes, needs, inputs, same, hosted, tally)
+    state = tally.live
+    generator = torch.get_rng_state()
+    try:
+        with tally, meta_autocast(lower), torch.set_grad_enabled(training):
+            streamer.step() if training else streamer.infer()
+            streamer.end()
+    finally:
+        torch.set_rng_state(generator)
+    return StreamPeak(tuple(streamer.sweeps), streamer.types, state)
