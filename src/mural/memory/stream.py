@@ -111,6 +111,8 @@ class Streamer:
         """The gradients of parameters, of this rank's tiles."""
         self.shared: dict[str, Tensor] = {}
         """The gradients of parameters that every rank finds as a whole."""
+        self.learned: list[tuple[TotalKey, OwnMoments, Tensor]] = []
+        """Statistics that norms have yet to learn."""
         self.graded = graded(passes, inputs, held)
         self.whole = WholePass(self, cuts)
 
@@ -211,11 +213,11 @@ class Streamer:
 
     def settle(self, sums: Any, moments: Any) -> None:
         """Make totals of what the tiles of all ranks measured."""
-        for (key, chunk), value in sorted(sums.items(), key=lambda item: str(item[0])):
+        for (key, chunk), value in sorted(sums.items(), key=in_order):
             self.totals.values[key, chunk] = self.totals.over_ranks(key, value).sum(0)
             if value.is_floating_point() and self._depends(key):
                 self.totals.differentiable.add(key)
-        for (key, chunk), parts in sorted(moments.items(), key=lambda item: str(item[0])):
+        for (key, chunk), parts in sorted(moments.items(), key=in_order):
             own = parts[0][1]
             mine = own.merged(torch.stack([moments for moments, _ in parts]))
             whole = own.merged(self.totals.over_ranks(key, mine))
@@ -223,7 +225,13 @@ class Streamer:
             self.totals.values[key, chunk] = statistics
             if self._depends(key):
                 self.totals.differentiable.add(key)
+            self.learned.append((key, own, statistics))
+
+    def learn(self) -> None:
+        """Update the running buffers of norms, in the order of their calls: a norm may be called several times."""
+        for _, own, statistics in sorted(self.learned, key=lambda item: item[0]):
             own.learn(statistics)
+        self.learned.clear()
 
     def _depends(self, key: TotalKey) -> bool:
         """Whether a total has a gradient to pass on."""
@@ -235,9 +243,7 @@ class Streamer:
             self.source(place).plan([box for at in tiles if (box := self.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
-            if self.meanwhile is not None:
-                meanwhile, self.meanwhile = self.meanwhile, None
-                meanwhile()
+            self._do_meanwhile()
             self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
@@ -332,12 +338,24 @@ class Streamer:
     def step(self, weight: float = 1.0) -> Tensor:
         """The loss; gradients are in `gradients` (of this rank's tiles) and `shared` (the same on all ranks)."""
         *others, last = self.passes.passes
+        self._begin()
         for one in others:
             self.run(one)
         loss = self._last(last, weight)
         for one in reversed(others):
             self.run_backward(one)
+        self.learn()
         return loss
+
+    def _begin(self) -> None:
+        """There is no first tile to wait for where the first pass runs on whole tensors."""
+        if self.passes.passes[0].whole:
+            self._do_meanwhile()
+
+    def _do_meanwhile(self) -> None:
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
 
     @property
     def loss_place(self) -> Place:
@@ -347,8 +365,10 @@ class Streamer:
 
     def infer(self) -> dict[Place, Tensor]:
         """All results that are no tiles, after all passes without gradients; tiles are kept, or delivered."""
+        self._begin()
         for one in self.passes.passes:
             self.run(one)
+        self.learn()
         _, task = self._tail_task(grad=False)
         with torch.no_grad():
             task.run()
@@ -469,6 +489,12 @@ class Streamer:
         }
         task = TileTask(one, at, self.needs, {}, self.held, known, self.totals.axes, self.before_random, self.device)
         return known, task
+
+
+def in_order(item: tuple[tuple[TotalKey, Chunk], Any]) -> tuple[TotalKey, int]:
+    """Totals in the order of their calls and images."""
+    (key, chunk), _ = item
+    return key, -1 if chunk is None else chunk
 
 
 def graded(passes: Passes, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor]) -> set[Place]:

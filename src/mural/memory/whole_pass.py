@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +43,7 @@ class WholePass:
 
     def backward(self, one: StreamPass) -> None:
         """Run the calls again, from the gradients of what they made to those of what they read."""
-        with torch.enable_grad():
+        with torch.enable_grad(), self._unchanged(one):
             values, leaves = self._run(one, grad=True)
             roots: list[tuple[Tensor, Tensor]] = []
             for place in one.keeps:
@@ -63,6 +64,15 @@ class WholePass:
         if loss.requires_grad:
             self._differentiate(one, [(loss, torch.full_like(loss, weight))], leaves)
         return loss.detach()
+
+    @contextmanager
+    def _unchanged(self, one: StreamPass) -> Generator[None]:
+        """A block after which buffers are as before: norms have learned in forward what they compute again here."""
+        names = {s for call in one.calls for s in call.node.writes if isinstance(s, str) and s in self.streamer.held}
+        before = {name: self.streamer.held[name].clone() for name in names}
+        yield
+        for name, values in before.items():
+            self.streamer.held[name].data.copy_(values)
 
     def _run(self, one: StreamPass, grad: bool) -> tuple[dict[Place, Any], dict[Place, Tensor]]:
         streamer = self.streamer
