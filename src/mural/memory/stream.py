@@ -25,7 +25,7 @@ from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileTask, box_of
 from mural.memory.whole_pass import WholePass
-from mural.ranks import Mesh
+from mural.ranks import SPATIAL, Mesh
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, tile_of
 
@@ -426,7 +426,8 @@ class Streamer:
         self.settle(sums, {})
         loss, adjoints = self._tail(weight)
         if single is not None and guess is not None:
-            self._rescale(adjoints.pop((single, None), torch.zeros_like(guess)) / guess)
+            found = adjoints.pop((single, None), torch.zeros_like(guess))
+            self._rescale(found * prod(map(self.mesh.size, self.totals.axes[single])) / guess)
         self._add_adjoints(adjoints)
         return loss
 
@@ -477,8 +478,11 @@ class Streamer:
         self.shared[name] = grad if held is None else held + grad
 
     def _copies(self, key: TotalKey) -> int:
-        """How many ranks find the same gradient for a total, which is then added up over them."""
-        return prod(self.mesh.size(a) for a in self.totals.axes[key])
+        """How many ranks find the same gradient for a total, of which each takes its part.
+
+        Ranks along the total's axes add their parts up; others compute the same and go on with a part each.
+        """
+        return prod(map(self.mesh.size, {*self.totals.axes[key], *SPATIAL}))
 
     def _tail_task(self, grad: bool) -> tuple[dict[tuple[TotalKey, Chunk], Tensor], TileTask]:
         one = StreamPass(-1, self.passes.tail, (), (), (), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
 from mural.memory.tile_calls import tensors_in
 from mural.memory.tile_task import box_of
+from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
 from mural.shard.relayout import pull
@@ -114,7 +116,9 @@ class WholePass:
             if grad is not None:
                 layout = self._layout(place)
                 true = grad if layout is None else true_gradient(grad, layout)
-                streamer.source(place).add_gradient(self._own(place), true)
+                axes = streamer.needs.graph.values[place].axes
+                copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in axes)
+                streamer.source(place).add_gradient(self._own(place), true / copies)
         for name, grad in zip(names, found, strict=False):
             if grad is not None:
                 streamer.add_shared(name, grad)
