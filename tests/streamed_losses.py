@@ -30,6 +30,14 @@ def dice_per_image(output: Tensor, target: Tensor) -> Tensor:
     return 1 - ((2 * shared + 1) / (both + 1)).mean()
 
 
+def flat_dice(output: Tensor, target: Tensor) -> Tensor:
+    """Dice as many write it: images flattened first."""
+    chance = output.softmax(1).view(*output.shape[:2], -1)
+    truth = F.one_hot(target, output.shape[1]).movedim(-1, 1).reshape(chance.shape).to(output.dtype)
+    shared = 2 * (chance * truth).sum(-1) + 1
+    return 1 - (shared / (chance.sum(-1) + truth.sum(-1) + 1)).mean()
+
+
 def both(output: Tensor, target: Tensor) -> Tensor:
     """Dice and cross entropy."""
     return dice(output, target) + 0.5 * F.cross_entropy(output, target)
@@ -61,6 +69,11 @@ def root(output: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(output, target).sqrt()
 
 
+def per_image(output: Tensor, target: Tensor) -> Tensor:
+    """A mean of what each image gives as one number."""
+    return F.mse_loss(output, target, reduction="none").flatten(1).mean(1).sqrt().mean()
+
+
 class Uncertain(nn.Module):
     """Two terms weighted by parameters of its own (Kendall and others, 2018)."""
 
@@ -87,11 +100,13 @@ class Scaled(nn.Module):
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross entropy": F.cross_entropy, "weighted": weighted, "ignoring": ignoring, "summed": summed,
     "bce": F.binary_cross_entropy_with_logits, "mse": F.mse_loss, "l1": F.l1_loss, "smooth l1": F.smooth_l1_loss,
-    "dice": dice, "dice per image": dice_per_image, "dice and cross entropy": both, "by hand": by_hand, "root": root,
+    "dice": dice, "dice per image": dice_per_image, "flat": flat_dice,
+    "dice and cross entropy": both, "by hand": by_hand, "root": root,
+    "per image": per_image,
     "uncertain": Uncertain(), "scaled": Scaled(),
 }  # fmt: skip
-REAL = ("bce", "mse", "l1", "smooth l1", "by hand", "root")
-PIXELS = ("dice", "dice per image", "dice and cross entropy", "uncertain")
+REAL = ("bce", "mse", "l1", "smooth l1", "by hand", "root", "per image")
+PIXELS = ("dice", "flat", "dice per image", "dice and cross entropy", "uncertain")
 """Those that need the image's dims."""
 
 

@@ -1,4 +1,4 @@
-"""Models that are unlike an encoder-decoder: whole-image parts, several inputs and results, shared and frozen weights."""
+"""Models unlike an encoder-decoder: whole-image parts, several inputs and results, shared and frozen weights."""
 
 from __future__ import annotations
 
@@ -158,3 +158,43 @@ class Halves(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.end(torch.cat([self.one(x), self.two(y)], 1))
+
+
+class TwoHeads(nn.Module):
+    """A classifier with a global mean of the image, which tiles add up, and a part that sees it whole."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.enter, self.deep = nn.Sequential(conv(2, 3), nn.BatchNorm2d(3) if norm else nn.ReLU()), conv(3, 3)
+        self.mean, self.whole, self.scale = nn.Linear(3, 3), nn.Linear(27, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        low = F.adaptive_avg_pool2d(self.deep(F.avg_pool2d(x, 4)), 3).flatten(1)
+        return self.mean(x.mean((2, 3))) + self.whole(low) * self.scale.exp()
+
+
+class WholeNorm(nn.Module):
+    """Norms after a part that sees the whole tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.down = nn.Sequential(conv(2, 4), nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 4, stride=4)
+        self.deep = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(4), nn.ReLU())
+        self.end = nn.Sequential(conv(8, 4), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        return self.end(torch.cat([x, F.interpolate(self.deep(self.down(x)), x.shape[2:])], 1))
+
+
+class Siamese(nn.Module):
+    """One norm on two inputs, of which the first takes longer to be known than the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Sequential(conv(2, 3), nn.BatchNorm2d(3)), conv(2, 3), nn.BatchNorm2d(3)
+        self.end = conv(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(torch.cat([self.norm(self.one(x)), self.norm(self.two(x))], 1))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import mural
-from streamed_law import Case, check_steps, images
-from streamed_losses import IGNORED, LOSSES
+from streamed_law import Case, Loss, check_steps, images
+from streamed_losses import IGNORED, LOSSES, both
 from streamed_models import Spec
+from streamed_oddities import Attending, Shared, Supervised, WholeNorm, supervise
 
 
 def test_norm_of_which_a_pass_needs_less_than_its_own_part() -> None:
@@ -30,3 +34,70 @@ def test_nothing_counts(loss: str, head: str) -> None:
     x = images(2, (20, 20), 1)[0]
     target = torch.full((2, 20, 20) if head == "pixels" else (2,), IGNORED)
     check_steps(Spec(head=head).build(), LOSSES[loss], [(x, target)], mural.Plan(stream=(8, 8)))
+
+
+def test_losses_whose_totals_are_known_after_different_passes() -> None:
+    """Gradients of totals that the loss itself gave were scaled along with those of the last pass: all were wrong."""
+    torch.manual_seed(1)
+    x, mask, label = images(2, (26, 31), 1)[0], torch.randint(0, 3, (2, 26, 31)), torch.randint(0, 2, (2,))
+    check_steps(Supervised().double(), supervise, [(x, {"mask": mask, "label": label})], mural.Plan(stream=(12, 10)))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_losses_with_one_number_for_each_image(norm: str) -> None:
+    """Each image has a gradient of its own, but one was taken for all, and none was found: gradients were 0."""
+    Case(Spec(norm=norm), (20, 22), (8, 9), "per image", count=3).check()
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_merged_dims(keep: str | None) -> None:
+    """Merged dims of the image, as losses do it with `view(n, c, -1)`, had the extents of other dims."""
+    Case(Spec(norm="batch"), (20, 22), (8, 9), "flat", count=2, keep=keep).check()
+
+
+def oddity(
+    make: Callable[[], nn.Module], keep: str | None, loss: Loss = both, extents: tuple[int, int] = (26, 31)
+) -> None:
+    """Check two steps of a model of `streamed_oddities`."""
+    torch.manual_seed(1)
+    batches = [(x, torch.randint(0, 3, (2, *extents))) for x in images(2, extents)]
+    check_steps(make().double(), loss, batches, mural.Plan(stream=(12, 10)), keep)
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_norm_that_is_called_twice(keep: str | None) -> None:
+    """Its second call was not counted."""
+    oddity(Shared, keep)
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_norm_of_a_part_that_runs_on_whole_tensors(keep: str | None) -> None:
+    """It learned twice in a step, in forward and again in backward."""
+    oddity(WholeNorm, keep)
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_attention_at_low_resolution(keep: str | None) -> None:
+    """A call that gathers its tensor was taken for one that runs on tiles, and failed on the first one."""
+    oddity(lambda: Attending(norm=True), keep)
+
+
+class Writing(nn.Module):
+    """A running mean that is written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.seen.mul_(0.9).add_(0.1 * x.detach().mean((0, 2, 3)))
+        return x
+
+
+def test_buffers_that_the_model_writes() -> None:
+    """What a forward wrote into a buffer was lost, or written once for each tile."""
+    pm = mural.parallelize(Writing().double(), mural.Plan(stream=(8, 8)))
+    with pytest.raises(mural.UnsupportedOp, match=r"writes \['model.seen'\]"):
+        pm.step(images(1, (20, 20), 1)[0], torch.zeros(1, 20, 20).long())

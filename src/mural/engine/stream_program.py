@@ -28,6 +28,10 @@ CALL = ("func", "args", "kwargs", "inputs", "picks", "after", "output_shapes", "
 """What two captures of a call have in common if they are the same."""
 
 
+LEARNING = ("batch_norm", "instance_norm")
+"""Calls that write their running statistics."""
+
+
 class Objective(nn.Module):
     """Model and loss as one: takes the images and the tensors of the target, gives the loss; or the result alone."""
 
@@ -90,12 +94,25 @@ def stream_program(
             f"the model reads tensors that have a gradient and are no parameters of it ({hidden[:3]}): a streamed step "
             f"would lose their gradients. Register them as parameters"
         )
+    check_effects(graph)
     axes = input_axes([shape for shape, _ in given], objective.images)
     names = tuple(value.name for value in graph.inputs)
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
     whole = whole_calls(tiles, tile)
     kept = KeptChoice(tiles, whole, room).choose(keep)
     return StreamProgram(tiles, passes_of(tiles, kept.values, whole), kept, names)
+
+
+def check_effects(graph: Graph) -> None:
+    """Raise if the model writes what it computes from the image into buffers, and not in a norm."""
+    inputs = {value.name for value in graph.inputs}
+    for node in graph:
+        names = [s for s in node.writes if isinstance(s, str) and s not in inputs]
+        if names and node.op not in LEARNING:
+            raise UnsupportedOp(
+                f"{node.op} at {node.site!r} writes {names} while tiles are computed, so more than once in a step: let "
+                f"the forward leave its buffers alone, and update them after the step"
+            )
 
 
 def same_calls(one: Graph, other: Graph) -> bool:

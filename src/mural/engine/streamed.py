@@ -20,11 +20,12 @@ from mural.engine.stream_report import PredictedStep, predicted_step
 from mural.engine.streamed_batch import StreamedBatch
 from mural.errors import PlanError
 from mural.graph import capture
+from mural.graph.nodes import Place
 from mural.memory.choice import Room, Speeds
 from mural.memory.host_rows import HostMemory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.stream import Streamer
-from mural.memory.tile_calls import CallForm
+from mural.memory.tile_calls import CallForm, tensors_in
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
@@ -97,8 +98,7 @@ class Streamed:
         def run(batch: StreamedBatch) -> Any:
             if into is not None:
                 batch.streamer.deliver = batch.writer(into)
-            plain = batch.streamer.infer()
-            self._effects(batch.streamer)
+            plain = self._infer(batch)
             return None if into is not None else batch.joined(plain)
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
@@ -109,7 +109,7 @@ class Streamed:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)
-            loss, output = self._run(image, target, "both", lambda batch: batch.joined(batch.streamer.infer()))
+            loss, output = self._run(image, target, "both", lambda batch: batch.joined(self._infer(batch)))
             return output, self.held.inputs.target(target, image), loss
 
     def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
@@ -117,7 +117,7 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Tensor:
             batch.streamer.deliver = batch.teller(sink)
-            return batch.streamer.infer()[batch.streamer.loss_place]
+            return self._infer(batch)[batch.streamer.loss_place]
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)
@@ -200,9 +200,17 @@ class Streamed:
                 parameter, total = streamer.held[name], sum(found[1:], found[0])
                 parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
 
+    def _infer(self, batch: StreamedBatch) -> dict[Place, Tensor]:
+        """The results that are no tiles; as in torch, norms in training mode learn."""
+        found = batch.streamer.infer()
+        self._effects(batch.streamer)
+        return found
+
     def _effects(self, streamer: Streamer) -> None:
         """What a forward does next to its results, once: the counting of batches."""
+        made: dict[Place, Any] = {}
         with torch.no_grad():
             for _, node in streamer.passes.graph.graph.effects:
-                if all(isinstance(p[0], str) for p in node.reads):
-                    CallForm.of(node).call([streamer.held[str(p[0])] for p in node.reads], streamer.device)
+                given = [made[p] if p in made else streamer.held[str(p[0])] for p in node.reads]
+                result = CallForm.of(node).call(given, streamer.device)
+                made.update(zip(node.makes, tensors_in(result) or [given[i] for i in node.returns], strict=True))

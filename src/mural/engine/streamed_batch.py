@@ -184,7 +184,7 @@ class StreamedBatch:
             dims = zip(facts.axes, facts.shape, strict=True)
             cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
             layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
-            return ShardedTensor(kept.read(layout.box), layout)
+            return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
 
         return pytree.tree_map_only(At, value, self.program.graph.calls[0].outputs)
 

@@ -1,8 +1,9 @@
 """Which calls of a model can run on a tile, what each reads, and what it asks of all tiles: found without memory.
 
 The captured calls run once on meta tensors, as one tile that holds everything. Each rule says what it would read of
-other tiles: a windowed rule its windows, a sum or a norm that it needs a total. A call that cannot run on a tile is
-noted with the reason; it has to see the whole tensor.
+other tiles: a windowed rule its windows, a sum or a norm that it needs a total. A call that asks for neither runs once
+more on a tile from the middle, where it must not miss anything. A call that cannot run on a tile is noted with the
+reason; it has to see the whole tensor.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from mural.graph.nodes import Graph, Node, Place
 from mural.graph.without_memory import META
 from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, tensors_in
 from mural.ranks.mesh import SPATIAL, Mesh
+from mural.shard.folds.regroup import Folds
 from mural.shard.functions import KIND as FUNCTION
 from mural.shard.layout import Layout
 from mural.shard.ops.random.lattice import new_key
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import OwnMoments, Spans, spans_of, tile_mesh, tile_of, tile_run
+from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, tile_of, tile_run
 
 
 @dataclass
@@ -107,11 +109,12 @@ class _Prober:
 
     def _enter(self, place: Place, tensor: Any) -> None:
         self.made[place] = tensor
-        axes: Axes = ()
+        shape, axes, folds = tuple(tensor.shape), (), ()
         if isinstance(tensor, ShardedTensor):
-            lay = tensor.placement
+            lay, folds = tensor.placement, tensor.folds
+            shape = lay.shape
             axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
-        self.values[place] = TileValue(tuple(tensor.shape), tensor.dtype, axes, bool(tensor.requires_grad))
+        self.values[place] = TileValue(shape, tensor.dtype, axes, bool(tensor.requires_grad), folds)
 
     def probe(self) -> TileGraph:
         calls = tuple(self._call(node) for node in self.graph)
@@ -129,10 +132,12 @@ class _Prober:
                 raise UnsupportedOp(f"{node.op}, a custom autograd.Function, may look at more than a tile")
             with tile_run(trial):
                 result = CallForm.of(node).call(given, META)
+            random = keys_between(before, torch.get_rng_state(), node)
+            if not trial.windows and not trial.levels:
+                check_local(node, given)
         except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
-        random = keys_between(before, torch.get_rng_state(), node)
         return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random)
 
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
@@ -155,6 +160,31 @@ class _Prober:
             self._enter(place, tensor)
 
 
+def check_local(node: Node, given: Sequence[Any]) -> None:
+    """Raise unless a call on tiles from the middle of their tensors gives tiles at the same places."""
+    parts = [cropped(t, middle(t), written=True) if isinstance(t, ShardedTensor) else t for t in given]
+    extents = {pair for t in given if isinstance(t, ShardedTensor) for pair in extents_of(t).items()}
+    state = torch.get_rng_state()
+    with torch.no_grad(), tile_run(_Trial()):
+        made = tensors_in(CallForm.of(node).call(parts, META))
+    torch.set_rng_state(state)
+    for tensor in made:
+        if not isinstance(tensor, ShardedTensor):
+            continue
+        if not extents_of(tensor).items() <= extents or spans_of(tensor.placement) != middle(tensor):
+            raise UnsupportedOp("it moves positions of the image to other places: it is not local")
+
+
+def extents_of(tensor: ShardedTensor) -> dict[str, int]:
+    """The extent along each axis that cuts a tile."""
+    return {a: n for a, n in zip(tensor.placement.axes, tensor.placement.shape, strict=True) if a in axes_of(tensor)}
+
+
+def middle(tensor: ShardedTensor) -> dict[str, Interval]:
+    """An interval inside a tensor along each axis; of two positions the second."""
+    return {a: Interval(n // 2 if n < 3 else 1, n if n < 3 else n - 1) for a, n in extents_of(tensor).items()}
+
+
 def keys_between(before: Tensor, after: Tensor, node: Node) -> int:
     """How many keys of random layers lie between two states of torch's generator."""
     for count in range(MOST_KEYS):
@@ -174,12 +204,12 @@ def axes_of(tensor: Any) -> tuple[str, ...]:
     return tuple(spans_of(tensor.placement)) if isinstance(tensor, ShardedTensor) else ()
 
 
-def whole_tile(tensor: Tensor, axes: Axes) -> Tensor:
+def whole_tile(tensor: Tensor, axes: Axes, folds: Folds = ()) -> Tensor:
     """A tensor as a tile that holds all of it; one without axes as it is."""
     if not any(axes):
         return tensor
     spans = {a: Interval(0, n) for a, n in zip(axes, tensor.shape, strict=True) if a is not None}
-    return tile_of(tensor, tuple(tensor.shape), axes, spans)
+    return tile_of(tensor, tuple(tensor.shape), axes, spans, folds)
 
 
 ALONE = Mesh((1,) * 7, 0, 3, tile_mesh().transport)
@@ -197,8 +227,8 @@ def on_one_rank(tensor: Any) -> Any:
 
 def from_one_rank(tensor: Tensor) -> Tensor:
     """The piece of one rank as a tile that holds everything; a tensor without the image's dims as it is."""
-    if not isinstance(tensor, ShardedTensor) or tensor.folds:
-        return tensor.full() if isinstance(tensor, ShardedTensor) else tensor
+    if not isinstance(tensor, ShardedTensor):
+        return tensor
     lay = tensor.placement
     axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
-    return whole_tile(tensor.local, axes)
+    return whole_tile(tensor.local, axes, tensor.folds) if any(axes) else tensor.full()

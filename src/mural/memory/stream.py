@@ -20,7 +20,7 @@ from mural.memory.tile_needs import Needs
 from mural.memory.tile_sweeps import Progress, TileInput, TileSweeps
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.memory.whole_pass import WholePass
-from mural.ranks import Mesh
+from mural.ranks import SPATIAL, Mesh
 
 
 class Streamer(TileSweeps):
@@ -44,12 +44,19 @@ class Streamer(TileSweeps):
     def step(self, weight: float = 1.0) -> Tensor:
         """The loss; gradients are in `gradients` (of this rank's tiles) and `shared` (the same on all ranks)."""
         *others, last = self.passes.passes
+        self._begin()
         for one in others:
             self.run(one)
         loss = self._last(last, weight)
         for one in reversed(others):
             self.run_backward(one)
+        self.learn()
         return loss
+
+    def _begin(self) -> None:
+        """There is no first tile to wait for where the first pass runs on whole tensors."""
+        if self.passes.passes[0].whole:
+            self._do_meanwhile()
 
     @property
     def loss_place(self) -> Place:
@@ -59,8 +66,10 @@ class Streamer(TileSweeps):
 
     def infer(self) -> dict[Place, Tensor]:
         """All results that are no tiles, after all passes without gradients; tiles are kept, or delivered."""
+        self._begin()
         for one in self.passes.passes:
             self.run(one)
+        self.learn()
         _, task = self._tail_task(grad=False)
         with torch.no_grad():
             task.run()
@@ -87,7 +96,8 @@ class Streamer(TileSweeps):
         if not last.keeps and (loss := self._in_one(last, weight)) is not None:
             return loss
         self.forward(last)
-        loss = self._tail(weight)
+        loss, adjoints = self._tail(weight)
+        self._add_adjoints(adjoints)
         self.run_backward(last)
         return loss
 
@@ -107,16 +117,19 @@ class Streamer(TileSweeps):
             if guess is None:
                 if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
                     return None
+                if task.chunk(found[0]) is not None:
+                    return None  # each image has a total of its own
                 single, guess = found[0], self._guess(found[0], task.sums[found[0]])
             roots = [(task.sums[key], guess) for key in found if key == single]
             self.collect(last, task, sums, {})
             self.differentiate(last, task, leaves, roots)
         self._end_pass(last)
         self.settle(sums, {})
-        loss = self._tail(weight)
+        loss, adjoints = self._tail(weight)
         if single is not None and guess is not None:
-            true = self.totals.adjoints.pop((single, None), torch.zeros_like(guess))
-            self._rescale(true / guess, {key for key, _ in sums})
+            found = adjoints.pop((single, None), torch.zeros_like(guess))
+            self._rescale(found * prod(map(self.mesh.size, self.totals.axes[single])) / guess)
+        self._add_adjoints(adjoints)
         return loss
 
     def _guess(self, key: TotalKey, part: Tensor) -> Tensor:
@@ -125,7 +138,7 @@ class Streamer(TileSweeps):
         positions = prod(shape) / (shape[1] if len(shape) > 2 else 1)
         return torch.full_like(part.detach(), 1 / max(1.0, positions))
 
-    def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
+    def _rescale(self, factor: Tensor) -> None:
         """Scale all gradients that tiles have found so far."""
         if bool((factor == 1).all()):
             return
@@ -133,11 +146,15 @@ class Streamer(TileSweeps):
             grad.mul_(factor.to(grad.dtype).reshape(()))
         for kept in (*self.kept.values(), *self.inputs.values()):
             kept.rescale(factor.reshape(()))
-        for at in [k for k in self.totals.adjoints if k[0] not in own]:
-            self.totals.adjoints[at] = self.totals.adjoints[at] * factor.reshape(())
+        for at, adjoint in self.totals.adjoints.items():
+            self.totals.adjoints[at] = adjoint * factor.reshape(())
 
-    def _tail(self, weight: float) -> Tensor:
-        """The loss from the totals, and the gradients of the totals."""
+    def _add_adjoints(self, adjoints: Mapping[tuple[TotalKey, Chunk], Tensor]) -> None:
+        for (key, chunk), adjoint in adjoints.items():
+            self.totals.add_adjoint(key, chunk, adjoint)
+
+    def _tail(self, weight: float) -> tuple[Tensor, dict[tuple[TotalKey, Chunk], Tensor]]:
+        """The loss from the totals, and its gradients with respect to them."""
         known, task = self._tail_task(grad=True)
         with torch.enable_grad():
             task.run()
@@ -145,15 +162,16 @@ class Streamer(TileSweeps):
         names = self.parameters_of(task.one)
         leaves = {k: v for k, v in known.items() if v.requires_grad}
         wanted = [*leaves.values(), *(self.held[n] for n in names)]
+        adjoints: dict[tuple[TotalKey, Chunk], Tensor] = {}
         if loss.requires_grad and wanted:
             found: Iterator[Any] = iter(torch.autograd.grad(loss * weight, wanted, allow_unused=True))
             for (key, chunk), grad in zip(leaves, found, strict=False):
                 if grad is not None:
-                    self.totals.adjoints[key, chunk] = grad / self._copies(key)
+                    adjoints[key, chunk] = grad / self._copies(key)
             for name, grad in zip(names, found, strict=False):
                 if grad is not None:
                     self.add_shared(name, grad)
-        return loss.detach()
+        return loss.detach(), adjoints
 
     def add_shared(self, name: str, grad: Tensor) -> None:
         """Add a gradient that has the scale of sharded tensors: its mean over the ranks is the true one."""
@@ -161,8 +179,11 @@ class Streamer(TileSweeps):
         self.shared[name] = grad if held is None else held + grad
 
     def _copies(self, key: TotalKey) -> int:
-        """How many ranks find the same gradient for a total, which is then added up over them."""
-        return prod(self.mesh.size(a) for a in self.totals.axes[key])
+        """How many ranks find the same gradient for a total, of which each takes its part.
+
+        Ranks along the total's axes add their parts up; others compute the same and go on with a part each.
+        """
+        return prod(map(self.mesh.size, {*self.totals.axes[key], *SPATIAL}))
 
     def _tail_task(self, grad: bool) -> tuple[dict[tuple[TotalKey, Chunk], Tensor], TileTask]:
         one = StreamPass(-1, self.passes.tail, (), (), (), ())

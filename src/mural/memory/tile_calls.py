@@ -16,6 +16,7 @@ from mural.geometry import Reads
 from mural.graph.nodes import Graph, Node, Place, Ref
 from mural.graph.without_memory import META, staying, staying_named
 from mural.ranks.mesh import SPATIAL
+from mural.shard.folds.regroup import Folds
 
 Axes = tuple[str | None, ...]
 """The mesh axis of each dim of a tensor, None for dims that are never cut."""
@@ -25,12 +26,16 @@ TileWindow = tuple[tuple[str, Reads], ...]
 
 @dataclass(frozen=True)
 class TileValue:
-    """A tensor of the graph: its axes, and whether it comes in tiles."""
+    """A tensor of the graph: its axes, and whether it comes in tiles.
+
+    Where dims were merged (`folds`, as of sharded tensors), shape and axes are those of the dims underneath.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     axes: Axes = ()
     gradient: bool = False
+    folds: Folds = ()
 
     @property
     def extents(self) -> dict[str, int]:

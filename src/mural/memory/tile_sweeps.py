@@ -17,7 +17,7 @@ from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileTask, box_of
-from mural.memory.tile_totals import Totals
+from mural.memory.tile_totals import Totals, in_order
 from mural.ranks import Mesh
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, tile_of
@@ -81,6 +81,8 @@ class TileSweeps:
         """The gradients of parameters, of this rank's tiles."""
         self.shared: dict[str, Tensor] = {}
         """The gradients of parameters that every rank finds as a whole."""
+        self.learned: list[tuple[TotalKey, OwnMoments, Tensor]] = []
+        """Statistics that norms have yet to learn."""
         self.graded = graded(passes, inputs, held)
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class TileSweeps:
             elif place[0] in written:
                 local = local.clone()
             found = {a: i for a, i in zip(value.axes, box, strict=False) if a is not None}
-            given[place] = tile_of(local, value.shape, value.axes, found) if found else local
+            given[place] = tile_of(local, value.shape, value.axes, found, value.folds) if found else local
         known = self._known(one, grad)
         task = TileTask(
             one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device, self.blocks
@@ -180,11 +182,11 @@ class TileSweeps:
 
     def settle(self, sums: Any, moments: Any) -> None:
         """Make totals of what the tiles of all ranks measured."""
-        for (key, chunk), value in sorted(sums.items(), key=lambda item: str(item[0])):
+        for (key, chunk), value in sorted(sums.items(), key=in_order):
             self.totals.values[key, chunk] = self.totals.over_ranks(key, value).sum(0)
             if value.is_floating_point() and self._depends(key):
                 self.totals.differentiable.add(key)
-        for (key, chunk), parts in sorted(moments.items(), key=lambda item: str(item[0])):
+        for (key, chunk), parts in sorted(moments.items(), key=in_order):
             own = parts[0][1]
             mine = own.merged(torch.stack([moments for moments, _ in parts]))
             whole = own.merged(self.totals.over_ranks(key, mine))
@@ -192,7 +194,13 @@ class TileSweeps:
             self.totals.values[key, chunk] = statistics
             if self._depends(key):
                 self.totals.differentiable.add(key)
+            self.learned.append((key, own, statistics))
+
+    def learn(self) -> None:
+        """Update the running buffers of norms, in the order of their calls: a norm may be called several times."""
+        for _, own, statistics in sorted(self.learned, key=lambda item: item[0]):
             own.learn(statistics)
+        self.learned.clear()
 
     def _depends(self, key: TotalKey) -> bool:
         """Whether a total has a gradient to pass on."""
@@ -204,12 +212,15 @@ class TileSweeps:
             self.source(place).plan([box for at in tiles if (box := self.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
-            if self.meanwhile is not None:
-                meanwhile, self.meanwhile = self.meanwhile, None
-                meanwhile()
+            self._do_meanwhile()
             self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
+
+    def _do_meanwhile(self) -> None:
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
 
     def _keep_up(self) -> None:
         """Wait until the GPU is done with all tiles before the last one: queued work holds the memory of its tiles."""

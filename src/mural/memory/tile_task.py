@@ -211,7 +211,7 @@ class TileTask:
 def empty_tile(value: TileValue, spans: Spans, device: torch.device) -> ShardedTensor:
     """A tile of zeros."""
     shape = [spans[a].size if a is not None else n for a, n in zip(value.axes, value.shape, strict=True)]
-    return tile_of(torch.zeros(shape, dtype=value.dtype, device=device), value.shape, value.axes, spans)
+    return tile_of(torch.zeros(shape, dtype=value.dtype, device=device), value.shape, value.axes, spans, value.folds)
 
 
 def box_of(value: TileValue, spans: Mapping[str, Interval]) -> Box:

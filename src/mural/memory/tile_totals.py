@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -32,3 +33,9 @@ class Totals:
         """Add a tile's gradient of a total."""
         held = self.adjoints.get((key, chunk))
         self.adjoints[key, chunk] = grad if held is None else held + grad
+
+
+def in_order(item: tuple[tuple[TotalKey, Chunk], Any]) -> tuple[TotalKey, int]:
+    """Totals in the order of their calls and images."""
+    (key, chunk), _ = item
+    return key, -1 if chunk is None else chunk

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +15,7 @@ from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
 from mural.memory.tile_calls import tensors_in
 from mural.memory.tile_task import box_of
+from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
 from mural.shard.relayout import pull
@@ -42,7 +45,7 @@ class WholePass:
 
     def backward(self, one: StreamPass) -> None:
         """Run the calls again, from the gradients of what they made to those of what they read."""
-        with torch.enable_grad():
+        with torch.enable_grad(), self._unchanged(one):
             values, leaves = self._run(one, grad=True)
             roots: list[tuple[Tensor, Tensor]] = []
             for place in one.keeps:
@@ -64,6 +67,15 @@ class WholePass:
             self._differentiate(one, [(loss, torch.full_like(loss, weight))], leaves)
         return loss.detach()
 
+    @contextmanager
+    def _unchanged(self, one: StreamPass) -> Generator[None]:
+        """A block after which buffers are as before: norms have learned in forward what they compute again here."""
+        names = {s for call in one.calls for s in call.node.writes if isinstance(s, str) and s in self.streamer.held}
+        before = {name: self.streamer.held[name].clone() for name in names}
+        yield
+        for name, values in before.items():
+            self.streamer.held[name].data.copy_(values)
+
     def _run(self, one: StreamPass, grad: bool) -> tuple[dict[Place, Any], dict[Place, Tensor]]:
         streamer = self.streamer
         values: dict[Place, Any] = {}
@@ -78,7 +90,8 @@ class WholePass:
             if any(place[0] in call.node.writes for call in one.calls):
                 local = local.clone()
             layout = self._layout(place)
-            values[place] = local if layout is None else ShardedTensor(local, layout)
+            folds = streamer.needs.graph.values[place].folds
+            values[place] = local if layout is None else ShardedTensor(local, layout, "", folds)
         for call in one.calls:
             if call.random:
                 streamer.before_random(call.node.id)
@@ -103,7 +116,9 @@ class WholePass:
             if grad is not None:
                 layout = self._layout(place)
                 true = grad if layout is None else true_gradient(grad, layout)
-                streamer.source(place).add_gradient(self._own(place), true)
+                axes = streamer.needs.graph.values[place].axes
+                copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in axes)
+                streamer.source(place).add_gradient(self._own(place), true / copies)
         for name, grad in zip(names, found, strict=False):
             if grad is not None:
                 streamer.add_shared(name, grad)

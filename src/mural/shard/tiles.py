@@ -26,6 +26,7 @@ from mural.comm.messages import Transport
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, slices
 from mural.ranks.mesh import AXES, SPATIAL, Mesh
+from mural.shard.folds.regroup import Folds
 from mural.shard.layout import Layout, Want
 from mural.shard.tensor import ShardedTensor
 
@@ -117,13 +118,15 @@ def around(span: Interval, extent: int) -> Cuts:
     return Cuts.of((0, span.start, span.stop, extent))
 
 
-def tile_of(local: Tensor, shape: Sequence[int], axes: Sequence[str | None], spans: Spans) -> ShardedTensor:
+def tile_of(
+    local: Tensor, shape: Sequence[int], axes: Sequence[str | None], spans: Spans, folds: Folds = ()
+) -> ShardedTensor:
     """A tensor of a global shape of which a tile holds these spans."""
     cuts = tuple(
         around(spans[a], n) if a is not None and a in spans else None for n, a in zip(shape, axes, strict=True)
     )
     kept = tuple(a if c is not None else None for a, c in zip(axes, cuts, strict=True))
-    return ShardedTensor(local, Layout(tile_mesh(), tuple(shape), kept, cuts, ()))
+    return ShardedTensor(local, Layout(tile_mesh(), tuple(shape), kept, cuts, ()), "", folds)
 
 
 def spans_of(layout: Layout) -> dict[str, Interval]:

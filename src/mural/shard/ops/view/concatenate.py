@@ -70,6 +70,8 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
     if len(set(rest)) != 1:
         raise LayoutError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
     total = sum(t.shape[dim] for t in tensors)
+    if sharded[0].mesh.tiled and any(t.placement.cuts[dim] is not None for t in sharded):
+        raise UnsupportedOp(f"{name} along a dim of the image, or of the batch: it is not local")
     slim = [
         t.narrow(dim, 0, 1) if not isinstance(t, ShardedTensor) else sliced(t, dim, 0, 1)
         for t in tensors

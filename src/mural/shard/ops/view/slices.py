@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.errors import UnsupportedOp
 from mural.geometry import Window
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound, dim_of
@@ -61,6 +62,8 @@ def selected(x: ShardedTensor, dim: int, index: int, name: str) -> ShardedTensor
     if not -extent <= index < extent:
         raise IndexError(f"{name}: index {index} is out of range for dim {dim} of extent {extent}")
     index %= extent
+    if x.mesh.tiled and extent > 1 and x.placement.cuts[dim] is not None:
+        raise UnsupportedOp(f"{name} takes one position of the image, or one image of the batch: it is not local")
     one = sliced(x, dim, index, index + 1)
     moved = gather(one, (dim,), name)
     layout = moved.placement
@@ -135,6 +138,8 @@ def flip(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     layout: Layout = x.placement
     images = dict(layout.images)
     cuts = list(layout.cuts)
+    if x.mesh.tiled and any(cuts[dim] is not None for dim in dims):
+        raise UnsupportedOp(f"{name} reads the far side of the image: it is not local")
     for dim in dims:
         if (cut := cuts[dim]) is not None:
             cuts[dim] = cut.flipped()

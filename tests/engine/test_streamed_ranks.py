@@ -1,0 +1,113 @@
+"""Streaming on ranks: each goes through its own piece of the image in tiles, and all of them equal the plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mural
+from law import Grid
+from mural.memory.window_source import HeldImage
+from ranks import run_on
+from streamed_law import apart, differences, images, streamed, wrong
+from streamed_losses import LOSSES, target_for
+from streamed_models import CLASSES, Spec
+from streamed_oddities import Attending, Pyramid, WholeNorm
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "batch norm": lambda: Spec(norm="batch", depth=2, block="residual", up="linear").build(),
+    "frozen": lambda: Spec(norm="frozen", block="depthwise", up="transposed 3", down="max 3").build(),
+    "group norm": lambda: Spec(norm="group", block="squeeze", up="nearest", down="avg").build(),
+    "reflect": lambda: Spec(norm="instance", padding="reflect", up="aligned", down="strided", depth=2).build(),
+    "classifier": lambda: Spec(norm="batch", head="classes", depth=2).build(),
+    "attention": lambda: made(lambda: Attending(norm=True)),
+    "pyramid": lambda: made(Pyramid),
+    "whole norm": lambda: made(WholeNorm),
+}
+
+
+def made(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model in float64, the same on every rank."""
+    torch.manual_seed(4)
+    return build().double()
+
+
+@dataclass(frozen=True)
+class RankCase:
+    """A model under a plan."""
+
+    model: str
+    spatial: tuple[int, ...] = ()
+    data: int = 1
+    loss: str = "cross entropy"
+    given: str = "tensor"
+    keep: str | None = None
+    extents: tuple[int, int] = (37, 29)
+    tile: tuple[int, int] = (11, 9)
+
+    @property
+    def world(self) -> int:
+        return Grid(self.spatial, self.data).world
+
+    def check(self) -> None:
+        for rank, found in enumerate(run_on(self.world, compared, self)):
+            assert not wrong(found), f"rank {rank} of {self}: {wrong(found)}"
+
+
+def compared(case: RankCase) -> dict[str, float]:
+    """How far two steps are apart from those of the plain model, on this rank."""
+    model, loss = MODELS[case.model](), LOSSES[case.loss]
+    plan = mural.Plan(spatial=case.spatial, data=case.data, stream=case.tile)
+    pm, plain = streamed(model, loss, plan, case.keep), deepcopy(model)
+    plain_loss = deepcopy(loss) if isinstance(loss, nn.Module) else loss
+    grid = Grid(case.spatial, case.data)
+    found: dict[str, float] = {}
+    for number, x in enumerate(images(2, case.extents)):
+        pixels = case.model != "classifier"
+        target = target_for(case.loss, (2, CLASSES, *(case.extents if pixels else ())), "a tile", number)
+        theirs = x.clone().requires_grad_()
+        expected = plain_loss(plain(theirs), target)
+        expected.backward()
+        image, goal, gradient = given(case, grid, x, target)
+        got = pm.step(image, goal)
+        found[f"loss {number}"] = apart(got, expected)
+        pairs = [] if gradient is None else [(gradient(), theirs.grad)]
+        found |= {f"{k} {number}": v for k, v in differences(pm, plain, plain_loss, pairs).items()}
+    return found
+
+
+def given(case: RankCase, grid: Grid, x: Tensor, target: Tensor) -> tuple[Any, Any, Callable[[], Tensor] | None]:
+    """An image and a target as a step takes them, and how the image's gradient is read."""
+    if case.given == "sources":
+        sources = [HeldImage(one) for one in x]
+        masks = [HeldImage(one[None].to(torch.uint8)) for one in target]
+        return sources, masks if target.ndim > 1 else target, None
+    ours = x.clone()
+    if case.given == "sharded":
+        image = grid.shard(ours).requires_grad_()
+        return image, target, lambda: image.grad.full()
+    ours.requires_grad_()
+    return ours, target, lambda: ours.grad
+
+
+
+CASES = [
+    RankCase("batch norm", (2, 1), loss="dice and cross entropy"),
+    RankCase("batch norm", (1, 2), keep="none"),
+    RankCase("frozen", (1, 2), loss="weighted", given="sharded"),
+    RankCase("frozen", (2, 1), loss="ignoring", given="sources"),
+    RankCase("group norm", (2, 1), loss="dice", given="sharded"),
+    RankCase("classifier", (1, 2)),
+    RankCase("attention", (2, 1)),
+    RankCase("pyramid", (1, 2), loss="dice"),
+    RankCase("batch norm", data=2, loss="dice"),
+    RankCase("frozen", data=2, loss="uncertain", given="sources"),
+    RankCase("whole norm", data=2),
+]
