@@ -66,8 +66,8 @@ class Plan:
     """How the images of a channel group meet at a split layer: the whole "batch" at once, one "rank"'s at a time, or a
     "part" of every rank's at a time; the next ones travel while these are computed on."""
     domain: int = 1
-    """Ranks over which the domains of a separation network are divided. Not run by this version, as `stream` and
-    `offload` are not."""
+    """Ranks over which the domains of a separation network are divided. Not run by this version; nor is
+    `offload`."""
     schedule: Schedule = "sequential"
     """The order in which stages work on micro-batches."""
     microbatches: int = 1
@@ -85,7 +85,8 @@ class Plan:
     """Where stages begin: balanced by "layers", "time" or "memory", by "both" (time within `memory`), or the names of
     blocks."""
     memory: str = ""
-    """What a rank's stage may need at most, as "16GiB"; for cuts that are balanced, an image at a time."""
+    """What a rank may need at most, as "16GiB": its stage, for cuts that are balanced, an image at a time; or a
+    streamed step, which keeps values within it."""
     stream: tuple[int, ...] | None = None
     """The tile in which the image is gone through, its extent along each dim; None: the whole image at once."""
     recompute: str | tuple[str, ...] = ()
