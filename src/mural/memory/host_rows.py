@@ -47,6 +47,10 @@ class HostMemory:
             return found
         return Pinned(size) if self.lanes is not None else PageableMemory(size)
 
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostRows:
+        """A tensor, (images, rows, …)."""
+        return HostRows(self, shape, dtype)
+
     def give(self, buffer: Pinned | PageableMemory) -> None:
         """Take a buffer back."""
         self.idle.append(buffer)
@@ -147,7 +151,7 @@ class HostTensor:
         images, rows = self._bands(box)
         ordered = self._outward(tile)
         if self.values is None:
-            self.values = HostRows(self.memory, self.shape, tile.dtype)
+            self.values = self.memory.rows(self.shape, tile.dtype)
         for number, image in enumerate(images):
             self.values.write(image, rows, ordered[number])
 
@@ -165,7 +169,7 @@ class HostTensor:
         images, rows = self._bands(box)
         ordered = self._outward(grad if self.scale is None else grad / self.scale)
         if self.grads is None:
-            self.grads = HostRows(self.memory, self.shape, grad.dtype)
+            self.grads = self.memory.rows(self.shape, grad.dtype)
         for number, image in enumerate(images):
             self._add(image, rows, ordered[number])
 

@@ -6,6 +6,7 @@ Of each pass run the tiles of the kinds that there are, each after the one befor
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,16 +14,15 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mural.geometry import Box, Cuts
+from mural.geometry import Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.call_probe import ALONE
-from mural.memory.host_rows import HostTensor
-from mural.memory.kept_tensors import KeptTensor
+from mural.memory.host_rows import HostMemory, HostRows
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.stream import Streamer, TileInput
 from mural.memory.tile_needs import Needs
-from mural.memory.tile_task import Coordinates, box_of
+from mural.memory.tile_task import Coordinates
 from mural.shard.meta_autocast import meta_autocast
 
 META = torch.device("meta")
@@ -54,42 +54,34 @@ class StreamPeak:
         return max((sweep.peak for sweep in self.sweeps), default=self.state)
 
 
-class HostWindows(KeptTensor):
-    """A kept value on the host: the windows of it that are on the device, one in use and one under way."""
+class MetaRows(HostRows):
+    """Rows on the host, of which those count that are on the device: in use, under way here, and under way there."""
 
-    def __init__(self, box: Box, axes: tuple[str | None, ...], device: torch.device):
-        super().__init__(box, axes, device)
-        self.like: Tensor | None = None
-        self.coming: Tensor | None = None
+    def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype):
+        self.memory, self.shape, self.dtype, self.written = memory, shape, dtype, None
+        self.queue, self.coming = deque(), deque()
         self.going: Tensor | None = None
-        self.found = False
 
-    def write(self, box: Box, tile: Tensor) -> None:
-        """A copy leaves."""
-        self.like = torch.empty(0, dtype=tile.dtype, device="meta")
-        self.going = torch.empty(tuple(tile.shape), dtype=tile.dtype, device="meta")
+    def write(self, image: int, at: Interval, band: Tensor) -> None:
+        """Send a band of rows to the host."""
+        self.going = band
 
-    def window(self, box: Box) -> Tensor:
-        """A window arrives, and the next is on its way."""
-        dtype = torch.float32 if self.like is None else self.like.dtype
-        here, self.coming = (torch.empty([i.size for i in box], dtype=dtype, device="meta") for _ in range(2))
-        return here
-
-    def read(self, box: Box) -> Tensor:
-        """A window."""
-        return self.window(box)
-
-    def add_gradient(self, box: Box, grad: Tensor) -> None:
-        """A copy leaves."""
-        self.going, self.found = torch.empty(tuple(grad.shape), dtype=grad.dtype, device="meta"), True
-
-    def gradient(self, box: Box) -> Tensor | None:
-        """The gradient of a tile."""
-        return self.window(box) if self.found else None
+    def _ask(self, image: int, at: Interval) -> None:
+        band = torch.empty((at.size, *self.shape[2:]), dtype=self.dtype, device=META)
+        self.coming.append(((image, at), band, None))
 
     def drop(self) -> None:
         """Nothing travels any more."""
-        self.coming = self.going = None
+        self.coming.clear()
+        self.going = None
+
+
+class MetaHostMemory(HostMemory):
+    """A host without memory."""
+
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostRows:
+        """A tensor, (images, rows, …)."""
+        return MetaRows(self, shape, dtype)
 
 
 class MetaStreamer(Streamer):
@@ -101,7 +93,7 @@ class MetaStreamer(Streamer):
     ):  # fmt: skip
         cuts = {axis: Cuts.of((0, cut.bounds[-1])) for axis, cut in needs.grid.cuts.items()}
         super().__init__(passes, needs, inputs, held, ALONE, cuts, META, lambda _: None)
-        self.hosted, self.tally = frozenset(hosted), tally
+        self.host, self.memory, self.tally = frozenset(hosted), MetaHostMemory(META), tally
         self.sweeps: list[Sweep] = []
         self.types: dict[Place, torch.dtype] = {}
 
@@ -130,14 +122,6 @@ class MetaStreamer(Streamer):
             return sum(interval.size for interval in self.needs.along(one, axis, coordinate).values.values())
 
         return [max(last, first[0], key=held), *sorted(first[1:], key=held)[-1:]]
-
-    def store(self, place: Place) -> KeptTensor | HostTensor:
-        """Where a value is kept."""
-        if place in self.hosted and place not in self.kept:
-            value = self.needs.graph.values[place]
-            spans = {axis: self.needs.region(place, axis) for axis in value.extents}
-            self.kept[place] = HostWindows(box_of(value, spans), value.axes, META)
-        return super().store(place)
 
     def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
         """Nothing: numbers are not known."""
@@ -178,9 +162,9 @@ class MetaStreamer(Streamer):
         """Note the peak of the sweep that ends."""
         if self.sweeps:
             self.sweeps[-1] = replace(self.sweeps[-1], peak=max(self.sweeps[-1].peak, self.tally.peak))
-        kept = {place: one for place, one in self.kept.items() if isinstance(one, KeptTensor)}
-        held = {place: getattr(one, "like", one.values) for place, one in kept.items()}
-        self.types |= {place: tensor.dtype for place, tensor in held.items() if tensor is not None}
+        for place, kept in self.kept.items():
+            if isinstance(kept.values, (MetaRows, Tensor)):
+                self.types[place] = kept.values.dtype
 
 
 def without_memory(tensor: Tensor) -> Tensor:
