@@ -14,7 +14,7 @@ from torch import Tensor
 
 import mural
 from mural.data import ComputedSource, Source, scaled
-from mural.data.formats.tile_grid import tile_at, touched
+from mural.geometry.tile_grid import tile_at, touched
 from mural.geometry import Box, overlap, slices
 
 BLOCKS = {2: (1024, 1024), 3: (128, 128, 128)}

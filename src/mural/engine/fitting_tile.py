@@ -1,62 +1,77 @@
-"""The largest tile of a streamed step that fits into a memory: found without running the step."""
+"""A streamed step on a device that need not be here, predicted; and the largest tile that fits into its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from mural.cost.hardware import Hardware
-from mural.engine.stream_program import Given, Loss, Objective, stream_program
-from mural.engine.stream_report import MetaSource, PredictedStep, is_channels_last
-from mural.engine.streamed import memory_format, total_stride
+from mural.engine.held_model import HeldModel
+from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, free_memory
+from mural.engine.stream_program import Given
+from mural.engine.stream_report import MetaSource, PredictedStep, predicted_step
+from mural.engine.streamed import Streamed
+from mural.engine.streamed_batch import StreamedBatch, memory_format
 from mural.errors import PlanError
-from mural.memory.tile_needs import Needs, grid_of
+from mural.memory.choice import Room
 from mural.plans import bytes_of
-from mural.ranks import SPATIAL
+from mural.shard.generators import generators_kept
 
 LEAST = 64
-"""The smallest tile that is tried, where the image is larger."""
+"""Tiles are multiples of it."""
 
 
-def prediction(
-    model: nn.Module, loss: Loss, given: Sequence[Given], tile: Sequence[int], *, precision: str = "float32",
-    hardware: Hardware | str | None = "h200", raw: torch.dtype = torch.uint8, keep: str | None = None,
+class ForeseenSteps(Streamed):
+    """Streamed steps with tiles of some size, on a device with that memory, next to a host with that memory."""
+
+    def __init__(self, held: HeldModel, tile: Sequence[int], memory: int, host: int):
+        super().__init__(held)
+        self.plan = replace(held.plan, stream=tuple(tile))
+        self.limits = memory, host
+
+    def _room(self, given: Sequence[Given]) -> Room:
+        memory, host = self.limits
+        itemsize = 2 if self.plan.precision == "bfloat16" else 8
+        return Room(int(memory * DEVICE_SHARE), int(host * HOST_SHARE), itemsize)
+
+
+def foreseen_step(
+    model: HeldModel, given: Sequence[Given], tile: Sequence[int], *, memory: int | str = "", host: int | None = None,
+    hardware: str = "h200", raw: torch.dtype = torch.uint8, keep: str | None = None,
 ) -> PredictedStep:  # fmt: skip
-    """What is predicted for a step of a model on one device, with inputs from sources.
+    """What is predicted for a step on known hardware, of which a process may use `memory`, as "16GiB".
 
-    `given` are shape and type of the image and of the target, which sources hold in the type `raw`.
+    `model` is one that streams, here. `given` are shape and type of image and target, from sources of the type `raw`.
+    `keep` is "all" or "none" of the values that need not be kept; `host` is the host's free memory.
     """
-    objective = Objective(model, nn.Identity(), 1, loss, pytree.tree_flatten(0)[1])
-    program = stream_program(objective, given, tile, keep)
-    image = given[0][0]
-    extents = {"data": image[0], **dict(zip(SPATIAL, image[2:], strict=False))}
-    stride = total_stride(program, extents)
-    sizes = {a: -(-n // stride) * stride for a, n in zip(SPATIAL, tile, strict=False)}
-    needs = Needs(program.passes, grid_of(extents, {"data": 1, **sizes}, {}))
-    form = memory_format(model)
-    inputs = {name: MetaSource(dtype, raw, form) for name, (_, dtype) in zip(program.names, given, strict=True)}
-    held = {**dict(objective.named_parameters()), **dict(objective.named_buffers()), **program.graph.held}
-    known = Hardware.named(hardware) if isinstance(hardware, str) else hardware
-    lower = torch.bfloat16 if precision == "bfloat16" else None
-    more = 0 if known is None else known.rates.workspace
-    return PredictedStep(program, needs, inputs, (), held, lower, known, is_channels_last(held), more)
+    known = Hardware.named(hardware)
+    limit = known.memory if not memory else bytes_of(memory) if isinstance(memory, str) else memory
+    way = ForeseenSteps(model, tile, limit, free_memory() if host is None else host)
+    way.keep = keep
+    image, *targets = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in given)
+    with generators_kept(model.device):
+        batch = StreamedBatch(way, image, targets[0] if len(targets) == 1 else tuple(targets), "loss")
+    step = predicted_step(batch)
+    if step is None:
+        raise PlanError("passes on whole tensors that ranks share are not predicted: predict them for one rank")
+    form = memory_format(model.plain)
+    inputs = {name: MetaSource(d, raw, form) for name, (_, d) in zip(batch.program.names, given, strict=True)}
+    return replace(step, inputs=inputs, hardware=known, more=known.rates.workspace)
 
 
 def fitting_tile(
-    model: nn.Module, loss: Loss, given: Sequence[Given], memory: int | str, *, precision: str = "float32",
-    hardware: Hardware | str | None = "h200",
-) -> tuple[int, ...]:  # fmt: skip
+    model: HeldModel, given: Sequence[Given], memory: int | str, *, hardware: str = "h200", host: int | None = None
+) -> tuple[int, ...]:
     """The largest square tile whose step fits into a memory, as "16GiB"; raises PlanError where none does."""
-
-    def peak(tile: int) -> int:
-        sides = tuple(min(tile, n) for n in given[0][0][2:])
-        return prediction(model, loss, given, sides, precision=precision, hardware=hardware).peak.bytes
-
     extents = given[0][0][2:]
     limit = bytes_of(memory) if isinstance(memory, str) else memory
+
+    def peak(tile: int) -> int:
+        sides = [min(tile, n) for n in extents]
+        return foreseen_step(model, given, sides, memory=limit, host=host, hardware=hardware).peak.bytes
+
     found = largest_tile(peak, max(extents), limit)
     return tuple(min(found, n) for n in extents)
 

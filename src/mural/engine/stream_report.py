@@ -11,21 +11,18 @@ import torch
 from torch import Tensor
 
 from mural.cost.hardware import Hardware
-from mural.engine.held_model import HeldModel
 from mural.engine.stream_program import StreamProgram
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
 from mural.geometry import Box
-from mural.graph.nodes import Place
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.step_text import describe_step, site_names
 from mural.memory.stream import TileInput
 from mural.memory.stream_cost import StreamCost, stream_cost
 from mural.memory.stream_memory import META, StreamPeak, stream_peak, without_memory
 from mural.memory.tile_needs import Needs
-from mural.plans import bytes_of
 
 if TYPE_CHECKING:
-    from mural.engine.streamed import StreamedBatch
+    from mural.engine.streamed_batch import StreamedBatch
 
 
 class MetaSource:
@@ -62,12 +59,6 @@ class MetaPiece(KeptTensor):
         self.wanted, self.values = given.wanted, without_memory(given.region).detach()
 
 
-def hosted_values(program: StreamProgram) -> frozenset[Place]:
-    """The kept values that are on the host, and not on the device."""
-    kept: Any = getattr(program, "kept", None)
-    return frozenset() if kept is None else kept.host
-
-
 @dataclass
 class PredictedStep:
     """A streamed step as it is predicted: the program, its needs, and what it is given, without memory."""
@@ -89,24 +80,24 @@ class PredictedStep:
         """The peak of each sweep."""
         return stream_peak(
             self.program.passes, self.needs, self.inputs, self.held, lower=self.lower, there=self.there,
-            hosted=hosted_values(self.program), more=self.more,
+            hosted=self.program.kept.host, more=self.more,
         )  # fmt: skip
 
     @cached_property
     def cost(self) -> StreamCost:
         """The work of each sweep."""
         return stream_cost(
-            self.program.passes, self.needs, self.peak, lower=self.lower, hosted=hosted_values(self.program),
+            self.program.passes, self.needs, self.peak, lower=self.lower, hosted=self.program.kept.host,
             hardware=self.hardware, channels_last=self.channels_last,
         )  # fmt: skip
 
     def describe(self) -> str:
         """The passes as text, with what each takes."""
-        return describe_step(self.program.passes, self.cost, hosted_values(self.program))
+        return describe_step(self.program.passes, self.cost, self.program.kept.host)
 
     def report(self, seconds: float | None = None, limit: int | None = None) -> dict[str, Any]:
         """What is predicted, next to the measured seconds; with a warning where the peak exceeds a limit."""
-        passes, hosted = self.program.passes, hosted_values(self.program)
+        passes, hosted = self.program.passes, self.program.kept.host
         names = site_names(passes)
         found: dict[str, Any] = {
             "passes": len(passes.passes),
@@ -181,13 +172,3 @@ def hardware_of(device: torch.device) -> Hardware | None:
     if device.type != "cuda" or "H200" not in torch.cuda.get_device_name(device):
         return None
     return Hardware.named("h200")
-
-
-def memory_limit(held: HeldModel) -> int | None:
-    """The bytes that a rank may take: as the plan says, or as torch does; None on a device that has no limit."""
-    if held.plan.memory:
-        return bytes_of(held.plan.memory)
-    if held.device.type != "cuda":
-        return None
-    fraction: Any = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
-    return int(torch.cuda.get_device_properties(held.device).total_memory * fraction(held.device))

@@ -8,7 +8,7 @@ reason; it has to see the whole tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class _Trial:
         level = 0
         if part.requires_grad and self.totals:
             leaves = self.totals
-            found: Sequence[Any] = torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True)
+            found: Iterator[Any] = iter(torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True))
             level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
         made = torch.empty_like(part).requires_grad_(part.is_floating_point())
         if part.is_floating_point():

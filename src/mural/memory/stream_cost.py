@@ -127,7 +127,7 @@ class _SweepCosts:
         hosted: frozenset[Place], hardware: Hardware | None, channels_last: bool,
     ):  # fmt: skip
         self.passes, self.needs, self.types, self.lower = passes, needs, types, lower
-        self.hosted, self.hardware, self.grid, self.channels_last = hosted, hardware, needs.grid, channels_last
+        self.hosted, self.hardware, self.channels_last = hosted, hardware, channels_last
         self.values = passes.graph.values
         self.model = None if hardware is None else replace(load(hardware.model), rates=hardware.rates)
 
@@ -182,12 +182,13 @@ class _SweepCosts:
     def count(self, one: StreamPass) -> int:
         """How many tiles this rank has in a pass."""
         spatial = any(self.values[p].tiled for p in (*one.reads, *one.keeps))
-        axes = [a for a in self.grid.cuts if spatial or a == "data"]
-        return 1 if one.whole else prod(len(self.grid.coordinates(a)) for a in axes)
+        grid = self.needs.grid_of(one)
+        axes = [a for a in grid.cuts if spatial or a == "data"]
+        return 1 if one.whole else prod(len(grid.coordinates(a)) for a in axes)
 
     def over_tiles(self, one: StreamPass, axis: str, of: Callable[[AxisNeeds, int], Interval]) -> tuple[int, int]:
         """Positions along an axis of all tiles together, and of one in the middle of the image."""
-        at = self.grid.coordinates(axis)
+        at = self.needs.grid_of(one).coordinates(axis)
         sizes = [of(self.needs.along(one, axis, c), c).size for c in at]
         return sum(sizes), sizes[len(sizes) // 2]
 
@@ -202,7 +203,7 @@ class _SweepCosts:
         def out(axis: str, extent: int) -> Callable[[AxisNeeds, int], Interval]:
             def of(needs: AxisNeeds, coordinate: int) -> Interval:
                 if measured:
-                    return self.grid.own(axis, extent, coordinate)
+                    return self.needs.grid_of(one).own(axis, extent, coordinate)
                 found = NOTHING
                 for place in places:
                     found = hull(found, needs.values.get(place, NOTHING))
@@ -239,7 +240,7 @@ class _SweepCosts:
     def whole(self, call: TileCall) -> TileWork:
         """A call on whole tensors, as far as they are this rank's."""
         places = [p for p in (*call.node.makes, *call.node.reads) if self.values[p].extents]
-        own = {a: self.grid.here(a, n).size / n for p in places[:1] for a, n in self.values[p].extents.items()}
+        own = {a: self.needs.grid.here(a, n).size / n for p in places[:1] for a, n in self.values[p].extents.items()}
         share = prod(own.values())
         return TileWork(call, self.typed(call.node), share, share)
 

@@ -1,7 +1,7 @@
 """The memory of a streamed step, before it runs: the step itself, on tensors without memory, with its largest tiles.
 
 Everything is counted where it happens: parameters, gradients, kept values, windows, and what autograd keeps of a tile.
-Of each pass the largest tile runs twice, since the second finds the gradients of the first.
+Of each pass run the tiles of the kinds that there are, each after the one before it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor
 from mural.geometry import Box, Cuts
 from mural.graph.nodes import Place
 from mural.memory.call_probe import ALONE
+from mural.memory.host_rows import HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.stream import Streamer, TileInput
 from mural.memory.tile_needs import Needs
-from mural.memory.tile_task import Coordinates
+from mural.memory.tile_task import Coordinates, box_of
 from mural.shard.meta_autocast import meta_autocast
 
 META = torch.device("meta")
@@ -110,26 +111,33 @@ class MetaStreamer(Streamer):
         if not every:
             return every
         kinds = {axis: self._kinds(one, axis) for axis in every[0]}
-        chosen: list[Coordinates] = [dict(zip(kinds, at, strict=True)) for at in product(*kinds.values())]
-        return chosen if len(every) == 1 else [*chosen, chosen[0]]  # a second tile finds the gradients of the first
+        found: set[int] = set()
+        for at in product(*kinds.values()):
+            place = every.index(dict(zip(kinds, at, strict=True)))
+            found |= {max(0, place - 1), place}  # what is left of the tile before is there, too
+        return [every[place] for place in sorted(found)]
 
     def _kinds(self, one: StreamPass, axis: str) -> list[int]:
-        """The coordinates along an axis whose tiles differ: the larger of both ends, and the largest between them."""
-        *first, last = self.needs.grid.coordinates(axis)
+        """The coordinates along an axis whose tiles differ: the larger of both ends, and the largest between them.
+
+        The last rather than the first: it finds the gradients of others.
+        """
+        *first, last = self.needs.grid_of(one).coordinates(axis)
         if axis == "data" or not first:
             return [*first, last][:1]
 
         def held(coordinate: int) -> int:
             return sum(interval.size for interval in self.needs.along(one, axis, coordinate).values.values())
 
-        return [max(first[0], last, key=held), *sorted(first[1:], key=held)[-1:]]
+        return [max(last, first[0], key=held), *sorted(first[1:], key=held)[-1:]]
 
-    def store(self, place: Place) -> KeptTensor:
+    def store(self, place: Place) -> KeptTensor | HostTensor:
         """Where a value is kept."""
-        found = super().store(place)
-        if place in self.hosted and not isinstance(found, HostWindows):
-            self.kept[place] = found = HostWindows(found.box, found.axes, META)
-        return found
+        if place in self.hosted and place not in self.kept:
+            value = self.needs.graph.values[place]
+            spans = {axis: self.needs.region(place, axis) for axis in value.extents}
+            self.kept[place] = HostWindows(box_of(value, spans), value.axes, META)
+        return super().store(place)
 
     def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
         """Nothing: numbers are not known."""
@@ -170,10 +178,9 @@ class MetaStreamer(Streamer):
         """Note the peak of the sweep that ends."""
         if self.sweeps:
             self.sweeps[-1] = replace(self.sweeps[-1], peak=max(self.sweeps[-1].peak, self.tally.peak))
-        self.types |= {p: k.values.dtype for p, k in self.kept.items() if k.values is not None}
-        self.types |= {
-            p: k.like.dtype for p, k in self.kept.items() if isinstance(k, HostWindows) and k.like is not None
-        }
+        kept = {place: one for place, one in self.kept.items() if isinstance(one, KeptTensor)}
+        held = {place: getattr(one, "like", one.values) for place, one in kept.items()}
+        self.types |= {place: tensor.dtype for place, tensor in held.items() if tensor is not None}
 
 
 def without_memory(tensor: Tensor) -> Tensor:

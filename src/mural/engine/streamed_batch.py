@@ -1,0 +1,272 @@
+"""One batch of a streamed model: its inputs by windows, the grid of its tiles, and what happens to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from mural.engine.inputs import Image, all_readable, check_scaled, converted
+from mural.engine.memory_room import MOST_DECODED, free_memory
+from mural.engine.recompute import chosen
+from mural.engine.result_tiles import ResultSink, ResultTile
+from mural.engine.stream_program import Given, Objective, check_stream
+from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
+from mural.engine.tile_sizes import tile_grids
+from mural.errors import LayoutError, PlanError
+from mural.geometry import Box, Cuts
+from mural.geometry import slices as slices_in
+from mural.graph.nodes import Place
+from mural.graph.sites import At
+from mural.memory.decoded_cache import DecodedCache
+from mural.memory.pinned import settled
+from mural.memory.readable import Readable
+from mural.memory.stream import Streamer
+from mural.memory.tile_needs import Needs as TileNeeds
+from mural.memory.tile_task import box_of
+from mural.ranks import SPATIAL
+from mural.shard import ShardedTensor
+from mural.shard.generators import seed_generators
+from mural.shard.layout import Layout
+from mural.shard.ops.random.lattice import new_key
+from mural.shard.relayout import pull
+from mural.shard.unread import Unread
+
+if TYPE_CHECKING:
+    from mural.engine.streamed import Streamed
+
+Part = Tensor | Readable | list[Readable]
+
+
+class StreamedBatch:
+    """One batch: its inputs by windows, the grid of its tiles, and the streamer that goes through them."""
+
+    def __init__(self, way: Streamed, image: Image, target: Any, kind: str):
+        held = way.held
+        self.way, self.held, self.mesh, self.device = way, held, way.mesh, held.device
+        parts: list[Any] = list(cast("tuple[Any, ...]", image)) if several(image) else [image]
+        self.images = len(parts)
+        leaves, form = pytree.tree_flatten(target, is_leaf=all_readable) if kind != "result" else ([], None)
+        if any(not isinstance(leaf, Tensor) and not all_readable(leaf) for leaf in leaves):
+            raise LayoutError("a streamed step takes tensors and sources as targets, alone or in tuples, lists, dicts")
+        objective = Objective(
+            held.plain, held.loss_terms.root, self.images, held.loss if kind != "result" else None, form
+        )
+        objective.both = kind == "both"
+        self.parts = [*map(settled_part, parts), *map(settled_part, leaves)]
+        given = [self._given(part, number) for number, part in enumerate(self.parts)]
+        check_stream(way.plan.stream or (), given[0][0])
+        known = len(way.programs)
+        self.program = way.program(objective, given, kind)
+        self.cuts = self._cuts(given[0][0])
+        self.grid, grids = tile_grids(self.program, given[0][0], way.plan.stream or (), self.cuts, self.mesh)
+        self.needs = TileNeeds(self.program.passes, self.grid, grids)
+        self.cache = DecodedCache(0 if len(self.program.passes.passes) == 1 else int(free_memory() * MOST_DECODED))
+        self.inputs = {
+            name: self._input(part, name, number)
+            for number, (name, part) in enumerate(zip(self.program.names, self.parts, strict=True))
+        }
+        tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
+        tensors |= {name: t.to(self.device) for name, t in self.program.graph.held.items()}
+        self.streamer = Streamer(
+            self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
+            self._random_states(), held.progress,
+        )  # fmt: skip
+        self.streamer.blocks = self._blocks()
+        if self.program.kept.host:
+            self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
+        if len(way.programs) == known:
+            self.streamer.meanwhile = lambda: way.verify(objective, given, self.program)
+
+    # -- inputs --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _kind(self) -> torch.dtype:
+        return next((p.dtype for p in self.held.plain.parameters() if p.is_floating_point()), torch.float32)
+
+    def _given(self, part: Part, number: int) -> Given:
+        """Shape and type of an input, as the model takes it."""
+        if isinstance(part, Tensor):
+            return tuple(part.shape), part.dtype
+        sources = sources_of(part)
+        shapes = sorted({tuple(s.shape) for s in sources})
+        if len(shapes) != 1:
+            raise LayoutError(f"the sources of one batch have shapes {shapes}: they have to be equal")
+        if number < self.images:
+            return (len(sources), *shapes[0]), self._kind
+        flat, dtype = self._mask(sources[0])
+        return (len(sources), *shapes[0][flat:]), dtype
+
+    def _mask(self, source: Readable) -> tuple[int, torch.dtype]:
+        """Whether a mask loses its channel dim, and its type."""
+        dtype = getattr(source, "dtype", None)
+        if not isinstance(dtype, torch.dtype):
+            dtype = source.read([(0, 1) for _ in source.shape]).dtype
+        flat = source.shape[0] == 1 and bool(getattr(source, "flat", not dtype.is_floating_point))
+        return int(flat), torch.int64 if flat and not dtype.is_floating_point else self._kind
+
+    def _input(self, part: Part, name: str, number: int) -> Any:
+        form = memory_format(self.held.plain)
+        place: Place = (name, 0)
+        if isinstance(part, ShardedTensor):
+            value, wants, moved = self.program.tiles.values[place], self.needs.wants(place), part.to(self.device)
+            box = box_of(value, {a: self.needs.region(place, a) for a in value.extents})
+            return PieceInput(part, lambda: pull(cast("ShardedTensor", moved), wants, "a margin of tiles"), box)
+        if isinstance(part, Tensor):
+            return TensorInput(part, self.device, form)
+        sources = sources_of(part)
+        mask = number >= self.images
+        flat, dtype = self._mask(sources[0]) if mask else (0, self._kind)
+        here = self.cuts["data"].interval(self.mesh.coordinates["data"])
+        chosen = [converted(s, self._kind) if not mask else s for s in sources[here.start : here.stop]]
+        if not mask and isinstance(getattr(chosen[0] if chosen else None, "dtype", None), torch.dtype):
+            check_scaled(chosen[0], chosen[0].dtype)  # type: ignore[attr-defined]
+
+        def convert(window: Tensor) -> Tensor:
+            return formed((window[:, 0] if flat else window).to(dtype), form)
+
+        memory = self.way.memory()
+        return SourceInput(chosen, here.start, settled(self.device), convert, self.cache, memory, 2 - flat)
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    def _cuts(self, image: tuple[int, ...]) -> dict[str, Cuts]:
+        """How ranks share the image, along each axis."""
+        first = self.parts[0]
+        mesh, found = self.mesh, {"data": Cuts.even(image[0], self.mesh.size("data"))}
+        align = self.held.inputs.align(image)
+        for axis, extent in zip(SPATIAL, image[2:], strict=False):
+            found[axis] = Cuts.even(extent, mesh.size(axis), align)
+        if isinstance(first, ShardedTensor):
+            axes = zip(first.placement.axes, first.placement.cuts, strict=True)
+            found |= {a: c for a, c in axes if a is not None and c is not None}
+        return found
+
+    def _blocks(self) -> dict[int, str]:
+        """The block of each call that the plan computes again in backward."""
+        names = {id(module): name for name, module in self.held.plain.named_modules()}
+        wanted = self.way.plan.recompute
+        found = [f"model.{names[id(m)]}" for m in (chosen(self.held.plain, wanted) if wanted else ())]
+        inside = ((c.node, n) for c in self.program.tiles.calls for n in found)
+        return {node.id: n for node, n in inside if node.module == n or node.module.startswith(f"{n}.")}
+
+    def _random_states(self) -> Callable[[int], None]:
+        """Sets torch's generator before a random call as a step in one piece would have found it."""
+        seed_generators(self.held.draw(), self.device)
+        states: dict[int, Tensor] = {}
+        for call in self.program.tiles.calls:
+            if call.random:
+                states[call.node.id] = torch.get_rng_state()
+                for _ in range(call.random):
+                    new_key()
+        return lambda call: torch.set_rng_state(states[call])
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Give the inputs their gradients. Collective."""
+        for given in self.inputs.values():
+            given.finish(self.mesh)
+
+    def joined(self, plain: dict[Place, Tensor]) -> Any:
+        """The results as the model gives them: sharded where they have the image's dims."""
+
+        def value(at: Any) -> Any:
+            place = (at.source, at.pick)
+            if place in plain:
+                return plain[place]
+            facts, kept = self.program.tiles.values[place], self.streamer.kept[place]
+            if not any(facts.axes):
+                return kept.read(kept.box)
+            dims = zip(facts.axes, facts.shape, strict=True)
+            cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
+            layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
+            return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
+
+        return pytree.tree_map_only(At, value, self.program.graph.calls[0].outputs)
+
+    def _single(self) -> Place:
+        """The model's result, which has to be one tensor with the image's dims."""
+        places = [p for p in self.streamer.results if p != self.streamer.loss_place or self.program.graph.calls[0].kind]
+        found = [p for p in places if any(self.program.tiles.values[p].axes)]
+        if len(found) != 1:
+            raise PlanError(f"the model gives {len(found)} results in tiles, but a sink takes one: leave into= out")
+        return found[0]
+
+    def writer(self, into: Any) -> Callable[..., None]:
+        """Writes tiles of the result into a sink for each image."""
+        sinks = list(into) if isinstance(into, (list, tuple)) else [into]
+        place = self._single()
+        shape = self.program.tiles.values[place].shape
+        if len(sinks) != shape[0] or any(tuple(s.shape) != shape[1:] for s in sinks):
+            raise LayoutError(
+                f"{len(sinks)} sinks of shape {[tuple(s.shape) for s in sinks]} for a result of shape {shape}: give "
+                f"one for each image, of shape {shape[1:]}"
+            )
+
+        def write(at: Place, tile: ShardedTensor, task: Any) -> None:
+            for row, number in enumerate(range(*tile.box[0])):
+                kind = getattr(sinks[number], "dtype", None)
+                values = tile.local[row].to(kind) if isinstance(kind, torch.dtype) else tile.local[row]
+                sinks[number].write([tuple(i) for i in tile.box[1:]], values)
+
+        return write
+
+    def teller(self, sink: ResultSink) -> Callable[..., None]:
+        """Gives tiles of the result, with their part of the target, to a sink."""
+        results = [p for p in self.streamer.results if any(self.program.tiles.values[p].axes)]
+        if len(results) != 1:
+            return lambda *_: None
+        facts = self.program.tiles.values[results[0]]
+        sink.begin(facts.shape, facts.dtype)
+        names = self.program.names[self.images :]
+
+        def tell(at: Place, tile: ShardedTensor, task: Any) -> None:
+            sink.take(ResultTile(tile.local, self._target_piece(names, tile.box, task), tile.box))
+
+        return tell
+
+    def _target_piece(self, names: Sequence[str], box: Box, task: Any) -> Tensor | None:
+        if len(names) != 1:
+            return None
+        found = task.given.get((names[0], 0))
+        if not isinstance(found, ShardedTensor):
+            return None
+        lead = found.ndim - (len(box) - 2)
+        spans = (box[0], *found.box[1:lead], *box[2:]) if lead >= 1 else (box[0],)
+        return found.local[slices_in(spans, found.box)]
+
+    def close(self) -> None:
+        """End the threads that read."""
+        for given in getattr(self, "inputs", {}).values():
+            if isinstance(given, SourceInput):
+                given.close()
+
+
+def several(image: Image) -> bool:
+    """Whether a tuple of tensors was given: several inputs of the model."""
+    return isinstance(image, tuple) and any(isinstance(part, Tensor) for part in image)
+
+
+def settled_part(part: Any) -> Any:
+    """An input that was not read yet is read now."""
+    return part.tensor() if isinstance(part, Unread) else part
+
+
+def sources_of(part: Any) -> list[Readable]:
+    """The sources of a batch."""
+    if not all_readable(part):
+        raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(part).__name__}")
+    return list(part) if isinstance(part, (tuple, list)) else [part]
+
+
+def memory_format(model: torch.nn.Module) -> torch.memory_format:
+    """The memory format of a model's convolutions."""
+    for weight in model.parameters():
+        if weight.ndim == 4 and weight.shape[2] * weight.shape[3] > 1 and weight.shape[1] > 1:
+            last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+            return torch.channels_last if last else torch.contiguous_format
+    return torch.contiguous_format
