@@ -170,3 +170,18 @@ def test_results_that_are_read_again(case: str) -> None:
     assert apart(loss, spread(expected, target)) < TOLERANCE
     assert apart(told.result, expected) < TOLERANCE
     assert told.target.equal(target)
+
+
+def test_sources_of_a_whole_pass() -> None:
+    """A pass on whole tensors read the first image alone from sources."""
+    (x,) = images(3, (20, 18), 1)
+    target = torch.randint(0, 3, (3, 20, 18), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(1)
+    plain = Around().double()
+    pm = streamed(plain, spread, PLAN, None)
+    loss = pm.step([HeldImage(i) for i in x], [HeldImage(t[None].to(torch.uint8)) for t in target])
+    expected = spread(plain(x), target)
+    expected.backward()
+    assert apart(loss, expected) < TOLERANCE
+    for p, q in zip(plain.parameters(), pm.parameters(), strict=True):
+        assert apart(q.grad, p.grad) < TOLERANCE

@@ -96,7 +96,6 @@ def given(case: RankCase, grid: Grid, x: Tensor, target: Tensor) -> tuple[Any, A
     return ours, target, lambda: ours.grad
 
 
-
 CASES = [
     RankCase("batch norm", (2, 1), loss="dice and cross entropy"),
     RankCase("frozen", (1, 2), loss="weighted", given="sharded"),
