@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import mural
 from law import Grid
@@ -97,17 +96,35 @@ def given(case: RankCase, grid: Grid, x: Tensor, target: Tensor) -> tuple[Any, A
     return ours, target, lambda: ours.grad
 
 
-
 CASES = [
     RankCase("batch norm", (2, 1), loss="dice and cross entropy"),
-    RankCase("batch norm", (1, 2), keep="none"),
     RankCase("frozen", (1, 2), loss="weighted", given="sharded"),
+    RankCase("classifier", (1, 2)),
+    RankCase("attention", (2, 1), given="sources"),
+    RankCase("pyramid", (1, 2), loss="dice", given="sharded"),
+    RankCase("frozen", data=2, loss="uncertain", given="sources"),
+    RankCase("batch norm", data=2, loss="dice", keep="none"),
+]
+SLOW = [
+    RankCase("batch norm", (1, 2), keep="none"),
     RankCase("frozen", (2, 1), loss="ignoring", given="sources"),
     RankCase("group norm", (2, 1), loss="dice", given="sharded"),
-    RankCase("classifier", (1, 2)),
-    RankCase("attention", (2, 1)),
-    RankCase("pyramid", (1, 2), loss="dice"),
-    RankCase("batch norm", data=2, loss="dice"),
-    RankCase("frozen", data=2, loss="uncertain", given="sources"),
     RankCase("whole norm", data=2),
+    RankCase("reflect", (1, 2), loss="per image", given="sharded", tile=(32, 8)),
+    RankCase("classifier", data=2, loss="weighted", keep="none"),
+    RankCase("batch norm", (2, 2), loss="dice per image"),
+    RankCase("batch norm", (2, 1), data=2, keep="none"),
+    RankCase("frozen", (2, 2), loss="bce", given="sharded"),
+    RankCase("group norm", (4, 1), loss="root", extents=(40, 21)),
+    RankCase("attention", (2, 2), loss="dice", given="sources"),
+    RankCase("pyramid", (2, 1), data=2, given="sharded"),
+    RankCase("whole norm", (1, 2), data=2, loss="summed", keep="none"),
+    RankCase("classifier", (2, 2), loss="scaled"),
+    RankCase("reflect", (2, 2), loss="uncertain", tile=(7, 30)),
 ]
+
+
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)], ids=repr)
+def test_ranks_that_stream(case: RankCase) -> None:
+    """Gradients were halved on two ranks where the last pass is one, and doubled where ranks compute the same."""
+    case.check()

@@ -117,7 +117,7 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Tensor:
             batch.streamer.deliver = batch.teller(sink)
-            return self._infer(batch)[batch.streamer.loss_place]
+            return batch.result(batch.streamer.loss_place, self._infer(batch))
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from mural.engine.stream_program import Given, Objective, check_stream
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
 from mural.engine.tile_sizes import tile_grids
 from mural.errors import LayoutError, PlanError
-from mural.geometry import Box, Cuts
+from mural.geometry import Cuts, Interval
 from mural.geometry import slices as slices_in
 from mural.graph.nodes import Place
 from mural.graph.sites import At
@@ -173,33 +173,32 @@ class StreamedBatch:
 
     def joined(self, plain: dict[Place, Tensor]) -> Any:
         """The results as the model gives them: sharded where they have the image's dims."""
+        outputs = self.program.graph.calls[0].outputs
+        return pytree.tree_map_only(At, lambda at: self.result((at.source, at.pick), plain), outputs)
 
-        def value(at: Any) -> Any:
-            place = (at.source, at.pick)
-            if place in plain:
-                return plain[place]
-            facts, kept = self.program.tiles.values[place], self.streamer.kept[place]
-            if not any(facts.axes):
-                return kept.read(kept.box)
-            dims = zip(facts.axes, facts.shape, strict=True)
-            cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
-            layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
-            return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
+    def result(self, place: Place, plain: dict[Place, Tensor]) -> Tensor:
+        """One of the results, from those that are no tiles or from what passes kept."""
+        if place in plain:
+            return plain[place]
+        facts, kept = self.program.tiles.values[place], self.streamer.kept[place]
+        if not any(facts.axes):
+            return kept.read(kept.box)
+        dims = zip(facts.axes, facts.shape, strict=True)
+        cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
+        layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
+        return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
 
-        return pytree.tree_map_only(At, value, self.program.graph.calls[0].outputs)
-
-    def _single(self) -> Place:
+    def _single(self, instead: str) -> Place:
         """The model's result, which has to be one tensor with the image's dims."""
-        places = [p for p in self.streamer.results if p != self.streamer.loss_place or self.program.graph.calls[0].kind]
-        found = [p for p in places if any(self.program.tiles.values[p].axes)]
+        found = [p for p in self.streamer.results if any(self.program.tiles.values[p].axes)]
         if len(found) != 1:
-            raise PlanError(f"the model gives {len(found)} results in tiles, but a sink takes one: leave into= out")
+            raise PlanError(f"the model gives {len(found)} results in tiles, but a sink takes one: {instead}")
         return found[0]
 
     def writer(self, into: Any) -> Callable[..., None]:
         """Writes tiles of the result into a sink for each image."""
         sinks = list(into) if isinstance(into, (list, tuple)) else [into]
-        place = self._single()
+        place = self._single("leave into= out")
         shape = self.program.tiles.values[place].shape
         if len(sinks) != shape[0] or any(tuple(s.shape) != shape[1:] for s in sinks):
             raise LayoutError(
@@ -207,7 +206,7 @@ class StreamedBatch:
                 f"one for each image, of shape {shape[1:]}"
             )
 
-        def write(at: Place, tile: ShardedTensor, task: Any) -> None:
+        def write(tile: ShardedTensor, given: Mapping[Place, Any]) -> None:
             for row, number in enumerate(range(*tile.box[0])):
                 kind = getattr(sinks[number], "dtype", None)
                 values = tile.local[row].to(kind) if isinstance(kind, torch.dtype) else tile.local[row]
@@ -217,27 +216,30 @@ class StreamedBatch:
 
     def teller(self, sink: ResultSink) -> Callable[..., None]:
         """Gives tiles of the result, with their part of the target, to a sink."""
-        results = [p for p in self.streamer.results if any(self.program.tiles.values[p].axes)]
-        if len(results) != 1:
-            return lambda *_: None
-        facts = self.program.tiles.values[results[0]]
+        facts = self.program.tiles.values[self._single("use evaluate(…)")]
         sink.begin(facts.shape, facts.dtype)
         names = self.program.names[self.images :]
 
-        def tell(at: Place, tile: ShardedTensor, task: Any) -> None:
-            sink.take(ResultTile(tile.local, self._target_piece(names, tile.box, task), tile.box))
+        def tell(tile: ShardedTensor, given: Mapping[Place, Any]) -> None:
+            sink.take(ResultTile(tile.local, self._target_piece(names, tile.placement, given), tile.box))
 
         return tell
 
-    def _target_piece(self, names: Sequence[str], box: Box, task: Any) -> Tensor | None:
+    def _target_piece(self, names: Sequence[str], result: Layout, given: Mapping[Place, Any]) -> Tensor | None:
+        """What a single target has at the place of a result; None where their extents differ."""
         if len(names) != 1:
             return None
-        found = task.given.get((names[0], 0))
-        if not isinstance(found, ShardedTensor):
+        place, box = (names[0], 0), result.box
+        shape = self.program.tiles.values[place].shape
+        dims = len(box) - 2 if len(shape) > 1 else 0
+        lead = len(shape) - dims
+        if lead < 1 or shape[lead:] != result.shape[2 : 2 + dims]:
             return None
-        lead = found.ndim - (len(box) - 2)
-        spans = (box[0], *found.box[1:lead], *box[2:]) if lead >= 1 else (box[0],)
-        return found.local[slices_in(spans, found.box)]
+        spans = (box[0], *(Interval(0, n) for n in shape[1:lead]), *box[2 : 2 + dims])
+        found = given.get(place)
+        if isinstance(found, ShardedTensor) and all(h.contains(s) for h, s in zip(found.box, spans, strict=True)):
+            return found.local[slices_in(spans, found.box)]
+        return self.inputs[names[0]].at_once(spans)  # a pass that gives results need not read the target
 
     def close(self) -> None:
         """End the threads that read."""

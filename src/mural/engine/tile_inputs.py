@@ -34,6 +34,10 @@ class TensorInput:
         """A window on the computing device."""
         return formed(self.tensor.detach()[slices(box)].to(self.device, non_blocking=True), self.form)
 
+    def at_once(self, box: Box) -> Tensor:
+        """A window that was not planned."""
+        return self.read(box)
+
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Add the gradient of a window."""
         if self.grad is not None:
@@ -60,6 +64,10 @@ class PieceInput(KeptTensor):
         with torch.enable_grad():
             self.region = margin()
         self.values = self.region.detach()
+
+    def at_once(self, box: Box) -> Tensor:
+        """A window that was not planned."""
+        return self.read(box)
 
     def finish(self, mesh: Mesh) -> None:
         """Give the sharded tensor its gradient. Collective."""
@@ -101,6 +109,12 @@ class SourceInput:
             raise RuntimeError("windows are read after they were planned")
         self.next += 1
         return self.reads[self.next - 1]
+
+    def at_once(self, box: Box) -> Tensor:
+        """A window that was not planned, read now."""
+        parts = [self.sources[i - self.first] for i in range(*box[0])]
+        read = [s.read([(0, s.shape[0]), *map(tuple, box[self.lead :])]) for s in parts]
+        return self.convert(torch.stack(read).to(self.device))
 
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Files have no gradient."""

@@ -30,7 +30,8 @@ def tile_grids(
 
     def grid(times: float) -> TileGrid:
         chosen = as_bands(sizes, extents, times) if bands else enlarged(sizes, times)
-        rounded = {axis: max(1, -(-size // stride) * stride) for axis, size in chosen.items()}
+        parts = {axis: max(i.size for i in ranks[axis][0].intervals()) for axis in chosen}
+        rounded = {axis: even(size, parts[axis], stride) for axis, size in chosen.items()}
         return grid_of(extents, {"data": 1, **rounded}, ranks)
 
     passes, graph = program.passes, program.tiles
@@ -51,6 +52,19 @@ def total_stride(program: StreamProgram, extents: dict[str, int]) -> int:
                 ratio = round(extents[axis] / extent)
                 found = ratio if ratio * 4 <= extents[axis] else found
     return found
+
+
+def even(size: int, extent: int, stride: int) -> int:
+    """A tile of about that size, and of whole strides, that leaves no small rest.
+
+    The tile before a rest that is smaller than the margins would have a shape of its own.
+
+    >>> even(48, 100, 4), even(48, 96, 4), even(13, 100, 4)
+    (36, 48, 16)
+    """
+    rounded = max(1, -(-size // stride) * stride)
+    count = max(1, -(-extent // rounded))
+    return max(1, -(-extent // (count * stride)) * stride)
 
 
 def enlarged(tile: dict[str, int], times: float) -> dict[str, int]:

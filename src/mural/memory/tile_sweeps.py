@@ -71,8 +71,9 @@ class TileSweeps:
         """Where the values of `host` are kept."""
         self.queued: deque[Any] = deque()
         self.results = {(o.source, o.pick) for o in passes.graph.graph.outputs}
-        self.deliver: Callable[[Place, ShardedTensor, TileTask], None] | None = None
-        """Takes the tiles of the model's results, which are not kept then."""
+        self.deliver: Callable[[ShardedTensor, Mapping[Place, Any]], None] | None = None
+        """Takes the tiles of the model's results, with what was read for them; they are not kept then."""
+        self.read_again = {place for one in passes.passes for place in one.reads}
         self.blocks: Mapping[int, str] = {}
         """The block of each call that is computed again in backward."""
         self.meanwhile: Callable[[], None] | None = None
@@ -158,8 +159,8 @@ class TileSweeps:
         """Take what a tile made."""
         for place, tile in task.kept.items():
             if self.deliver is not None and place in self.results:
-                self.deliver(place, tile, task)
-            else:
+                self.deliver(tile, task.given)
+            if self.deliver is None or place not in self.results or place in self.read_again:
                 self.store(place).write(tile.box, tile.local.detach())
         for key, part in task.sums.items():
             at = (key, task.chunk(key))

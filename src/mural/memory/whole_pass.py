@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mural.geometry import Box, Cuts
+from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
-from mural.memory.tile_calls import tensors_in
+from mural.memory.tile_calls import Axes, tensors_in
 from mural.memory.tile_task import box_of
 from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
@@ -40,8 +40,10 @@ class WholePass:
         with torch.no_grad():
             values, _ = self._run(one, grad=False)
             for place in one.keeps:
-                region = self._region(place, values[place])
-                self.streamer.store(place).write(self._box(place), region)
+                made = values[place]
+                if self.streamer.deliver is not None and place in self.streamer.results and any(self._axes(place)):
+                    self.streamer.deliver(made, values)
+                self.streamer.store(place).write(self._box(place), self._region(place, made))
 
     def backward(self, one: StreamPass) -> None:
         """Run the calls again, from the gradients of what they made to those of what they read."""
@@ -83,8 +85,10 @@ class WholePass:
         for place in one.reads:
             box = self._own(place)
             source = streamer.source(place)
-            source.plan([box])
-            local = source.read(box)
+            images = one_by_one(box) if self._axes(place) else [box]
+            source.plan(images)
+            parts = [source.read(each) for each in images]
+            local = parts[0] if len(parts) == 1 else torch.cat(parts)
             if grad and place in streamer.graded:
                 local = leaves[place] = local.detach().requires_grad_()
             if any(place[0] in call.node.writes for call in one.calls):
@@ -116,12 +120,14 @@ class WholePass:
             if grad is not None:
                 layout = self._layout(place)
                 true = grad if layout is None else true_gradient(grad, layout)
-                axes = streamer.needs.graph.values[place].axes
-                copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in axes)
+                copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in self._axes(place))
                 streamer.source(place).add_gradient(self._own(place), true / copies)
         for name, grad in zip(names, found, strict=False):
             if grad is not None:
                 streamer.add_shared(name, grad)
+
+    def _axes(self, place: Place) -> Axes:
+        return self.streamer.needs.graph.values[place].axes
 
     # -- places --------------------------------------------------------------------------------------------------------
 
@@ -153,3 +159,9 @@ class WholePass:
         if not any(value.axes):
             return made.full()
         return pull(made, self.streamer.needs.wants(place), "a margin of tiles")
+
+
+def one_by_one(box: Box) -> list[Box]:
+    """The parts of a box for each image; at least one part."""
+    images = [Interval(i, i + 1) for i in range(*box[0])] or [box[0]]
+    return [(image, *box[1:]) for image in images]

@@ -1,0 +1,162 @@
+"""What a streamed plan refuses, by name, and what it notices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mural
+from law import Expr
+from streamed_law import apart, check_steps, images, streamed
+from streamed_models import Spec
+
+
+class Between(nn.Module):
+    """An expression of x between two convolutions."""
+
+    def __init__(self, code: str):
+        super().__init__()
+        self.one, self.two, self.code = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1), Expr(code)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.code(self.one(x)))
+
+
+class Doubled(torch.autograd.Function):
+    """A function that nobody can look into."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class Custom(nn.Module):
+    """A model with a custom function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(2, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Doubled.apply(self.one(x))
+
+
+def step(model: nn.Module, stream: tuple[int, ...] = (8, 8), **plan: Any) -> Any:
+    """A step of a streamed model."""
+    pm = mural.parallelize(model.double(), mural.Plan(stream=stream, **plan))
+    return pm.step(images(1, (40, 44), 1)[0], torch.zeros(1, 40, 44, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("F.scaled_dot_product_attention(*[x.flatten(2).transpose(1, 2)] * 3).transpose(1, 2).view(x.shape)", "attent"),
+        ("x - x.amax((2, 3), keepdim=True)", "amax"),
+        ("x - x.max()", "max"),
+        ("F.pad(x, (1, 1, 1, 1), mode='circular')[..., 1:-1, 1:-1]", "circular"),
+        ("x.roll(1, 2)", "roll"),
+        ("x.flip(3)", "flip"),
+        ("x.softmax(2)", "softmax"),
+        ("x.cumsum(3)", "cumsum"),
+        ("x.sort(2)[0]", "sort"),
+        ("x + x.median()", "median"),
+        ("x - x.mean(2, keepdim=True)", "mean adds up"),
+        ("torch.cat([x, x], 2)[:, :, :40]", "cat along"),
+        ("x + x[:, :, :1, 0, None]", "one position"),
+        ("x.index_select(2, torch.arange(39, -1, -1, device=x.device))", "index"),
+        ("x @ torch.ones(44, 44, dtype=x.dtype, device=x.device)", "matmul"),
+        ("torch.fft.fft2(x).real", "fft"),
+        ("F.layer_norm(x, x.shape[1:])", "layer_norm"),
+    ],
+)
+def test_what_is_not_local(code: str, name: str) -> None:
+    """At full resolution, with the call's name and site and what helps."""
+    with pytest.raises(mural.PlanError, match=name) as error:
+        step(Between(code))
+    assert "model.code" in str(error.value)
+    assert "raise stream, or move it to a lower resolution" in str(error.value)
+
+
+def test_custom_functions() -> None:
+    with pytest.raises(mural.PlanError, match=r"Doubled.*custom autograd\.Function"):
+        step(Custom())
+
+
+def test_statistics_of_ranks() -> None:
+    with pytest.raises(mural.PlanError, match="batchnorm"):
+        step(Spec(norm="batch").build(), batchnorm="rank")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"stage": 2}, {"microbatches": 2}, {"channel": 2}, {"stage": 2, "schedule": "gems"}],
+    ids=str,
+)
+def test_other_divisions(plan: dict[str, Any]) -> None:
+    with pytest.raises(mural.PlanError, match="stream"):
+        mural.parallelize(nn.Conv2d(2, 3, 3), mural.Plan(stream=(8, 8), **plan))
+
+
+@pytest.mark.parametrize("stream", [(8,), (8, 8, 8)])
+def test_tiles_of_other_dims(stream: tuple[int, ...]) -> None:
+    with pytest.raises(mural.PlanError, match="along each of the 2 dims"):
+        step(nn.Conv2d(2, 3, 3, padding=1), stream)
+
+
+def test_running_statistics_of_instances() -> None:
+    with pytest.raises(mural.PlanError, match="track_running_stats"):
+        step(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.InstanceNorm2d(3, track_running_stats=True)))
+
+
+def test_without_a_stream() -> None:
+    pm = mural.parallelize(nn.Conv2d(2, 3, 3), mural.Plan())
+    with pytest.raises(mural.PlanError, match="set stream"):
+        pm(torch.zeros(1, 2, 8, 8), into=[])
+    with pytest.raises(mural.PlanError, match="for plans that stream"):
+        pm.evaluate_into(torch.zeros(1, 2, 8, 8), torch.zeros(1, 6, 6).long(), None)  # type: ignore[arg-type]
+
+
+class Switched(nn.Module):
+    """A model whose forward depends on an attribute, a mode, or the kind of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.deep = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=2, dilation=2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        return self.two(x.relu()) if self.deep else x
+
+
+def test_a_forward_that_changes_is_noticed() -> None:
+    """The calls are captured anew at each step; after a change, the program of the new calls runs."""
+    torch.manual_seed(1)
+    plain = Switched().double()
+    pm = streamed(plain, F.cross_entropy, mural.Plan(stream=(8, 8)), None)
+    (x,) = images(1, (20, 22), 1)
+    target = torch.randint(0, 3, (1, 20, 22))
+    for deep in (False, True, True, False):
+        plain.deep = pm.plain.deep = deep
+        plain.zero_grad()
+        pm.zero_grad()
+        expected = F.cross_entropy(plain(x), target)
+        expected.backward()
+        assert apart(pm.step(x, target), expected) < 1e-12
+        for p, q in zip(plain.parameters(), pm.parameters(), strict=True):
+            assert apart(q.grad, p.grad) < 1e-10
+
+
+def test_frozen_while_training() -> None:
+    """Norms that are frozen between two steps use their running statistics from then on."""
+    model = Spec(norm="batch").build()
+    batches = [(x, torch.randint(0, 3, (2, 20, 22))) for x in images(2, (20, 22))]
+    check_steps(model, F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
+    check_steps(model.eval(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
