@@ -14,8 +14,8 @@ from torch import Tensor
 
 import mural
 from mural.data import ComputedSource, Source, scaled
-from mural.geometry.tile_grid import tile_at, touched
 from mural.geometry import Box, overlap, slices
+from mural.geometry.tile_grid import tile_at, touched
 
 BLOCKS = {2: (1024, 1024), 3: (128, 128, 128)}
 """Extents of the random blocks, for each number of dims."""

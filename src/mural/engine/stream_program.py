@@ -95,6 +95,12 @@ def stream_program(
             f"would lose their gradients. Register them as parameters"
         )
     check_effects(graph)
+    if graph.touched:
+        module, attribute = next(iter(graph.touched))
+        raise UnsupportedOp(
+            f"the forward changes the attribute {attribute!r} of {module.removeprefix('model.') or 'the model'!r}: a "
+            f"streamed step replays recorded calls, and it would stand still. Make it a buffer and write it in place"
+        )
     axes = input_axes([shape for shape, _ in given], objective.images)
     names = tuple(value.name for value in graph.inputs)
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))

@@ -139,7 +139,7 @@ def predicted_step(batch: StreamedBatch) -> PredictedStep | None:
         inputs[name], whole = input_without_memory(given, dtype, batch.device, form)
         there += whole
     lower = torch.bfloat16 if batch.way.plan.precision == "bfloat16" else None
-    grads = sum(t.grad.numel() * t.grad.element_size() for t in held.values() if t.is_leaf and t.grad is not None)
+    grads = sum(t.grad.numel() * t.grad.element_size() for t in batch.parameters.values() if t.grad is not None)
     more = grads + (0 if hardware is None else hardware.rates.workspace)
     return PredictedStep(batch.program, batch.needs, inputs, there, held, lower, hardware, last, more)
 

@@ -14,6 +14,7 @@ from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, check_filled
 from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, device_limit, free_memory
+from mural.engine.parameter_hooks import check_hooks
 from mural.engine.result_tiles import ResultSink
 from mural.engine.stream_program import Given, Objective, StreamProgram, same_calls, stream_program
 from mural.engine.stream_report import PredictedStep, predicted_step
@@ -70,7 +71,7 @@ class Streamed:
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
             batch.finish()
-            self._add_gradients(batch.streamer)
+            self._add_gradients(batch)
             self._effects(batch.streamer)
             return loss
 
@@ -78,6 +79,8 @@ class Streamed:
         with shared_fate(self.transport):
             held.same_inputs.check("step", image=image, target=target)
             check_filled(image)
+            if held.world_mesh.world > 1:
+                check_hooks(held.plain, held.hooks)
             held.calls += 1
             with self._scope():
                 loss = self._run(image, target, "loss", run)
@@ -190,15 +193,23 @@ class Streamed:
             self.buffers = Buffers(settled(self.held.device), keep=12)
         return self.buffers
 
-    def _add_gradients(self, streamer: Streamer) -> None:
-        """Add what the tiles found to the parameters' gradients, scaled so that their mean over the ranks is true."""
-        replicas = self.mesh.replicas
+    def _add_gradients(self, batch: StreamedBatch) -> None:
+        """Add what the tiles found to the parameters' gradients, scaled so that their mean over the ranks is true.
+
+        Hooks see the gradient of the whole step, as in torch; on several ranks, this rank's part of it.
+        """
+        replicas, streamer = self.mesh.replicas, batch.streamer
         with torch.no_grad():
             for name in {**streamer.gradients, **streamer.shared}:
                 found = [g * replicas if replicas > 1 else g for g in (streamer.gradients.get(name),) if g is not None]
                 found += [streamer.shared[name]] if name in streamer.shared else []
-                parameter, total = streamer.held[name], sum(found[1:], found[0])
+                parameter, total = batch.parameters[name], sum(found[1:], found[0])
+                for hook in (parameter._backward_hooks or {}).values():
+                    changed = hook(total)
+                    total = total if changed is None else changed
                 parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
+                for told in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+                    told(parameter)
 
     def _infer(self, batch: StreamedBatch) -> dict[Place, Tensor]:
         """The results that are no tiles; as in torch, norms in training mode learn."""

@@ -69,7 +69,9 @@ class StreamedBatch:
             name: self._input(part, name, number)
             for number, (name, part) in enumerate(zip(self.program.names, self.parts, strict=True))
         }
-        tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
+        self.parameters = dict(objective.named_parameters())
+        tensors = {n: p.detach().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}  # without hooks
+        tensors |= dict(objective.named_buffers())
         tensors |= {name: t.to(self.device) for name, t in self.program.graph.held.items()}
         self.streamer = Streamer(
             self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,

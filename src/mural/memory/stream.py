@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from mural.geometry import Cuts
-from mural.graph.nodes import Place
+from mural.graph.nodes import Node, Place
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_sweeps import Progress, TileInput, TileSweeps
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.memory.whole_pass import WholePass
 from mural.ranks import SPATIAL, Mesh
+from mural.shard.tensor import ShardedTensor
 
 
 class Streamer(TileSweeps):
@@ -111,6 +112,8 @@ class Streamer(TileSweeps):
         single: TotalKey | None = None
         for at in self._told(last, "forward and backward"):
             task, leaves = self.task(last, at, grad=True)
+            if single is not None and self._adds_nothing(last, task):
+                continue
             with torch.enable_grad():
                 task.run()
             found = [key for key, part in task.sums.items() if part.requires_grad]
@@ -131,6 +134,18 @@ class Streamer(TileSweeps):
             self._rescale(found * prod(map(self.mesh.size, self.totals.axes[single])) / guess)
         self._add_adjoints(adjoints)
         return loss
+
+    def _adds_nothing(self, last: StreamPass, task: TileTask) -> bool:
+        """Whether a tile adds nothing to loss and gradients: its targets are all of the class that the loss ignores."""
+        calls = list(last.measured_calls)
+        node = self.passes.graph.calls[calls[0]].node
+        ignored = ignored_class(node)
+        if len(calls) != 1 or ignored is None or len(node.reads) < 2:
+            return False
+        target = task.given.get(node.reads[1])
+        if not isinstance(target, ShardedTensor) or target.local.is_meta:
+            return False
+        return bool((target.local == ignored).all())
 
     def _guess(self, key: TotalKey, part: Tensor) -> Tensor:
         """One over the number of positions: the gradient of a mean."""
@@ -194,3 +209,11 @@ class Streamer(TileSweeps):
         }
         task = TileTask(one, at, self.needs, {}, self.held, known, self.totals.axes, self.before_random, self.device)
         return known, task
+
+
+def ignored_class(node: Node) -> int | None:
+    """The class that a call of a loss ignores; None for other calls, and for a number that no mask has."""
+    if node.op not in ("cross_entropy", "nll_loss"):
+        return None
+    found = node.kwargs.get("ignore_index", node.args[4] if len(node.args) > 4 else -100)
+    return found if isinstance(found, int) and found >= 0 else None

@@ -77,9 +77,10 @@ class CallForm:
         for place in self.devices:  # what was captured without memory asked for tensors without memory
             leaves[place] = device
         args, kwargs = pytree.tree_unflatten(leaves, self.form)
-        if device.type == "meta":
-            args, kwargs = staying(self.op, args), staying_named(kwargs)
-        return self.func(*args, **kwargs)
+        if device.type != "meta":
+            return self.func(*args, **kwargs)
+        with META:  # where tensors are made that nothing says a device for
+            return self.func(*staying(self.op, args), **staying_named(kwargs))
 
 
 @dataclass(frozen=True)
