@@ -1,0 +1,95 @@
+"""Values kept on the host: bands of rows that leave and come back, and gradients whose windows overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mural
+from mural.engine.streamed import Streamed
+from mural.geometry import Interval
+from mural.memory.choice import Room, Speeds
+from mural.memory.host_rows import HostMemory, HostTensor
+from mural.models import UNet
+from streamed_law import check_steps, images
+from streamed_losses import both
+
+CPU = torch.device("cpu")
+AXES = ("data", None, "spatial0", "spatial1")
+
+
+def box(images: tuple[int, int], rows: tuple[int, int]) -> tuple[Interval, ...]:
+    return Interval(*images), Interval(0, 3), Interval(*rows), Interval(0, 5)
+
+
+@given(rows=st.integers(1, 24), band=st.integers(1, 9), halo=st.integers(0, 4), passes=st.integers(1, 3))
+def test_windows_and_their_gradients(rows: int, band: int, halo: int, passes: int) -> None:
+    """What is read is what was written, and gradients of overlapping windows add up, also over several passes."""
+    whole = torch.rand(2, 3, rows, 5, dtype=torch.float64)
+    kept = HostTensor(box((0, 2), (0, rows)), AXES, HostMemory(CPU))
+    bands = [(n, a, min(rows, a + band)) for n in range(2) for a in range(0, rows, band)]
+    for n, a, b in bands:
+        kept.write(box((n, n + 1), (a, b)), whole[n : n + 1, :, a:b])
+    true = torch.zeros_like(whole)
+    for _ in range(passes):
+        windows = [(n, max(0, a - halo), min(rows, b + halo)) for n, a, b in bands]
+        boxes = [box((n, n + 1), (a, b)) for n, a, b in windows]
+        kept.plan(boxes)
+        for (n, a, b), place in zip(windows, boxes, strict=True):
+            assert kept.read(place).equal(whole[n : n + 1, :, a:b])
+            grad = torch.rand(1, 3, b - a, 5, dtype=torch.float64)
+            true[n : n + 1, :, a:b] += grad
+            kept.add_gradient(place, grad)
+        kept.end_pass()
+    boxes = [box((n, n + 1), (a, b)) for n, a, b in bands]
+    kept.plan_gradient(boxes)
+    for (n, a, b), place in zip(bands, boxes, strict=True):
+        found = kept.gradient(place)
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found, true[n : n + 1, :, a:b])
+    kept.drop()
+
+
+@pytest.mark.parametrize("room", [0, 60_000])
+def test_steps_with_values_on_the_host(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law holds where all kept values are on the host, or those for which the device has no room."""
+    fast = Speeds(link=1e15, memory=1e10, flops=1e10)
+    monkeypatch.setattr(Streamed, "_room", lambda *_: Room(room, 10**12, 8, fast))
+    model = UNet(in_channels=2, width=2, depth=2, classes=3).double()
+    target = torch.randint(0, 3, (2, 40, 36), generator=torch.Generator().manual_seed(3))
+    check_steps(model, both, [(x, target) for x in images(2, (40, 36))], mural.Plan(stream=(12, 10)))
+    pm = mural.parallelize(model, mural.Plan(stream=(12, 10)), both)
+    pm.step(images(2, (40, 36), 1)[0], target)
+    (program,) = pm.way.programs.values()  # type: ignore[union-attr]
+    assert bool(program.kept.host)
+    assert (room > 0) == bool(program.kept.values - program.kept.host)
+
+
+def test_hooks_see_the_gradient_of_the_whole_step() -> None:
+    """They saw that of each tile before, so one that clips gave other gradients."""
+    model, calls = nn.Conv2d(3, 3, 3, padding=1), list[str]()
+    model.weight.register_hook(lambda grad: calls.append("hook") or grad.clamp(max=1e-4))
+    model.weight.register_post_accumulate_grad_hook(lambda _: calls.append("after"))
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)))
+    pm.step(torch.rand(1, 3, 24, 24), torch.randint(0, 3, (1, 24, 24)))
+    assert calls == ["hook", "after"]
+    assert model.weight.grad is not None
+    assert float(model.weight.grad.max()) <= 1e-4
+
+
+def test_an_attribute_that_the_forward_changes_is_named() -> None:
+    """It stood still before, as recorded calls are replayed."""
+
+    class Counting(nn.Conv2d):
+        count = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return super().forward(x) * self.count
+
+    pm = mural.parallelize(Counting(3, 2, 1), mural.Plan(stream=(8, 8)))
+    with pytest.raises(mural.errors.UnsupportedOp, match="changes the attribute 'count'"):
+        pm.step(torch.rand(1, 3, 16, 16), torch.randint(0, 2, (1, 16, 16)))
