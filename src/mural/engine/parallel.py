@@ -27,7 +27,7 @@ from mural.ranks import Mesh
 class Parallel(HeldModel):
     """A model under a plan: steps, inference, and the model's own names for what this rank holds.
 
-    `way` is how a batch goes through the model: as a whole, or in stages and micro-batches.
+    `way` is how a batch goes through the model: as a whole, in stages and micro-batches, or in tiles.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
