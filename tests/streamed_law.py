@@ -57,7 +57,7 @@ def differences(pm: Any, model: nn.Module, loss: Loss, inputs: Sequence[tuple[Te
     pairs = zip(expected.items(), pm.named_parameters(), strict=True)
     found = {f"gradient of {name}": apart(q.grad, p.grad, FLOOR * largest) for (name, p), (_, q) in pairs}
     buffers = zip(model.named_buffers(), pm.named_buffers(), strict=False)
-    found |= {f"buffer {name}": apart(b, a) for (name, a), (_, b) in buffers}
+    found |= {f"buffer {name}": apart(b, a, FLOOR) for (name, a), (_, b) in buffers}
     for number, (got, want) in enumerate(inputs):
         found[f"gradient of input {number}"] = apart(got, want, 0.01 * FLOOR * largest)
     return found

@@ -220,5 +220,8 @@ def common_tile(sharded: Sequence[ShardedTensor], shape: tuple[int, ...]) -> Lay
                 raise UnsupportedOp(f"tiles of {axes[out]} and {layout.axes[dim]} meet in dim {out} of {shape}")
             axes[out], box = layout.axes[dim], layout.box[dim]
             spans[out] = spans[out] & box if out in spans else box
+    cut = [axis for axis in axes if axis is not None]
+    if len(set(cut)) != len(cut):
+        raise UnsupportedOp(f"tiles of {cut} meet in a result of shape {shape}: an axis cuts one dim")
     cuts = tuple(around(spans[d], n) if d in spans else None for d, n in enumerate(shape))
     return Layout(sharded[0].mesh, shape, tuple(axes), cuts, ())
