@@ -10,10 +10,10 @@ from typing import Any
 
 from harness.case import GIB
 from harness.tables import markdown
-from memory import Need
 from nets import NETS
 from ways import Forecast, forecast, goals, ways
 
+from memory import Need
 from mural.plans import Plan
 
 Forecasts = dict[str, dict[str, Forecast]]

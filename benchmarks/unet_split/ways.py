@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-import memory
-from memory import Need, Span
 from nets import Net
 from published import BLOCKS, FIGURE_7, FIGURE_8
 
+import memory
+from memory import Need, Span
 from mural.engine.alignment import graph_for
 from mural.engine.recompute import chosen
 from mural.engine.stage_starts import stage_starts

@@ -19,7 +19,7 @@ from mural.graph.nodes import Place
 from mural.memory.call_probe import ALONE
 from mural.memory.host_rows import HostMemory, HostRows
 from mural.memory.meta_kernels import GpuTally
-from mural.memory.passes import Passes, StreamPass, TotalKey
+from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream import Streamer, TileInput
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Coordinates
@@ -123,7 +123,7 @@ class MetaStreamer(Streamer):
 
         return [max(last, first[0], key=held), *sorted(first[1:], key=held)[-1:]]
 
-    def _rescale(self, factor: Tensor, own: set[TotalKey]) -> None:
+    def _rescale(self, factor: Tensor) -> None:
         """Nothing: numbers are not known."""
 
     # -- sweeps --------------------------------------------------------------------------------------------------------

@@ -50,37 +50,53 @@ class TileValue:
 
 @dataclass(frozen=True)
 class CallForm:
-    """The arguments of a recorded call, flat: where its tensors go, and where it names a device."""
+    """A recorded call, to be made again: its arguments, and which of them hold tensors or name a device."""
 
     op: str
     func: Any
-    leaves: tuple[Any, ...]
-    form: Any
-    refs: tuple[tuple[int, int], ...]
-    devices: tuple[int, ...]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    places: tuple[int, ...]
+    names: tuple[str, ...]
 
     @classmethod
     def of(cls, node: Node) -> CallForm:
         """The form of a node's call."""
         if node.func is None:
             raise UnsupportedOp(f"{node.op} at {node.site!r} cannot be called again")
-        leaves, form = pytree.tree_flatten((node.args, dict(node.kwargs)), is_leaf=lambda leaf: isinstance(leaf, Ref))
-        refs = tuple((i, leaf.index) for i, leaf in enumerate(leaves) if isinstance(leaf, Ref))
-        devices = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.device) and leaf == META)
-        return cls(node.op, node.func, tuple(leaves), form, refs, devices)
+        places = tuple(i for i, item in enumerate(node.args) if varies(item))
+        names = tuple(name for name, item in node.kwargs.items() if varies(item))
+        return cls(node.op, node.func, node.args, dict(node.kwargs), places, names)
 
     def call(self, given: Sequence[Any], device: torch.device) -> Any:
         """What the call returns for these tensors."""
-        leaves = list(self.leaves)
-        for place, index in self.refs:
-            leaves[place] = given[index]
-        for place in self.devices:  # what was captured without memory asked for tensors without memory
-            leaves[place] = device
-        args, kwargs = pytree.tree_unflatten(leaves, self.form)
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for i in self.places:
+            args[i] = filled(args[i], given, device)
+        for name in self.names:
+            kwargs[name] = filled(kwargs[name], given, device)
         if device.type != "meta":
             return self.func(*args, **kwargs)
         with META:  # where tensors are made that nothing says a device for
-            return self.func(*staying(self.op, args), **staying_named(kwargs))
+            return self.func(*staying(self.op, tuple(args)), **staying_named(kwargs))
+
+
+def varies(item: Any) -> bool:
+    """Whether an argument holds a tensor, or asks for tensors without memory, as it was captured."""
+    leaves = pytree.tree_leaves(item, is_leaf=lambda leaf: isinstance(leaf, Ref))
+    return any(isinstance(leaf, Ref) or (isinstance(leaf, torch.device) and leaf == META) for leaf in leaves)
+
+
+def filled(item: Any, given: Sequence[Any], device: torch.device) -> Any:
+    """An argument with these tensors, and with the device that computes."""
+    if isinstance(item, Ref):
+        return given[item.index]
+    if type(item) in (list, tuple):  # without the detour of pytree, which takes longer than a small layer
+        return type(item)([filled(part, given, device) for part in item])
+    if isinstance(item, torch.device):
+        return device if item == META else item
+    place = pytree.tree_map_only(Ref, lambda ref: given[ref.index], item)
+    return pytree.tree_map_only(torch.device, lambda d: device if d == META else d, place)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mural.shard.halo.fuse import through
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.relayout import gather
-from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed
+from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed, windowed_tile
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import crop
@@ -162,12 +162,14 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
     kernel = tuple(weight.shape[2:])
     given = kernel, frozen(stride), frozen(padding), frozen(dilation), groups
+    found = conv_windows(x.placement.shape[x.ndim - n :], *given)
+    rule = rule_of_windows(found, weight, bias)
+    if x.mesh.tiled:  # a tile has a layout of its own, so nothing that is remembered for layouts would be found again
+        return windowed_tile(x, rule)
     whole = whole_output(x.placement, *given)
     if whole is not None and x.local.numel():
         local = func(x.local, weight, bias, stride, padding, dilation, groups)
         return ShardedTensor(local, whole.uncut_resized(local.shape))
-    found = conv_windows(x.placement.shape[x.ndim - n :], *given)
-    rule = rule_of_windows(found, weight, bias)
     target = output_layout(x.placement, rule)
 
     def usual() -> ShardedTensor:

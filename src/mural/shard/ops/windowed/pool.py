@@ -17,7 +17,7 @@ from mural.shard.halo.fuse import through
 from mural.shard.halo.pool_borders import Kernel, pooled
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.conv import each
-from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, pad_border, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, pad_border, windowed, windowed_tile
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -171,6 +171,8 @@ def max_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if indices:
         return getattr(F, f"max_pool{n}d_with_indices")(x, *rest)
     rule = max_pool_rule(tuple(x.shape[x.ndim - n :]), *rest)
+    if x.mesh.tiled:
+        return windowed_tile(in_plain_type(x, lambda small: func(small, 1)), rule)
     if (whole := of_whole_images(x, rule, lambda piece: MAX[n](piece, *rest))) is not None:
         return whole
     kernel, strides, dilation = (
