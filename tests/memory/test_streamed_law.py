@@ -55,7 +55,7 @@ def law(head: str, examples: int) -> Callable[..., Any]:
     return lambda test: settings(max_examples=examples, phases=FOUND)(given(case=cases(head))(test))
 
 
-@law("pixels", 40)
+@law("pixels", 30)
 def test_encoder_decoders(case: Case) -> None:
     case.check()
 
