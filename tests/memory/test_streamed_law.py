@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn, head: str = "pixels") -> Case:
         draw(st.sampled_from(["some", "a tile", "an image"])),
         draw(st.integers(1, 3 if spec.dims < 3 else 2)),
         draw(st.sampled_from([None, "none"])),
-        draw(st.sampled_from([(1.0,), (1.0, 1.0), (0.25, 2.0)])),
+        draw(st.sampled_from([(1.0,), (1.0, 1.0), (0.25, 2.0), (0.0, 1.0)])),
         draw(st.booleans()),
     )
 

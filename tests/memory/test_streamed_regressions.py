@@ -140,3 +140,10 @@ def test_whole_results_without_a_layout() -> None:
     model = Between("F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)").double()
     batches = [(x, image(2, 3, 26, 30, seed=9)) for x in images(2, (26, 30))]
     check_steps(model, LOSSES["mse"], batches, mural.Plan(stream=(12, 10)))
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_a_batch_without_weight(keep: str | None) -> None:
+    """Its gradients were divided by a factor of 0."""
+    spec = Spec(norm="batch", block="dense", down="strided", up="size")
+    Case(spec, (32, 28), (34, 14), "summed", count=2, keep=keep, weights=(0.0, 1.0), accumulate=True).check()
