@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mural
+from law import Expr, image
 from streamed_law import Case, Loss, check_steps, images
 from streamed_losses import IGNORED, LOSSES, both
 from streamed_models import Spec
@@ -101,3 +103,47 @@ def test_buffers_that_the_model_writes() -> None:
     pm = mural.parallelize(Writing().double(), mural.Plan(stream=(8, 8)))
     with pytest.raises(mural.UnsupportedOp, match=r"writes \['model.seen'\]"):
         pm.step(images(1, (20, 20), 1)[0], torch.zeros(1, 20, 20).long())
+
+
+class Between(nn.Module):
+    """An expression of x between two convolutions."""
+
+    def __init__(self, code: str):
+        super().__init__()
+        self.one, self.two, self.code = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1), Expr(code)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(self.two(self.code(self.one(x))), x.shape[2:])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        # Windows of one call that lie next to each other were taken for windows that follow each other.
+        "torch.stack([p * (i + 1) for i, p in enumerate(x[:, :, :24].split(8, 2))]).sum(0)",
+        "x.chunk(2, 3)[1]",
+        "F.fold(F.unfold(x, 3, padding=1), x.shape[2:], 3, padding=1)",
+        "x - x.mean((2, 3), keepdim=True)",
+        "x[:, :, 2:-2, 3::2]",
+        "torch.einsum('nchw,nkhw->nck', x, x)[:, :, :1, None] * x",
+        "x * torch.linspace(0, 1, x.shape[3], dtype=x.dtype, device=x.device)",
+        "F.local_response_norm(x, 3) + F.lp_pool2d(F.pad(x, (0, 1, 0, 1)), 2, 2, 1)",
+    ],
+)
+def test_calls_on_tiles(code: str) -> None:
+    oddity(lambda: Between(code), None, extents=(26, 30))
+
+
+def test_whole_results_without_a_layout() -> None:
+    """What a whole pass made without a known layout was missing where totals come together."""
+    torch.manual_seed(1)
+    model = Between("F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)").double()
+    batches = [(x, image(2, 3, 26, 30, seed=9)) for x in images(2, (26, 30))]
+    check_steps(model, LOSSES["mse"], batches, mural.Plan(stream=(12, 10)))
+
+
+@pytest.mark.parametrize("keep", [None, "none"])
+def test_a_batch_without_weight(keep: str | None) -> None:
+    """Its gradients were divided by a factor of 0."""
+    spec = Spec(norm="batch", block="dense", down="strided", up="size")
+    Case(spec, (32, 28), (34, 14), "summed", count=2, keep=keep, weights=(0.0, 1.0), accumulate=True).check()

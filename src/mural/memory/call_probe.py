@@ -133,12 +133,15 @@ class _Prober:
             with tile_run(trial):
                 result = CallForm.of(node).call(given, META)
             random = keys_between(before, torch.get_rng_state(), node)
+            if not trial.levels:
+                check_axes(given, tensors_in(result))
             if not trial.windows and not trial.levels:
                 check_local(node, given)
         except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
-        return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random)
+        beside = 1 < len(node.makes) == len(trial.windows)
+        return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random, beside=beside)
 
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
         """A call that sees whole tensors: what it makes, as on one rank."""
@@ -158,6 +161,13 @@ class _Prober:
             made = [self.made[node.reads[i]] for i in node.returns]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
+
+
+def check_axes(given: Sequence[Any], made: Sequence[Any]) -> None:
+    """Raise unless results are cut along all axes of the image that arguments are cut along."""
+    axes = {axis for t in given for axis in axes_of(t)} & {*SPATIAL}
+    if any(isinstance(t, ShardedTensor) and not axes.issubset(axes_of(t)) for t in made):
+        raise UnsupportedOp("its result is not cut like the image: it is not local")
 
 
 def check_local(node: Node, given: Sequence[Any]) -> None:

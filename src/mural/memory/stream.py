@@ -94,7 +94,8 @@ class Streamer(TileSweeps):
         """The last pass, forward and backward."""
         if last.whole:
             return self.whole.finish(last, weight)
-        if not last.keeps and (loss := self._in_one(last, weight)) is not None:
+        # A weight of 0 leaves nothing to scale by.
+        if weight and not last.keeps and (loss := self._in_one(last, weight)) is not None:
             return loss
         self.forward(last)
         loss, adjoints = self._tail(weight)

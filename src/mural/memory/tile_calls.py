@@ -114,6 +114,8 @@ class TileCall:
     random: int = 0
     """How many keys it draws."""
     plain: bool = False
+    beside: bool = False
+    """Whether each window gives a result of its own; otherwise they follow each other."""
     refused: str = ""
 
     @cached_property

@@ -165,12 +165,18 @@ class Needs:
     def _through(self, call: TileCall, axis: str, out: Interval, needs: AxisNeeds) -> None:
         """What a call reads for an interval of its output."""
         chain = [reads for window in call.windows for reads in (dict(window).get(axis),)]
-        outs: list[Interval] = []
-        for reads in reversed(chain):
-            outs.append(out)
-            if reads is not None and out.size:
-                out = read_by(reads, out)
-        needs.windows[call.node.id] = tuple(reversed(outs))
+        if call.beside:
+            outs = [needs.values.get(place, Interval(0, 0)) for place in call.node.makes]
+            out = Interval(0, 0)
+            for reads, each in zip(chain, outs, strict=True):
+                out = hull(out, each if reads is None or not each.size else read_by(reads, each))
+        else:
+            outs = []
+            for reads in reversed(chain):
+                outs.insert(0, out)
+                if reads is not None and out.size:
+                    out = read_by(reads, out)
+        needs.windows[call.node.id] = tuple(outs)
         made = [self.graph.values[p].extents.get(axis) for p in call.node.makes]
         for place in call.node.reads:
             extent = self.graph.values[place].extents.get(axis)

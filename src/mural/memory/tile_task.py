@@ -196,7 +196,10 @@ class TileTask:
     def _nothing(self, value: TileValue, place: Place) -> Any:
         """A tile without positions of the image, for a call that only brings known totals together."""
         if not any(value.axes):
-            return self.values.get(place, self.held.get(str(place[0])))
+            found = self.values.get(place, self.held.get(str(place[0])))
+            return (
+                torch.zeros((), dtype=value.dtype, device=self.device).expand(value.shape) if found is None else found
+            )
         spans = {a: Interval(0, 0) if a != "data" else self.grid.own(a, n, self.at[a])
                  for a, n in value.extents.items()}  # fmt: skip
         return empty_tile(value, spans, self.device)
