@@ -1,16 +1,9 @@
-"""Runs by window: the curve, the scores and the files of the same run in memory, whoever reads the windows.
-
-The engine here stands for one that streams: it asks for batches by window, and gives the result of an evaluation tile
-by tile, each position once on one rank.
-"""
+"""Streamed runs: the curve, the scores and the files of the same run in memory."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +15,7 @@ from runs import run_config, write_images
 from torch import Tensor
 
 import mural
-from mural.engine import Parallel
-from mural.engine.inputs import Needs
-from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.errors import DataError, PlanError, TrainingError
-from mural.geometry import Interval, slices
-from mural.shard import ShardedTensor
 from mural.train import Config
 from mural.train.loop import fit_rank
 from mural.train.run_check import compare_first_batch
@@ -51,50 +39,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def in_tiles(self: Parallel, image: Any, target: Any, sink: ResultSink) -> Tensor:
-    """An evaluation whose result is given tile by tile."""
-    output, goal, loss = self.evaluate(image, target)
-    sink.begin(tuple(output.shape), output.dtype)
-    if not isinstance(output, ShardedTensor):
-        if self.world_mesh.rank == 0:
-            sink.take(ResultTile(output, goal, tuple(Interval(0, n) for n in output.shape)))
-        return loss
-    if output.ndim == 2:
-        if all(i == 0 for axis, i in output.mesh.coordinates.items() if axis != "data"):
-            sink.take(ResultTile(output.local, goal.local, output.box))
-        return loss
-    rows, channels, *place = output.box
-    starts = product(*(range(i.start, i.stop, TILE) for i in place))
-    for corner in starts:
-        part = [Interval(a, min(a + TILE, i.stop)) for a, i in zip(corner, place, strict=True)]
-        lead = (rows, channels) if goal.ndim == output.ndim else (rows,)
-        box, behind = (rows, channels, *part), (*lead, *part)
-        tile = ResultTile(output.local[slices(box, output.box)], goal.local[slices(behind, goal.box)], box)
-        sink.take(tile)
-    return loss
-
-
-@contextmanager
-def streamed() -> Generator[None]:
-    """A block in which models take batches by window."""
-    needs = Parallel.needs
-
-    def by_window(self: Parallel, training: bool) -> Needs:
-        return replace(needs(self, training), by_window=True)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parallel, "needs", by_window)
-        patch.setattr(Parallel, "evaluate_into", in_tiles)
-        yield
-
-
 def fit(config: Config) -> Any:
     return fit_rank(0, config)
 
 
-def fit_streamed(config: Config) -> Any:
-    with streamed():
-        return fit_rank(0, config)
+def in_tiles(config: Config) -> Config:
+    """The same run, streamed."""
+    return replace(config, plan=replace(config.plan, stream=(TILE, TILE)))
 
 
 def lines(config: Config, kind: str) -> list[dict[str, Any]]:
@@ -143,7 +94,7 @@ def test_scores_and_predictions_are_those_of_images_in_memory(
     plain, tiled = (run_config(images, tmp_path / name, **options, plan=plan) for name in ("plain", "tiled"))
     ranks = max(1, plain.plan.devices)
     run_on(ranks, fit, plain)
-    run_on(ranks, fit_streamed, tiled)
+    run_on(ranks, fit, in_tiles(tiled))
     curves = [[line["loss"] for line in lines(config, "train")] for config in (plain, tiled)]
     assert curves[0] == pytest.approx(curves[1], rel=1e-6)
     assert alike(scores(tiled), scores(plain))
@@ -168,7 +119,7 @@ def test_labels(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
     plain, tiled = (run_config(images, tmp_path / name, **options) for name in ("plain", "tiled"))
     ranks = max(1, plain.plan.devices)
     run_on(ranks, fit, plain)
-    run_on(ranks, fit_streamed, tiled)
+    run_on(ranks, fit, in_tiles(tiled))
     assert alike(scores(tiled), scores(plain))
     assert "accuracy" in lines(plain, "validation")[0]
 
@@ -179,8 +130,9 @@ def test_a_run_in_memory_goes_on_by_window(images: Path, tmp_path: Path) -> None
     fit(whole)
     fit(run_config(images, tmp_path / "parts", **more, train__steps=2))
     rest = run_config(images, tmp_path / "parts", **more, train__steps=7, checkpoint__resume="must")
-    fit_streamed(rest)
-    assert [line["loss"] for line in lines(rest, "train")] == [line["loss"] for line in lines(whole, "train")]
+    fit(in_tiles(rest))
+    found, expected = ([line["loss"] for line in lines(config, "train")] for config in (rest, whole))
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_file_that_cannot_be_read_ends_the_step_with_its_name(images: Path, tmp_path: Path) -> None:
@@ -190,7 +142,7 @@ def test_a_file_that_cannot_be_read_ends_the_step_with_its_name(images: Path, tm
     tifffile.imwrite(tmp_path / "masks/1.tif", mask, tile=(16, 16))
     config = run_config(tmp_path, tmp_path / "run", data__batch=1, train__steps=2)
     with pytest.raises(DataError, match=r"masks/1\.tif: the mask holds the value 7"):
-        fit_streamed(config)
+        fit(in_tiles(config))
 
 
 def test_an_image_that_is_no_number_is_found_by_window(tmp_path: Path) -> None:
@@ -200,11 +152,11 @@ def test_an_image_that_is_no_number_is_found_by_window(tmp_path: Path) -> None:
         image[45, 45, 1] = np.nan
         tifffile.imwrite(path, image, tile=(16, 16), photometric="rgb")
     with pytest.raises(TrainingError, match="the image was the first that is not finite"):
-        fit_streamed(run_config(tmp_path, tmp_path / "run", train__steps=2))
+        fit(in_tiles(run_config(tmp_path, tmp_path / "run", train__steps=2)))
 
 
 def test_the_first_batch_is_compared_whole(images: Path, tmp_path: Path) -> None:
-    with streamed(), start(run_config(images, tmp_path / "run")) as run:
+    with start(in_tiles(run_config(images, tmp_path / "run"))) as run:
         assert compare_first_batch(run).exact
 
 

@@ -68,6 +68,8 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Tensor:
             self.predicted = predicted_step(batch)
+            if held.observe is not None:
+                batch.streamer.deliver = batch.observer(held.observe)
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
             batch.finish()
@@ -83,7 +85,7 @@ class Streamed:
                 check_hooks(held.plain, held.hooks)
             held.calls += 1
             with self._scope():
-                loss = self._run(image, target, "loss", run)
+                loss = self._run(image, target, "loss" if held.observe is None else "both", run)
             if reduce:
                 with held.reducer.watching():
                     pass

@@ -227,6 +227,11 @@ class StreamedBatch:
 
         return tell
 
+    def observer(self, observe: Callable[[Any], None]) -> Callable[..., None]:
+        """Shows tiles of the result to whoever observes steps."""
+        self._single("observe models with one")
+        return lambda tile, _: observe(ResultTile(tile.local.detach(), None, tile.box))
+
     def _target_piece(self, names: Sequence[str], result: Layout, given: Mapping[Place, Any]) -> Tensor | None:
         """What a single target has at the place of a result; None where their extents differ."""
         if len(names) != 1:

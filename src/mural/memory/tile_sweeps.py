@@ -266,7 +266,7 @@ class TileSweeps:
         """Where backward begins in a tile: at what it kept, and at its parts of totals."""
         roots: list[tuple[Tensor, Tensor]] = []
         for place, tile in task.kept.items():
-            grad = self.kept[place].gradient(tile.box)
+            grad = self.kept[place].gradient(tile.box) if place in self.kept else None  # a result that was delivered
             if grad is not None and tile.local.requires_grad:
                 roots.append((tile.local, grad))
         for key, part in task.sums.items():
