@@ -16,10 +16,10 @@ from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, forme
 from mural.geometry import Box
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.step_text import describe_step, site_names
-from mural.memory.stream import TileInput
 from mural.memory.stream_cost import StreamCost, stream_cost
 from mural.memory.stream_memory import META, StreamPeak, stream_peak, without_memory
 from mural.memory.tile_needs import Needs
+from mural.memory.tile_task import TileInput
 
 if TYPE_CHECKING:
     from mural.engine.streamed_batch import StreamedBatch

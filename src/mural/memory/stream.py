@@ -17,8 +17,8 @@ from mural.geometry import Cuts
 from mural.graph.nodes import Node, Place
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
-from mural.memory.tile_sweeps import Progress, TileInput, TileSweeps
-from mural.memory.tile_task import Chunk, Coordinates, TileTask
+from mural.memory.tile_sweeps import Progress, TileSweeps
+from mural.memory.tile_task import Chunk, Coordinates, TileInput, TileTask
 from mural.memory.whole_pass import WholePass
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.tensor import ShardedTensor

@@ -20,9 +20,9 @@ from mural.memory.call_probe import ALONE
 from mural.memory.host_rows import HostMemory, HostRows
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass
-from mural.memory.stream import Streamer, TileInput
+from mural.memory.stream import Streamer
 from mural.memory.tile_needs import Needs
-from mural.memory.tile_task import Coordinates
+from mural.memory.tile_task import Coordinates, TileInput
 from mural.shard.meta_autocast import meta_autocast
 
 META = torch.device("meta")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,36 +16,13 @@ from mural.memory.host_rows import HostMemory, HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_needs import Needs
-from mural.memory.tile_task import Chunk, Coordinates, TileTask, box_of
+from mural.memory.tile_task import Chunk, Coordinates, TileInput, TileTask, box_of
 from mural.memory.tile_totals import Totals, in_order
 from mural.ranks import Mesh
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, tile_of
 
 Progress = Callable[[int, int, str], None]
-
-
-class TileInput(Protocol):
-    """An input of the model that is read by windows."""
-
-    wanted: bool
-    """Whether its gradient is."""
-
-    def plan(self, boxes: Sequence[Box]) -> None:
-        """Learn which windows are read next, in order."""
-        ...
-
-    def read(self, box: Box) -> Tensor:
-        """A window on the computing device."""
-        ...
-
-    def add_gradient(self, box: Box, grad: Tensor) -> None:
-        """Add the gradient of a window."""
-        ...
-
-    def rescale(self, factor: Tensor) -> None:
-        """Scale the gradient."""
-        ...
 
 
 class TileSweeps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,29 @@ Coordinates = Mapping[str, int]
 """Which tile it is along each axis."""
 Chunk = int | None
 """The images that a total is of: a coordinate along the data axis, None for all."""
+
+
+class TileInput(Protocol):
+    """An input of the model that is read by windows."""
+
+    wanted: bool
+    """Whether its gradient is."""
+
+    def plan(self, boxes: Sequence[Box]) -> None:
+        """Learn which windows are read next, in order."""
+        ...
+
+    def read(self, box: Box) -> Tensor:
+        """A window on the computing device."""
+        ...
+
+    def add_gradient(self, box: Box, grad: Tensor) -> None:
+        """Add the gradient of a window."""
+        ...
+
+    def rescale(self, factor: Tensor) -> None:
+        """Scale the gradient."""
+        ...
 
 
 class _MeasuredStop(Exception):
