@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import mural
 from law import image
+from mural.memory.choice import Room, Speeds
 from streamed_losses import LOSSES, target_for
 from streamed_models import CLASSES, Spec
 
@@ -64,9 +65,15 @@ def differences(pm: Any, model: nn.Module, loss: Loss, inputs: Sequence[tuple[Te
 
 
 def streamed(model: nn.Module, loss: Loss, plan: mural.Plan, keep: str | None) -> Any:
-    """A copy of the model under a plan that streams."""
+    """A copy of the model under a plan that streams.
+
+    Values between passes are kept as the plan chooses (None), or "all" or "none" of them, or all of them on the "host".
+    """
     pm = mural.parallelize(deepcopy(model), plan, deepcopy(loss) if isinstance(loss, nn.Module) else loss)
-    pm.way.keep = keep
+    if keep == "host":
+        pm.way._room = lambda given: Room(0, 2**40, 8, Speeds(link=1e18))
+    else:
+        pm.way.keep = keep
     return pm
 
 

@@ -14,7 +14,14 @@ from law import Expr, image
 from streamed_law import Case, Loss, check_steps, images
 from streamed_losses import IGNORED, LOSSES, both
 from streamed_models import Spec
-from streamed_oddities import Attending, Shared, Supervised, WholeNorm, supervise
+from streamed_oddities import (
+    Attending,
+    Pyramid,
+    Shared,
+    Supervised,
+    WholeNorm,
+    supervise,
+)
 
 
 def test_norm_of_which_a_pass_needs_less_than_its_own_part() -> None:
@@ -147,3 +154,17 @@ def test_a_batch_without_weight(keep: str | None) -> None:
     """Its gradients were divided by a factor of 0."""
     spec = Spec(norm="batch", block="dense", down="strided", up="size")
     Case(spec, (32, 28), (34, 14), "summed", count=2, keep=keep, weights=(0.0, 1.0), accumulate=True).check()
+
+
+@pytest.mark.parametrize("head", ["pixels", "classes"])
+def test_kept_on_the_host(head: str) -> None:
+    """Windows narrower than the image were read as whole rows, and windows of nothing disturbed the order of rows."""
+    Case(Spec(depth=2, block="depthwise", norm="instance", up="nearest", head=head), (30, 23), (21, 21), "l1",
+         count=2, keep="host").check()  # fmt: skip
+    Case(Spec(depth=2, block="in place", norm="group", down="avg ceil", head=head), (17, 21), (6, 6), "mse",
+         count=2, keep="host").check()  # fmt: skip
+
+
+def test_two_whole_passes_read_what_is_kept_on_the_host() -> None:
+    """The gradient of the second one replaced that of the first."""
+    oddity(Pyramid, "host")

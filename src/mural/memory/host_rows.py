@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mural.comm.copy_streams import CudaLanes, Moment
 from mural.comm.host_staging import PageableMemory, Pinned
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Interval, slices
 from mural.memory.tile_calls import Axes
 from mural.memory.tile_needs import hull
 from mural.ranks.mesh import SPATIAL
@@ -133,6 +133,10 @@ class HostTensor:
         first, top = self.box[images].start, self.box[rows].start
         return range(box[images].start - first, box[images].stop - first), box[rows].shift(-top)
 
+    def _inner(self, box: Box) -> tuple[slice, ...]:
+        """Where a box lies in a band of rows, in all dims but images and rows: rows are held whole."""
+        return slices([box[d] for d in self.order[2:]], [self.box[d] for d in self.order[2:]])
+
     def _outward(self, tile: Tensor) -> Tensor:
         return tile.detach().permute(self.order).contiguous()
 
@@ -141,7 +145,7 @@ class HostTensor:
 
     def plan(self, boxes: Sequence[Box]) -> None:
         """Learn which windows are read next, in order."""
-        bands = [(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images]
+        bands = [(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images if rows.size]
         self.starts = deque((image, rows.start) for image, rows in bands)
         if self.values is not None:
             self.values.plan(bands)
@@ -160,14 +164,20 @@ class HostTensor:
         if self.values is None:
             raise RuntimeError("a kept value is read before it was written")
         images, rows = self._bands(box)
-        return self._inward([self.values.read(image, rows) for image in images])
+        bands = [self.values.read(image, rows) if rows.size else self.values.rows[image, :0] for image in images]
+        return self._inward([band.to(self.memory.device)[:, *self._inner(box)] for band in bands])
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Add the gradient of a window; windows of a pass come in the order of their rows."""
         images, rows = self._bands(box)
+        if not rows.size:
+            return
         ordered = self._outward(grad if self.scale is None else grad / self.scale)
+        if ordered.shape[2:] != self.shape[2:]:
+            part, ordered = ordered, ordered.new_zeros(*ordered.shape[:2], *self.shape[2:])
+            ordered[:, :, *self._inner(box)] = part
         if self.grads is None:
             self.grads = self.memory.rows(self.shape, grad.dtype)
         for number, image in enumerate(images):
@@ -226,7 +236,7 @@ class HostTensor:
         if self.grads is None:
             return None
         images, rows = self._bands(box)
-        found = self._inward([self._gradient_rows(image, rows) for image in images])
+        found = self._inward([self._gradient_rows(image, rows)[:, *self._inner(box)] for image in images])
         return found if self.scale is None else found * self.scale
 
     def _gradient_rows(self, image: int, rows: Interval) -> Tensor:
@@ -243,8 +253,12 @@ class HostTensor:
         return found
 
     def rescale(self, factor: Tensor) -> None:
-        """Scale the gradient, once, as it is read."""
-        self.scale = factor
+        """Scale the gradient, once, as it is read; a factor of 0 forgets it."""
+        if bool(factor):
+            self.scale = factor
+        elif self.grads is not None:
+            self.grads.drop()
+            self.grads, self.carry, self.covered, self.pending = None, None, {}, {}
 
     def drop(self) -> None:
         """Give all memory back."""

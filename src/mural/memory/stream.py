@@ -127,7 +127,7 @@ class Streamer(TileSweeps):
             roots = [(task.sums[key], guess) for key in found if key == single]
             self.collect(last, task, sums, {})
             self.differentiate(last, task, leaves, roots)
-        self._end_pass(last)
+        self.end_pass(last)
         self.settle(sums, {})
         loss, adjoints = self._tail(weight)
         if single is not None and guess is not None:

@@ -222,12 +222,12 @@ class TileSweeps:
             with torch.enable_grad():
                 task.run()
             self.differentiate(one, task, leaves, self._roots(task))
-        self._end_pass(one)
+        self.end_pass(one)
         for place in one.keeps:
             if place in self.kept:
                 self.kept[place].drop()
 
-    def _end_pass(self, one: StreamPass) -> None:
+    def end_pass(self, one: StreamPass) -> None:
         """The gradients of what a pass read are complete, as far as it goes."""
         for place in one.reads:
             if place in self.kept:

@@ -125,6 +125,7 @@ class WholePass:
         for name, grad in zip(names, found, strict=False):
             if grad is not None:
                 streamer.add_shared(name, grad)
+        streamer.end_pass(one)
 
     def _axes(self, place: Place) -> Axes:
         return self.streamer.needs.graph.values[place].axes
