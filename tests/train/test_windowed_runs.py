@@ -82,7 +82,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["classes", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:])])
 def test_scores_and_predictions_are_those_of_images_in_memory(
     images: Path, tmp_path: Path, case: str, plan: dict[str, Any]
 ) -> None:
@@ -108,7 +108,7 @@ def test_scores_and_predictions_are_those_of_images_in_memory(
         assert (files[1][name] - tensor).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("plan", [{}, {"data": 2, "spatial": [1, 2]}], ids=str)
+@pytest.mark.parametrize("plan", [{}, pytest.param({"data": 2, "spatial": [1, 2]}, marks=pytest.mark.slow)], ids=str)
 def test_labels(images: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
     table = tmp_path / "labels.csv"
     rows = [f"{path},{i % 2}" for i, path in enumerate(sorted((images / "images").glob("*.tif")))]
