@@ -70,8 +70,8 @@ def whole_calls(graph: TileGraph, tile: Sequence[int]) -> frozenset[int]:
         largest = max((positions(graph, p) for p in call.node.reads), default=0)
         if largest > room:
             raise PlanError(
-                f"{call.refused} It would have to see a whole tensor of {largest:,} positions, more than {LOOSE} tiles "
-                f"of {tuple(tile)}: raise stream, or move it to a lower resolution"
+                f"{call.refused}. It would have to see a whole tensor of {largest:,} positions, more than {LOOSE} "
+                f"tiles of {tuple(tile)}: raise stream, or move it to a lower resolution"
             )
     limit = max(positions(graph, p) for c in refused for p in c.node.reads)
     down = {c.node.id for c in refused}
