@@ -36,6 +36,17 @@ def check_hooks(model: nn.Module, known: dict[int, Any]) -> None:
                     )
 
 
+def check_called(model: nn.Module) -> None:
+    """Raise for hooks that nobody would call, as backward runs tile by tile and gradients are added up aside."""
+    late = [n for n, p in model.named_parameters() if getattr(p, "_post_accumulate_grad_hooks", None)]
+    late += [n or "the model" for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    if late:
+        raise PlanError(
+            f"{late[:3]} have hooks that are called as gradients arrive, and in a streamed step these arrive tile by "
+            f"tile: remove them, and use .grad after pm.step"
+        )
+
+
 def linear(hook: Callable[[Tensor], Any], parameter: Tensor) -> bool:
     """Whether a hook gives for a sum what it gives for the parts, added up."""
     generator = torch.Generator().manual_seed(0)

@@ -104,7 +104,12 @@ def stream_program(
 
 
 def check_effects(graph: Graph) -> None:
-    """Raise if the model writes what it computes from the image into buffers, and not in a norm."""
+    """Raise if the model leaves something for the next step, other than the statistics of norms."""
+    if graph.carried:
+        raise UnsupportedOp(
+            f"the forward rebinds or counts on {list(graph.carried)}, but a streamed step makes its calls without "
+            f"running it: change them between steps"
+        )
     inputs = {value.name for value in graph.inputs}
     for node in graph:
         names = [s for s in node.writes if isinstance(s, str) and s not in inputs]

@@ -37,7 +37,10 @@ Spans = Mapping[str, Interval]
 class OwnMoments(Protocol):
     """What a norm measures of the own part of a tile."""
 
-    values: Tensor
+    @property
+    def values(self) -> Tensor:
+        """The own part."""
+        ...
 
     def moments(self) -> Tensor:
         """Count, mean and sum of squared deviations of each group: (3, groups)."""
