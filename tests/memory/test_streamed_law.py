@@ -55,7 +55,7 @@ def cases(draw: st.DrawFn, head: str = "pixels") -> Case:
 
 
 def law(head: str, examples: int) -> Callable[..., Any]:
-    return lambda test: settings(max_examples=examples, phases=FOUND)(given(case=cases(head))(test))
+    return lambda test: settings(max_examples=examples * settings().max_examples // 30, phases=FOUND)(given(case=cases(head))(test))
 
 
 @law("pixels", 30)
