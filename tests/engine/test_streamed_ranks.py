@@ -18,7 +18,7 @@ from ranks import run_on
 from streamed_law import apart, differences, images, streamed, wrong
 from streamed_losses import LOSSES, target_for
 from streamed_models import CLASSES, Spec
-from streamed_oddities import Attending, Pyramid, WholeNorm
+from streamed_oddities import Attending, Pyramid, TwoHeads, WholeNorm
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: Spec(norm="batch", depth=2, block="residual", up="linear").build(),
@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: made(lambda: Attending(norm=True)),
     "pyramid": lambda: made(Pyramid),
     "whole norm": lambda: made(WholeNorm),
+    "two heads": lambda: made(lambda: TwoHeads(norm=True)),
 }
 
 
@@ -69,7 +70,7 @@ def compared(case: RankCase) -> dict[str, float]:
     grid = Grid(case.spatial, case.data)
     found: dict[str, float] = {}
     for number, x in enumerate(images(2, case.extents)):
-        pixels = case.model != "classifier"
+        pixels = case.model not in ("classifier", "two heads")
         target = target_for(case.loss, (2, CLASSES, *(case.extents if pixels else ())), "a tile", number)
         theirs = x.clone().requires_grad_()
         expected = plain_loss(plain(theirs), target)
@@ -120,6 +121,8 @@ SLOW = [
     RankCase("pyramid", (2, 1), data=2, given="sharded"),
     RankCase("whole norm", (1, 2), data=2, loss="summed", keep="none"),
     RankCase("classifier", (2, 2), loss="scaled"),
+    RankCase("two heads", (2, 1), loss="weighted"),
+    RankCase("two heads", (1, 2), data=2, loss="scaled", keep="none"),
     RankCase("reflect", (2, 2), loss="uncertain", tile=(7, 30)),
 ]
 

@@ -160,3 +160,41 @@ def test_frozen_while_training() -> None:
     batches = [(x, torch.randint(0, 3, (2, 20, 22))) for x in images(2, (20, 22))]
     check_steps(model, F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
     check_steps(model.eval(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
+
+
+class Carrying(nn.Module):
+    """A forward that leaves something for the next one, or remembers what it saw."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        self.what, self.conv, self.count, self.size = what, nn.Conv2d(2, 3, 3, padding=1), 0, 7
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.size = x.shape[2]
+        x = self.conv(x)
+        if self.what == "count":
+            self.count += 1
+        if self.what == "average":
+            self.average = 0.9 * self.average + 0.1 * x.detach().mean((0, 2, 3))
+        return x
+
+
+@pytest.mark.parametrize("what", ["count", "average"])
+def test_what_a_forward_carries(what: str) -> None:
+    """A step makes the calls of a forward without running it: a count stayed as it was, and a buffer too."""
+    with pytest.raises(mural.UnsupportedOp, match=rf"counts on \['model.{what}'\]"):
+        step(Carrying(what))
+
+
+def test_what_a_forward_remembers() -> None:
+    """An attribute that is set anew each time is no reason to refuse."""
+    step(Carrying("nothing"))
+
+
+def test_hooks_of_modules() -> None:
+    """They were not called."""
+    model = nn.Conv2d(2, 3, 3, padding=1)
+    model.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(mural.PlanError, match=r"\['the model'\] have backward hooks"):
+        step(model)

@@ -78,18 +78,3 @@ def test_hooks_see_the_gradient_of_the_whole_step() -> None:
     assert calls == ["hook", "after"]
     assert model.weight.grad is not None
     assert float(model.weight.grad.max()) <= 1e-4
-
-
-def test_an_attribute_that_the_forward_changes_is_named() -> None:
-    """It stood still before, as recorded calls are replayed."""
-
-    class Counting(nn.Conv2d):
-        count = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.count += 1
-            return super().forward(x) * self.count
-
-    pm = mural.parallelize(Counting(3, 2, 1), mural.Plan(stream=(8, 8)))
-    with pytest.raises(mural.errors.UnsupportedOp, match="changes the attribute 'count'"):
-        pm.step(torch.rand(1, 3, 16, 16), torch.randint(0, 2, (1, 16, 16)))

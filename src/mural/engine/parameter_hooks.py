@@ -36,6 +36,16 @@ def check_hooks(model: nn.Module, known: dict[int, Any]) -> None:
                     )
 
 
+def check_called(model: nn.Module) -> None:
+    """Raise for hooks of modules that nobody would call: a streamed step makes a module's calls without the module."""
+    named = [n or "the model" for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    if named:
+        raise PlanError(
+            f"{named[:3]} have backward hooks, and a streamed step makes the calls of modules without them: remove "
+            f"them, and use .grad after pm.step"
+        )
+
+
 def linear(hook: Callable[[Tensor], Any], parameter: Tensor) -> bool:
     """Whether a hook gives for a sum what it gives for the parts, added up."""
     generator = torch.Generator().manual_seed(0)

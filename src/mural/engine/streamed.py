@@ -14,7 +14,7 @@ from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, check_filled
 from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, device_limit, free_memory
-from mural.engine.parameter_hooks import check_hooks
+from mural.engine.parameter_hooks import check_called, check_hooks
 from mural.engine.result_tiles import ResultSink
 from mural.engine.stream_program import Given, Objective, StreamProgram, same_calls, stream_program
 from mural.engine.stream_report import PredictedStep, predicted_step
@@ -81,6 +81,7 @@ class Streamed:
         with shared_fate(self.transport):
             held.same_inputs.check("step", image=image, target=target)
             check_filled(image)
+            check_called(held.plain)
             if held.world_mesh.world > 1:
                 check_hooks(held.plain, held.hooks)
             held.calls += 1

@@ -59,7 +59,7 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
         kept = as_it_was(model), unchanged(model), torch.random.fork_rng(devices=[])
         with kept[0], kept[1], kept[2], recorder.watching(model), touches.watching():
             result = functional_call(model, named, tuple(images), tie_weights=False)
-        return replace(recorder.graph(names, result), touched=touches.changed)
+        return replace(recorder.graph(names, result), touched=touches.changed, carried=tuple(sorted(touches.carried)))
 
 
 def check_python(model: nn.Module) -> None:

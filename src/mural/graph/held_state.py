@@ -134,6 +134,8 @@ class Touches:
         self.innermost = innermost
         self.found: dict[Name, set[int]] = {}
         self.changed: Touched = {}
+        self.carried: set[str] = set()
+        """Buffers that were rebound and numbers that were counted on: what the next forward finds changed."""
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -148,6 +150,10 @@ class Touches:
             return value
 
         def write(module: nn.Module, name: str, value: Any) -> None:
+            path = self.paths.get(id(module), "")
+            counts = (path, name) in self.found and is_number(vars(module).get(name)) and is_number(value)
+            if counts or name in module._buffers:
+                self.carried.add(f"{path}.{name}".lstrip("."))
             self.note(module, name)
             plain(module, name, value)
 
@@ -171,3 +177,8 @@ class Touches:
 def registered(module: nn.Module, name: str) -> bool:
     """Whether an attribute is a parameter or buffer of a module: these are followed as tensors."""
     return name in module._parameters or name in module._buffers
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value counts, as no flag does."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

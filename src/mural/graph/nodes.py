@@ -119,7 +119,7 @@ class Graph:
     `calls` are the calls of modules, that of the model first. `effects` are calls that change the model but are not
     part of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the
     constants themselves. `touched` are the attributes that changed, by module and name, with the calls that read or
-    set them.
+    set them; `carried` the buffers that were rebound and the numbers that were counted on, which the next pass reads.
     """
 
     nodes: tuple[Node, ...]
@@ -132,6 +132,7 @@ class Graph:
     touched: Mapping[tuple[str, str], frozenset[int]] = field(
         default_factory=dict[tuple[str, str], frozenset[int]], compare=False, repr=False
     )
+    carried: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.nodes)

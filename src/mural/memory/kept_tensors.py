@@ -52,8 +52,11 @@ class KeptTensor:
         return found if self.scale is None else found * self.scale
 
     def rescale(self, factor: Tensor) -> None:
-        """Scale the gradient, once, as it is read."""
-        self.scale = factor
+        """Scale the gradient, once, as it is read; a factor of 0 forgets it."""
+        if bool(factor):
+            self.scale = factor
+        else:
+            self.grads = None
 
     def plan_gradient(self, boxes: Sequence[Box]) -> None:
         """Learn which tiles' gradients are read next, in order."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mural.errors import UnsupportedOp
 from mural.graph.nodes import Place
 from mural.memory.tile_calls import TileCall, TileGraph
 
@@ -170,14 +171,40 @@ class _Planner:
                     reads[place] = None
                 else:
                     todo.append(other)
-            todo += [self.graph.calls[i] for i in call.node.after if self.graph.calls[i].node.id not in self.whole]
+            before = (self.graph.calls[i] for i in call.node.after if i not in self.whole)
+            todo += [other for other in before if not self._only_learns(other)]
         return tuple(found[i] for i in sorted(found)), tuple(reads)
 
+    def _only_learns(self, call: TileCall) -> bool:
+        """Whether a call writes running buffers alone, which no call of the step reads."""
+        writes = call.node.writes
+        return bool(writes) and all(isinstance(s, str) and (s, 0) not in self.inputs for s in writes)
+
+    def _plain_before(self, calls: Sequence[TileCall]) -> set[int]:
+        """The calls on parameters and constants alone that some calls read from: each pass makes them anew."""
+        found: set[int] = set()
+        todo = list(calls)
+        while todo:
+            for place in todo.pop().node.reads:
+                other = self.call_of.get(place)
+                if other is not None and other.plain and other.node.id not in self.whole | found:
+                    found.add(other.node.id)
+                    todo.append(other)
+        return found
+
     def _whole_pass(self, number: int) -> StreamPass:
-        calls = tuple(self.graph.calls[i] for i in sorted(self.whole) if self.first[i] == number)
+        chosen = {i for i in self.whole if self.first[i] == number}
+        chosen |= self._plain_before([self.graph.calls[i] for i in chosen])
+        calls = tuple(self.graph.calls[i] for i in sorted(chosen))
         own = {place for call in calls for place in call.node.makes}
         taken = dict.fromkeys(p for c in calls for p in c.node.reads if p not in own)
         reads = tuple(p for p in taken if p in self.call_of or p in self.inputs)
+        for place in reads:
+            if place in self.call_of and not self._stored(place):
+                raise UnsupportedOp(
+                    f"{self.call_of[place].node.op} at {self.call_of[place].node.site!r} adds up all images for a call "
+                    f"that sees whole tensors: reduce image by image first, or raise stream"
+                )
         inside = {p for c in calls for p in c.node.reads}
         read_later = {p for c in self.graph.calls if c not in calls for p in c.node.reads}
         read_later |= {(o.source, o.pick) for o in self.graph.graph.outputs}
