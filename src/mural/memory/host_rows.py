@@ -122,10 +122,12 @@ class HostTensor:
         self.values: HostRows | None = None
         self.grads: HostRows | None = None
         self.scale: Tensor | None = None
-        self.covered: dict[int, Interval] = {}
+        self.covered: dict[int, tuple[Interval, ...]] = {}
+        """The rows of each image that have a gradient, of the passes that have ended: the others were never written."""
         self.carry: tuple[int, int, Tensor] | None = None  # image, first row, rows that the next window adds to
         self.starts: deque[tuple[int, int]] = deque()
-        self.pending: dict[int, Interval] = {}
+        self.pending: dict[int, tuple[Interval, ...]] = {}
+        """Those of the pass that goes on."""
 
     def _bands(self, box: Box) -> tuple[range, Interval]:
         """The images and rows of a box, counted from those that are held."""
@@ -209,20 +211,22 @@ class HostTensor:
         """Write rows that are complete, added to what other passes found."""
         if self.grads is None or not len(band):
             return
-        rows, held = Interval(first, first + len(band)), self.covered.get(image, Interval(0, 0))
-        both = Interval(max(rows.start, held.start), min(rows.stop, held.stop))
-        if both.start < both.stop:
-            band = band.clone()
+        rows = Interval(first, first + len(band))
+        shared = [both for held in self.covered.get(image, ()) if (both := rows & held).size]
+        band = band.clone() if shared else band.contiguous()
+        for both in shared:
             band[both.start - first : both.stop - first] += self.grads.read(image, both)
-        self.grads.write(image, rows, band.contiguous())
-        self.pending[image] = hull(hull(rows, held), self.pending.get(image, rows))
+        self.grads.write(image, rows, band)
+        self.pending[image] = united(self.pending.get(image, ()), rows)
 
     def end_pass(self) -> None:
         """All windows of a pass were added."""
         if self.carry is not None:
             self._settle(*self.carry)
             self.carry = None
-        self.covered.update(self.pending)
+        for image, parts in self.pending.items():
+            for rows in parts:
+                self.covered[image] = united(self.covered.get(image, ()), rows)
         self.pending = {}
 
     def plan_gradient(self, boxes: Sequence[Box]) -> None:
@@ -241,16 +245,18 @@ class HostTensor:
 
     def _gradient_rows(self, image: int, rows: Interval) -> Tensor:
         """Rows of the gradient, with zeros where no window reached."""
-        held = self.covered.get(image, Interval(0, 0))
         if self.grads is None:
             raise RuntimeError("no gradient")
-        found = self.grads.read(image, rows)
-        if held.contains(rows):
+        found, covered = self.grads.read(image, rows), self.covered.get(image, ())
+        if any(held.contains(rows) for held in covered):
             return found
-        found = found.clone()
-        found[: max(0, min(len(found), held.start - rows.start))] = 0
-        found[max(0, held.stop - rows.start) :] = 0
-        return found
+        whole = torch.zeros_like(found)
+        for held in covered:
+            part = rows & held
+            whole[part.start - rows.start : part.stop - rows.start] = found[
+                part.start - rows.start : part.stop - rows.start
+            ]
+        return whole
 
     def rescale(self, factor: Tensor) -> None:
         """Scale the gradient, once, as it is read; a factor of 0 forgets it."""
@@ -266,3 +272,15 @@ class HostTensor:
             if held is not None:
                 held.drop()
         self.values = self.grads = None
+
+
+def united(parts: Sequence[Interval], more: Interval) -> tuple[Interval, ...]:
+    """Disjoint intervals together with another one; those that touch become one.
+
+    >>> united((Interval(0, 4), Interval(8, 9)), Interval(4, 6))
+    (Interval(start=8, stop=9), Interval(start=0, stop=6))
+    """
+    touching = [part for part in parts if part.start <= more.stop and more.start <= part.stop]
+    for part in touching:
+        more = hull(more, part)
+    return (*(part for part in parts if part not in touching), more)
