@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mural
 from mural.engine.streamed import Streamed
@@ -66,6 +69,57 @@ def test_steps_with_values_on_the_host(room: int, monkeypatch: pytest.MonkeyPatc
     (program,) = pm.way.programs.values()  # type: ignore[union-attr]
     assert bool(program.kept.host)
     assert (room > 0) == bool(program.kept.values - program.kept.host)
+
+
+@given(rows=st.integers(8, 30), step=st.integers(2, 5), passes=st.integers(1, 2), data=st.data())
+def test_rows_that_no_window_reads_have_no_gradient(rows: int, step: int, passes: int, data: st.DataObject) -> None:
+    """They had whatever was in the memory before: between windows of a strided layer, and where tiles are left out."""
+    memory = HostMemory(CPU)
+    for _ in range(2):  # the second takes the memory of the first
+        kept = HostTensor(box((0, 1), (0, rows)), AXES, memory)
+        true = torch.zeros(1, 3, rows, 5, dtype=torch.float64)
+        for _ in range(passes):
+            starts = [a for a in range(0, rows - 1, step) if data.draw(st.booleans())]
+            boxes = [box((0, 1), (a, a + 1 + a % 2)) for a in starts]
+            kept.plan(boxes)
+            for place in boxes:
+                grad = torch.rand(1, 3, place[2].size, 5, dtype=torch.float64)
+                true[:, :, place[2].start : place[2].stop] += grad
+                kept.add_gradient(place, grad)
+            kept.end_pass()
+        found = kept.gradient(box((0, 1), (0, rows)))
+        assert found is None or found.allclose(true)
+        assert found is not None or not true.any()
+        if kept.grads is not None:
+            kept.grads.rows.fill_(torch.nan)
+        kept.drop()
+
+
+class Strided(nn.Module):
+    """Every third row is read, by a convolution and a norm that are called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 1, stride=3)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x))
+        return self.norms[1](self.second(x)) + self.norms[1](self.second(x)).square()
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_steps_that_do_not_read_all_rows(left_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients were not numbers, or wrong by 17,000 times: rows between windows, and tiles of an ignored class."""
+    fast = Speeds(link=1e15, memory=1e10, flops=1e10)
+    monkeypatch.setattr(Streamed, "_room", lambda *_: Room(0, 10**12, 8, fast))
+    model: nn.Module = UNet(in_channels=2, width=2, depth=1, classes=3) if left_out else Strided()
+    target = torch.randint(0, 3, (2, 41, 38) if left_out else (2, 14, 13), generator=torch.Generator().manual_seed(4))
+    if left_out:
+        target[0, 10:30], target[1, :20], target[1, 33:] = 7, 7, 7
+    batches = [(x, target) for x in images(2, (41, 38))]
+    loss = partial(F.cross_entropy, ignore_index=7)
+    check_steps(model.double(), loss, batches, mural.Plan(stream=(4, 38) if left_out else (7, 5)))
 
 
 def test_hooks_see_the_gradient_of_the_whole_step() -> None:

@@ -252,10 +252,8 @@ class HostTensor:
             return found
         whole = torch.zeros_like(found)
         for held in covered:
-            part = rows & held
-            whole[part.start - rows.start : part.stop - rows.start] = found[
-                part.start - rows.start : part.stop - rows.start
-            ]
+            part = slices([rows & held], [rows])[0] if (rows & held).size else slice(0, 0)
+            whole[part] = found[part]
         return whole
 
     def rescale(self, factor: Tensor) -> None:
