@@ -13,7 +13,8 @@ from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, free_memory
 from mural.engine.stream_program import Given
 from mural.engine.stream_report import MetaSource, PredictedStep, predicted_step
 from mural.engine.streamed import Streamed
-from mural.engine.streamed_batch import StreamedBatch, memory_format
+from mural.engine.streamed_batch import StreamedBatch
+from mural.engine.tile_inputs import memory_format
 from mural.errors import PlanError
 from mural.memory.choice import Room
 from mural.plans import bytes_of
@@ -31,7 +32,7 @@ class ForeseenSteps(Streamed):
         self.plan = replace(held.plan, stream=tuple(tile))
         self.limits = memory, host
 
-    def _room(self, given: Sequence[Given]) -> Room:
+    def _room(self) -> Room:
         memory, host = self.limits
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         return Room(int(memory * DEVICE_SHARE), int(host * HOST_SHARE), itemsize)

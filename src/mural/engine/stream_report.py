@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mural.cost.hardware import Hardware
 from mural.engine.stream_program import StreamProgram
-from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
+from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed, memory_format
 from mural.geometry import Box
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.step_text import describe_step, site_names
@@ -130,18 +130,19 @@ def predicted_step(batch: StreamedBatch) -> PredictedStep | None:
     if any(one.whole for one in passes.passes) and any(len(parts) > 1 for parts in ranks):
         return None
     held, hardware = batch.streamer.held, hardware_of(batch.device)
-    last = is_channels_last(held)
+    form = memory_format(batch.held.plain)
     inputs: dict[str, TileInput] = {}
     there: list[Tensor] = []
     for name, given in batch.inputs.items():
-        form = torch.channels_last if last else torch.contiguous_format
         dtype = batch.program.tiles.values[name, 0].dtype
         inputs[name], whole = input_without_memory(given, dtype, batch.device, form)
         there += whole
     lower = torch.bfloat16 if batch.way.plan.precision == "bfloat16" else None
     grads = sum(t.grad.numel() * t.grad.element_size() for t in batch.parameters.values() if t.grad is not None)
     more = grads + (0 if hardware is None else hardware.rates.workspace)
-    return PredictedStep(batch.program, batch.needs, inputs, there, held, lower, hardware, last, more)
+    return PredictedStep(
+        batch.program, batch.needs, inputs, there, held, lower, hardware, form == torch.channels_last, more
+    )
 
 
 def input_without_memory(
@@ -159,12 +160,6 @@ def input_without_memory(
         return MetaSource(dtype, dtype, form), []
     made = TensorInput(tensor, META, form)
     return made, [tensor] if made.grad is None else [tensor, made.grad]
-
-
-def is_channels_last(held: Mapping[str, Tensor]) -> bool:
-    """Whether the weights of convolutions are channels last."""
-    found = [t for t in held.values() if t.ndim in (4, 5) and t.shape[1] > 1 and t.shape[2] > 1]
-    return bool(found) and all(t.stride(1) == 1 for t in found)
 
 
 def hardware_of(device: torch.device) -> Hardware | None:

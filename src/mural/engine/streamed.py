@@ -47,8 +47,7 @@ class Streamed:
         self.buffers: Buffers | None = None
         self.hosted: HostMemory | None = None
         self.keep: str | None = None
-        self.changed: set[Any] = set()
-        """Programs whose model makes other calls by now."""
+        """"all" or "none" of what need not be kept between passes; None: what makes a step fast."""
         self.predicted: PredictedStep | None = None
         self.seconds: float | None = None
         """The last step: what is predicted for it, and the seconds that it took."""
@@ -57,7 +56,7 @@ class Streamed:
         """Capture the model again, and raise if it makes other calls than the program; the GPU computes meanwhile."""
         graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
         if not same_calls(graph, program.graph):
-            self.changed.add(self.key)
+            self.programs = {key: other for key, other in self.programs.items() if other is not program}
             raise _OtherCalls
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -157,18 +156,14 @@ class Streamed:
                 batch.close()
         raise PlanError("the model makes other calls each time that it is asked: it cannot be streamed")
 
-    def program(self, objective: Objective, given: Sequence[Given], kind: str) -> StreamProgram:
-        """The program for these inputs; the calls are captured each time, and compared with those known before."""
+    def program(self, objective: Objective, given: Sequence[Given], kind: str) -> tuple[StreamProgram, bool]:
+        """The program for these inputs, and whether it was known before: then its calls have to be verified."""
         modes = tuple(module.training for module in objective.model.modules())
         key = (tuple(given), kind, modes)
-        self.key = key
-        known = self.programs.get(key)
-        if known is not None and key not in self.changed:
-            return known
-        self.changed.discard(key)
-        tile = self.plan.stream or ()
-        self.programs[key] = found = stream_program(objective, given, tile, self._room(given), self.keep)
-        return found
+        known = key in self.programs
+        if not known:
+            self.programs[key] = stream_program(objective, given, self.plan.stream or (), self._room(), self.keep)
+        return self.programs[key], known
 
     def _limit(self) -> int | None:
         """The bytes that this rank may take: as the plan says, or as torch does; None on a device without a limit."""
@@ -176,7 +171,7 @@ class Streamed:
             return bytes_of(self.plan.memory)
         return device_limit(self.held.device) if self.held.device.type == "cuda" else None
 
-    def _room(self, given: Sequence[Given]) -> Room:
+    def _room(self) -> Room:
         """The room for kept values."""
         device = self.held.device
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
@@ -185,9 +180,10 @@ class Streamed:
         return Room(int((self._limit() or 0) * DEVICE_SHARE), int(free_memory() * HOST_SHARE), itemsize)
 
     def host_memory(self) -> HostMemory:
-        """The host memory of kept values, from step to step."""
+        """The host memory of kept values, from step to step, for a step that begins."""
         if self.hosted is None:
             self.hosted = HostMemory(settled(self.held.device))
+        self.hosted.begin()
         return self.hosted
 
     def memory(self) -> Buffers:

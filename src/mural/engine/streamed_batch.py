@@ -14,7 +14,7 @@ from mural.engine.memory_room import MOST_DECODED, free_memory
 from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, check_stream
-from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed
+from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed, memory_format
 from mural.engine.tile_sizes import tile_grids
 from mural.errors import LayoutError, PlanError
 from mural.geometry import Cuts, Interval
@@ -59,8 +59,7 @@ class StreamedBatch:
         self.parts = [*map(settled_part, parts), *map(settled_part, leaves)]
         given = [self._given(part, number) for number, part in enumerate(self.parts)]
         check_stream(way.plan.stream or (), given[0][0])
-        known = len(way.programs)
-        self.program = way.program(objective, given, kind)
+        self.program, known = way.program(objective, given, kind)
         self.cuts = self._cuts(given[0][0])
         self.grid, grids = tile_grids(self.program, given[0][0], way.plan.stream or (), self.cuts, self.mesh)
         self.needs = TileNeeds(self.program.passes, self.grid, grids)
@@ -80,7 +79,7 @@ class StreamedBatch:
         self.streamer.blocks = self._blocks()
         if self.program.kept.host:
             self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
-        if len(way.programs) == known:
+        if known:
             self.streamer.meanwhile = lambda: way.verify(objective, given, self.program)
 
     # -- inputs --------------------------------------------------------------------------------------------------------
@@ -270,12 +269,3 @@ def sources_of(part: Any) -> list[Readable]:
     if not all_readable(part):
         raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(part).__name__}")
     return list(part) if isinstance(part, (tuple, list)) else [part]
-
-
-def memory_format(model: torch.nn.Module) -> torch.memory_format:
-    """The memory format of a model's convolutions."""
-    for weight in model.parameters():
-        if weight.ndim == 4 and weight.shape[2] * weight.shape[3] > 1 and weight.shape[1] > 1:
-            last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-            return torch.channels_last if last else torch.contiguous_format
-    return torch.contiguous_format

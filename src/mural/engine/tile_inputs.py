@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mural.comm import stack
 from mural.geometry import Box, slices
@@ -135,3 +135,12 @@ class SourceInput:
 def formed(tensor: Tensor, form: torch.memory_format) -> Tensor:
     """A window in the memory format of the model's convolutions."""
     return tensor.contiguous(memory_format=form) if tensor.ndim == 4 and form != torch.contiguous_format else tensor
+
+
+def memory_format(model: nn.Module) -> torch.memory_format:
+    """The memory format of a model's convolutions."""
+    for weight in model.parameters():
+        if weight.ndim == 4 and weight.shape[2] * weight.shape[3] > 1 and weight.shape[1] > 1:
+            last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+            return torch.channels_last if last else torch.contiguous_format
+    return torch.contiguous_format

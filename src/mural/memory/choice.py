@@ -16,7 +16,7 @@ from math import prod
 from mural.errors import PlanError
 from mural.graph.nodes import Place
 from mural.graph.work_and_depth import work
-from mural.memory.passes import Passes, StreamPass, passes_of
+from mural.memory.passes import StreamPass, passes_of
 from mural.memory.tile_calls import TileGraph
 
 LOOSE = 4
@@ -24,6 +24,7 @@ LOOSE = 4
 SHARE = 0.25
 """The part of all results that may be kept where nothing says how much memory there is."""
 SWEEPS = 4
+"""How often all values are tried."""
 MOST_TRIED = 48
 """How many values are tried, the largest ones."""
 
@@ -203,10 +204,3 @@ def pass_weight(one: StreamPass, graph: TileGraph) -> float:
     image = max(positions(graph, (value.name, 0)) for value in graph.graph.inputs)
     sizes = (prod(v.shape) * v.dtype.itemsize for c in one.calls for p in c.node.makes if (v := graph.values[p]).axes)
     return sum(sizes) / image
-
-
-def describe(passes: Passes, kept: Kept) -> str:
-    """The passes, and what of the kept values is on the host."""
-    sites = {place: call.node.site for call in passes.graph.calls for place in call.node.makes}
-    host = ", ".join(sites[p] for p in sorted(kept.host, key=str)) or "nothing"
-    return f"{passes}\non the host: {host}"

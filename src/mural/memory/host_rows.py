@@ -31,19 +31,30 @@ AHEAD = 2
 
 
 class HostMemory:
-    """Host memory that steps take and give back, pinned for a GPU."""
+    """Host memory that steps take and give back, pinned for a GPU.
+
+    What a step did not take goes back to the system when the next one begins: images of another size need other memory.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.lanes = CudaLanes(device) if device.type == "cuda" else None
         self.idle: list[Pinned | PageableMemory] = []
+        self.unused: list[Pinned | PageableMemory] = []
+        """Those of the idle buffers that nobody has taken since the step began."""
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.idle = [b for b in self.idle if not any(b is other for other in self.unused)]
+        self.unused = list(self.idle)
 
     def take(self, size: int) -> Pinned | PageableMemory:
         """A buffer of at least that many bytes."""
         fitting = [b for b in self.idle if size <= b.memory.numel() <= size + size // 4]
         if fitting:
             found = min(fitting, key=lambda b: b.memory.numel())
-            self.idle.remove(found)
+            self.idle = [b for b in self.idle if b is not found]
+            self.unused = [b for b in self.unused if b is not found]
             return found
         return Pinned(size) if self.lanes is not None else PageableMemory(size)
 

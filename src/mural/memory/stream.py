@@ -6,41 +6,30 @@ tile is computed again with gradients, from those of what its pass made to those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mural.geometry import Cuts
 from mural.graph.nodes import Node, Place
-from mural.memory.passes import Passes, StreamPass, TotalKey
-from mural.memory.tile_needs import Needs
-from mural.memory.tile_sweeps import Progress, TileSweeps
-from mural.memory.tile_task import Chunk, Coordinates, TileInput, TileTask
+from mural.memory.passes import StreamPass, TotalKey
+from mural.memory.tile_sweeps import TileSweeps
+from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.memory.whole_pass import WholePass
-from mural.ranks import SPATIAL, Mesh
+from mural.ranks import SPATIAL
 from mural.shard.tensor import ShardedTensor
 
 
 class Streamer(TileSweeps):
     """Runs the passes of one step."""
 
-    def __init__(
-        self,
-        passes: Passes,
-        needs: Needs,
-        inputs: Mapping[str, TileInput],
-        held: Mapping[str, Tensor],
-        mesh: Mesh,
-        cuts: Mapping[str, Cuts],
-        device: torch.device,
-        before_random: Callable[[int], None],
-        progress: Progress | None = None,
-    ):
-        super().__init__(passes, needs, inputs, held, mesh, device, before_random, progress)
-        self.whole = WholePass(self, cuts)
+    @cached_property
+    def whole(self) -> WholePass:
+        """Runs the passes on whole tensors."""
+        return WholePass(self, self.cuts)
 
     def step(self, weight: float = 1.0) -> Tensor:
         """The loss; gradients are in `gradients` (of this rank's tiles) and `shared` (the same on all ranks)."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.geometry import Box, Interval
+from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.host_rows import HostMemory, HostTensor
 from mural.memory.kept_tensors import KeptTensor
@@ -35,12 +35,14 @@ class TileSweeps:
         inputs: Mapping[str, TileInput],
         held: Mapping[str, Tensor],
         mesh: Mesh,
+        cuts: Mapping[str, Cuts],
         device: torch.device,
         before_random: Callable[[int], None],
         progress: Progress | None = None,
     ):
         self.passes, self.needs, self.inputs, self.held = passes, needs, inputs, held
-        self.mesh, self.device, self.before_random, self.progress = mesh, device, before_random, progress
+        self.mesh, self.cuts, self.device = mesh, cuts, device
+        self.before_random, self.progress = before_random, progress
         self.totals = Totals(mesh)
         self.kept: dict[Place, KeptTensor | HostTensor] = {}
         self.host: frozenset[Place] = frozenset()
