@@ -152,7 +152,8 @@ class Touches:
         def write(module: nn.Module, name: str, value: Any) -> None:
             path = self.paths.get(id(module), "")
             counts = (path, name) in self.found and is_number(vars(module).get(name)) and is_number(value)
-            if counts or name in module._buffers:
+            # A module that torch.jit makes is set up without buffers.
+            if counts or name in vars(module).get("_buffers", ()):
                 self.carried.add(f"{path}.{name}".lstrip("."))
             self.note(module, name)
             plain(module, name, value)
