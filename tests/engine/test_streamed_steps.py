@@ -58,24 +58,19 @@ def test_few_shapes(
 ) -> None:
     """Corners, edges and the middle: at most nine shapes in a pass of a plane, whatever the image's size."""
     shapes: dict[tuple[int, Any], set[Any]] = {}
-    task = TileSweeps.task
+    given = TileSweeps.given
 
-    def watched(self: TileSweeps, one: Any, at: Any, grad: bool) -> Any:
-        found = task(self, one, at, grad)
+    def watched(self: TileSweeps, one: Any, at: Any, grad: bool = False) -> Any:
+        found = given(self, one, at, grad)
         key = one.number, tuple(one.reads)
-        shapes.setdefault(key, set()).add(tuple(tuple(t.shape) for t in map(local, found[0].given.values())))
+        shapes.setdefault(key, set()).add(tuple(tuple(window.shape) for window in found.windows.values()))
         return found
 
-    monkeypatch.setattr(TileSweeps, "task", watched)
+    monkeypatch.setattr(TileSweeps, "given", watched)
     pm = mural.parallelize(Spec(dims=dims, norm=norm, depth=2).build(), mural.Plan(stream=tile))
     pm.step(images(1, extents, 1)[0], masks(1, extents))
     assert shapes
     assert all(len(found) <= most for found in shapes.values()), {k: len(v) for k, v in shapes.items()}
-
-
-def local(given: Any) -> Tensor:
-    """The plain tensor of a tile."""
-    return given.local if isinstance(given, mural.ShardedTensor) else given
 
 
 def test_several_inputs() -> None:

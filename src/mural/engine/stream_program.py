@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from mural.graph import Graph, capture
 from mural.memory.call_probe import tile_graph
 from mural.memory.choice import Kept, KeptChoice, Room, whole_calls
 from mural.memory.passes import Passes, passes_of
+from mural.memory.recorded_tiles import RecordedTiles
 from mural.memory.tile_calls import Axes, TileGraph
 from mural.ranks import SPATIAL
 
@@ -60,6 +61,8 @@ class StreamProgram:
     kept: Kept
     names: tuple[str, ...]
     """The inputs of the graph, in order."""
+    recorded: RecordedTiles = field(default_factory=RecordedTiles)
+    """Tiles of earlier steps that can be run again."""
 
     @property
     def graph(self) -> Graph:

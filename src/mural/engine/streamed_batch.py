@@ -26,7 +26,6 @@ from mural.memory.pinned import settled
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
 from mural.memory.tile_needs import Needs as TileNeeds
-from mural.memory.tile_task import box_of
 from mural.ranks import SPATIAL
 from mural.shard import ShardedTensor
 from mural.shard.generators import seed_generators
@@ -77,6 +76,7 @@ class StreamedBatch:
             self._random_states(), held.progress,
         )  # fmt: skip
         self.streamer.blocks = self._blocks()
+        self.streamer.compute = self.program.recorded.run
         if self.program.kept.host:
             self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
         if known:
@@ -113,8 +113,7 @@ class StreamedBatch:
         form = memory_format(self.held.plain)
         place: Place = (name, 0)
         if isinstance(part, ShardedTensor):
-            value, wants, moved = self.program.tiles.values[place], self.needs.wants(place), part.to(self.device)
-            box = box_of(value, {a: self.needs.region(place, a) for a in value.extents})
+            wants, moved, box = self.needs.wants(place), part.to(self.device), self.needs.region_box(place)
             return PieceInput(part, lambda: pull(cast("ShardedTensor", moved), wants, "a margin of tiles"), box)
         if isinstance(part, Tensor):
             return TensorInput(part, self.device, form)

@@ -47,6 +47,12 @@ class StreamPass:
         return frozenset(call for call, _ in self.measures)
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The inputs, parameters, buffers and constants that its calls read."""
+        places = (place for call in self.calls for place in call.node.reads)
+        return tuple(dict.fromkeys(source for source, _ in places if isinstance(source, str)))
+
+    @cached_property
     def last_use(self) -> dict[Place, int]:
         """For each tensor, the last call that reads it."""
         return {place: call.node.id for call in self.calls for place in call.node.reads}

@@ -7,6 +7,7 @@ tile is computed again with gradients, from those of what its pass made to those
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from mural.graph.nodes import Node, Place
 from mural.memory.passes import StreamPass, TotalKey
+from mural.memory.tile_function import TileGiven
 from mural.memory.tile_sweeps import TileSweeps
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.memory.whole_pass import WholePass
 from mural.ranks import SPATIAL
-from mural.shard.tensor import ShardedTensor
 
 
 class Streamer(TileSweeps):
@@ -101,21 +102,22 @@ class Streamer(TileSweeps):
         guess: Tensor | None = None
         single: TotalKey | None = None
         for at in self._told(last, "forward and backward"):
-            task, leaves = self.task(last, at, grad=True)
-            if single is not None and self._adds_nothing(last, task):
-                continue
-            with torch.enable_grad():
-                task.run()
-            found = [key for key, part in task.sums.items() if part.requires_grad]
-            if guess is None:
+            given, tile = self.given(last, at, grad=True), self.tile(last, at)
+            if single is None:
+                task, leaves = tile.run(given)
+                found = [key for key, part in task.sums.items() if part.requires_grad]
                 if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
                     return None
                 if task.chunk(found[0]) is not None:
                     return None  # each image has a total of its own
                 single, guess = found[0], self._guess(found[0], task.sums[found[0]])
-            roots = [(task.sums[key], guess) for key in found if key == single]
-            self.collect(last, task, sums, {})
-            self.differentiate(last, task, leaves, roots)
+                made = tile.made(replace(given, adjoints={(single, None): guess}), task, leaves)
+            elif self._adds_nothing(last, given):
+                continue
+            else:
+                made = self.compute(tile, replace(given, adjoints={(single, None): guess}))
+            self.collect(at, made, sums, {})
+            self.add_gradients(last, at, made)
         self.end_pass(last)
         self.settle(sums, {})
         loss, adjoints = self._tail(weight)
@@ -125,17 +127,15 @@ class Streamer(TileSweeps):
         self._add_adjoints(adjoints)
         return loss
 
-    def _adds_nothing(self, last: StreamPass, task: TileTask) -> bool:
+    def _adds_nothing(self, last: StreamPass, given: TileGiven) -> bool:
         """Whether a tile adds nothing to loss and gradients: its targets are all of the class that the loss ignores."""
         calls = list(last.measured_calls)
         node = self.passes.graph.calls[calls[0]].node
         ignored = ignored_class(node)
         if len(calls) != 1 or ignored is None or len(node.reads) < 2:
             return False
-        target = task.given.get(node.reads[1])
-        if not isinstance(target, ShardedTensor) or target.local.is_meta:
-            return False
-        return bool((target.local == ignored).all())
+        target = given.windows.get(node.reads[1])
+        return target is not None and not target.is_meta and bool((target == ignored).all())
 
     def _guess(self, key: TotalKey, part: Tensor) -> Tensor:
         """One over the number of positions: the gradient of a mean."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.errors import UnsupportedOp
-from mural.geometry import Reads
+from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Graph, Node, Place, Ref
 from mural.graph.without_memory import META, staying, staying_named
 from mural.ranks.mesh import SPATIAL
@@ -46,6 +46,12 @@ class TileValue:
     def tiled(self) -> bool:
         """Whether it comes in tiles of the image, and not only image by image."""
         return any(a in SPATIAL for a in self.axes)
+
+    def box(self, spans: Mapping[str, Interval]) -> Box:
+        """A box of all dims from the spans of the axes."""
+        axes: Axes = self.axes or (None,) * len(self.shape)
+        return tuple(spans[a] if a is not None and a in spans else Interval(0, n)
+                     for a, n in zip(axes, self.shape, strict=True))  # fmt: skip
 
 
 @dataclass(frozen=True)

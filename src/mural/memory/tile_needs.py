@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from mural.geometry import Cuts, Interval, Reads
+from mural.geometry import Box, Cuts, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.tile_calls import TileCall
 from mural.shard.layout import Want
+
+Form = tuple[Any, ...]
+"""What tiles have in common that compute the same in different places."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Needs:
         self.grids = grids or {}
         """The grids of passes whose tiles are of another size."""
         self._found: dict[tuple[int, str, int], AxisNeeds] = {}
+        self._forms: dict[tuple[int, str, int], Form] = {}
         self._regions: dict[tuple[Place, str], Interval] = {}
         for one in reversed(passes.passes):
             self._settle(one)
@@ -132,12 +137,63 @@ class Needs:
         start = region.start if coordinate == at[0] else own.start
         return Interval(start, region.stop if coordinate == at[-1] else own.stop)
 
+    # -- boxes ---------------------------------------------------------------------------------------------------------
+
+    def region_box(self, place: Place) -> Box:
+        """The positions of a value that this rank reads, and its own, in all dims."""
+        value = self.graph.values[place]
+        return value.box({a: self.region(place, a) for a in value.extents})
+
+    def kept_box(self, one: StreamPass, place: Place, at: Mapping[str, int]) -> Box:
+        """The positions of a kept value that a tile computes, in all dims."""
+        value = self.graph.values[place]
+        return value.box({a: self.kept(one, place, a, at[a]) for a in value.extents if a in at})
+
+    def window(self, one: StreamPass, place: Place, at: Mapping[str, int]) -> Box | None:
+        """What a tile reads of a value; None for nothing."""
+        value = self.graph.values[place]
+        spans: dict[str, Interval] = {}
+        for axis in value.extents:
+            found = self.along(one, axis, at[axis]).values.get(place) if axis in at else None
+            if found is None:
+                return None
+            spans[axis] = found
+        return value.box(spans)
+
+    # -- needs ---------------------------------------------------------------------------------------------------------
+
     def along(self, one: StreamPass, axis: str, coordinate: int) -> AxisNeeds:
         """What a coordinate of an axis needs in a pass."""
         key = (one.number, axis, coordinate)
         if key not in self._found:
             self._found[key] = self._walk(one, axis, coordinate)
         return self._found[key]
+
+    def form(self, one: StreamPass, axis: str, coordinate: int) -> Form:
+        """All that a coordinate needs, with positions counted from its own: equal where the same is computed."""
+        key = (one.number, axis, coordinate)
+        if key not in self._forms:
+            self._forms[key] = self._form(one, axis, coordinate)
+        return self._forms[key]
+
+    def _form(self, one: StreamPass, axis: str, coordinate: int) -> Form:
+        needs, grid, values = self.along(one, axis, coordinate), self.grid_of(one), self.graph.values
+
+        def seen(extent: int, *parts: Interval) -> Form:
+            own = grid.own(axis, extent, coordinate)
+            return tuple((i.start - own.start, i.size, i.start == 0, i.stop == extent) for i in (own, *parts))
+
+        found: list[Any] = [(p, seen(values[p].extents[axis], i)) for p, i in needs.values.items()]
+        kept = (p for p in one.keeps if axis in values[p].extents)
+        found += [(p, seen(values[p].extents[axis], self.kept(one, p, axis, coordinate))) for p in kept]
+        for call in one.calls:
+            outs = needs.windows.get(call.node.id, ())
+            for window, out in zip(call.windows, outs, strict=False):
+                reads = dict(window).get(axis)
+                if reads is not None:
+                    read = reads.reads(out) if out.size else ()
+                    found.append((call.node.id, seen(reads.out_extent, out), seen(reads.extent, *read)))
+        return tuple(found)
 
     def _walk(self, one: StreamPass, axis: str, coordinate: int) -> AxisNeeds:
         needs = AxisNeeds()

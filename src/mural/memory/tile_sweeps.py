@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mural.geometry import Box, Cuts, Interval
+from mural.geometry import Cuts
 from mural.graph.nodes import Place
 from mural.memory.host_rows import HostMemory, HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
+from mural.memory.tile_function import Leaf, TileFunction, TileGiven, TileMade, as_tile
 from mural.memory.tile_needs import Needs
-from mural.memory.tile_task import Chunk, Coordinates, TileInput, TileTask, box_of
+from mural.memory.tile_task import Chunk, Coordinates, TileInput, chunk_of
 from mural.memory.tile_totals import Totals, in_order
 from mural.ranks import Mesh
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import OwnMoments, tile_of
+from mural.shard.tiles import OwnMoments
 
 Progress = Callable[[int, int, str], None]
 
@@ -64,6 +65,8 @@ class TileSweeps:
         self.learned: list[tuple[TotalKey, OwnMoments, Tensor]] = []
         """Statistics that norms have yet to learn."""
         self.graded = graded(passes, inputs, held)
+        self.compute: Callable[[TileFunction, TileGiven], TileMade] = TileFunction.__call__
+        """Computes a tile."""
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
@@ -74,52 +77,32 @@ class TileSweeps:
         axes = [a for a in grid.cuts if spatial or a == "data"]
         return [dict(zip(axes, at, strict=True)) for at in product(*(grid.coordinates(a) for a in axes))]
 
-    def task(self, one: StreamPass, at: Coordinates, grad: bool) -> tuple[TileTask, dict[Place, Tensor]]:
-        """A tile with its windows read; the leaves are those whose gradient is wanted."""
-        leaves: dict[Place, Tensor] = {}
-        given: dict[Place, Tensor] = {}
-        written = {s for call in one.calls for s in call.node.writes}
-        for place in one.reads:
-            value = self.needs.graph.values[place]
-            box = self.window(one, place, at)
-            if box is None:
-                continue
-            local = self.source(place).read(box)
-            if grad and place in self.graded:
-                local = leaves[place] = local.detach().requires_grad_()
-                if place[0] in written:
-                    local = local.clone()
-            elif place[0] in written:
-                local = local.clone()
-            found = {a: i for a, i in zip(value.axes, box, strict=False) if a is not None}
-            given[place] = tile_of(local, value.shape, value.axes, found, value.folds) if found else local
-        known = self._known(one, grad)
-        task = TileTask(
-            one, at, self.needs, given, self.held, known, self.totals.axes, self.before_random, self.device, self.blocks
+    def given(self, one: StreamPass, at: Coordinates, grad: bool = False) -> TileGiven:
+        """All that a tile depends on, read now."""
+        boxes = {place: self.needs.window(one, place, at) for place in one.reads}
+        windows = {place: self.source(place).read(box) for place, box in boxes.items() if box is not None}
+        held = {name: self.held[name] for name in one.names if name in self.held}
+        chunks = (None, at.get("data"))
+        mine = {*one.uses, *one.measures}
+        known = {k: v for k, v in self.totals.values.items() if k[0] in mine and k[1] in chunks}
+        if not grad:
+            return TileGiven(windows, held, known)
+        wanted: list[Leaf] = [place for place in windows if place in self.graded]
+        wanted += [name for name, tensor in held.items() if tensor.requires_grad]
+        wanted += [k for k in known if k[0] in one.uses and k[0] in self.totals.differentiable]
+        grads = {place: self.kept[place].gradient(self.needs.kept_box(one, place, at)) for place in one.keeps
+                 if place in self.kept}  # fmt: skip
+        adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
+        return TileGiven(
+            windows, held, known, tuple(wanted), {p: g for p, g in grads.items() if g is not None}, adjoints
         )
-        return task, leaves
 
-    def window(self, one: StreamPass, place: Place, at: Coordinates) -> Box | None:
-        """What a tile reads of a value; None for nothing."""
-        value = self.needs.graph.values[place]
-        spans: dict[str, Interval] = {}
-        for axis in value.extents:
-            found = self.needs.along(one, axis, at[axis]).values.get(place) if axis in at else None
-            if found is None:
-                return None
-            spans[axis] = found
-        return box_of(value, spans)
+    def tile(self, one: StreamPass, at: Coordinates) -> TileFunction:
+        """A tile as a function."""
+        return TileFunction(one, at, self.needs, self.totals.axes, self.before_random, self.device, self.blocks)
 
     def source(self, place: Place) -> Any:
         return self.inputs[str(place[0])] if isinstance(place[0], str) else self.kept[place]
-
-    def _known(self, one: StreamPass, grad: bool) -> dict[tuple[TotalKey, Chunk], Tensor]:
-        if not grad:
-            return self.totals.values
-        return {
-            key: value.detach().requires_grad_() if key[0] in self.totals.differentiable else value
-            for key, value in self.totals.values.items()
-        }
 
     # -- forward -------------------------------------------------------------------------------------------------------
 
@@ -129,29 +112,35 @@ class TileSweeps:
         moments: dict[tuple[TotalKey, Chunk], list[tuple[Tensor, OwnMoments]]] = {}
         with torch.no_grad():
             for at in self._told(one, "forward"):
-                task, _ = self.task(one, at, grad=False)
-                task.run()
-                self.collect(one, task, sums, moments)
+                given = self.given(one, at)
+                made = self.compute(self.tile(one, at), given)
+                self._keep(one, at, given, made)
+                self.collect(at, made, sums, moments)
         self.settle(sums, moments)
 
-    def collect(self, one: StreamPass, task: TileTask, sums: Any, moments: Any) -> None:
-        """Take what a tile made."""
-        for place, tile in task.kept.items():
+    def _keep(self, one: StreamPass, at: Coordinates, given: TileGiven, made: TileMade) -> None:
+        """Write down, or hand on, the values that a tile made."""
+        values = self.needs.graph.values
+        for place, local in made.kept.items():
+            box = self.needs.kept_box(one, place, at)
             if self.deliver is not None and place in self.results:
-                self.deliver(tile, task.given)
+                boxes = {p: self.needs.window(one, p, at) or () for p in given.windows}
+                windows = {p: as_tile(values[p], boxes[p], window) for p, window in given.windows.items()}
+                self.deliver(as_tile(values[place], box, local), windows)
             if self.deliver is None or place not in self.results or place in self.read_again:
-                self.store(place).write(tile.box, tile.local.detach())
-        for key, part in task.sums.items():
-            at = (key, task.chunk(key))
-            sums[at] = part.detach() if at not in sums else sums[at] + part.detach()
-        for key, own in task.moments.items():
-            moments.setdefault((key, task.chunk(key)), []).append((own.moments(), own.without_values()))
+                self.store(place).write(box, local)
+
+    def collect(self, at: Coordinates, made: TileMade, sums: Any, moments: Any) -> None:
+        """Add up what a tile measured."""
+        for key, part in made.sums.items():
+            where = (key, chunk_of(self.totals.axes[key], at))
+            sums[where] = part if where not in sums else sums[where] + part
+        for key, part in made.moments.items():
+            moments.setdefault((key, chunk_of(self.totals.axes[key], at)), []).append((part, made.norms[key]))
 
     def store(self, place: Place) -> KeptTensor | HostTensor:
         if place not in self.kept:
-            value = self.needs.graph.values[place]
-            spans = {a: self.needs.region(place, a) for a in value.extents}
-            box = box_of(value, spans)
+            value, box = self.needs.graph.values[place], self.needs.region_box(place)
             at_host = self.memory is not None and place in self.host
             self.kept[place] = (
                 HostTensor(box, value.axes, self.memory)
@@ -189,7 +178,7 @@ class TileSweeps:
     def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
         tiles = self.tiles(one)
         for place in one.reads:
-            self.source(place).plan([box for at in tiles if (box := self.window(one, place, at)) is not None])
+            self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
             self._do_meanwhile()
@@ -216,14 +205,11 @@ class TileSweeps:
         self._complete(one)
         for place in one.keeps:
             if place in self.kept:
-                value, tiles = self.needs.graph.values[place], self.tiles(one)
-                spans = [{a: self.needs.kept(one, place, a, at[a]) for a in value.extents} for at in tiles]
-                self.kept[place].plan_gradient([box_of(value, each) for each in spans])
+                self.kept[place].plan_gradient([self.needs.kept_box(one, place, at) for at in self.tiles(one)])
         for at in self._told(one, "backward"):
-            task, leaves = self.task(one, at, grad=True)
-            with torch.enable_grad():
-                task.run()
-            self.differentiate(one, task, leaves, self._roots(task))
+            given = self.given(one, at, grad=True)
+            if given.wanted and (given.grads or given.adjoints):
+                self.add_gradients(one, at, self.compute(self.tile(one, at), given))
         self.end_pass(one)
         for place in one.keeps:
             if place in self.kept:
@@ -241,51 +227,21 @@ class TileSweeps:
             found = self.totals.adjoints[key, chunk]
             self.totals.adjoints[key, chunk] = self.totals.over_ranks(key, found).sum(0)
 
-    def _roots(self, task: TileTask) -> list[tuple[Tensor, Tensor]]:
-        """Where backward begins in a tile: at what it kept, and at its parts of totals."""
-        roots: list[tuple[Tensor, Tensor]] = []
-        for place, tile in task.kept.items():
-            grad = self.kept[place].gradient(tile.box) if place in self.kept else None  # a result that was delivered
-            if grad is not None and tile.local.requires_grad:
-                roots.append((tile.local, grad))
-        for key, part in task.sums.items():
-            adjoint = self.totals.adjoints.get((key, task.chunk(key)))
-            if adjoint is not None and part.requires_grad:
-                roots.append((part, adjoint))
-        for key, own in task.moments.items():
-            at = (key, task.chunk(key))
-            if at in self.totals.adjoints and own.values.requires_grad:
-                roots.append((own.values, own.gradient(self.totals.adjoints[at], self.totals.values[at])))
-        return roots
-
-    def differentiate(
-        self, one: StreamPass, task: TileTask, leaves: Mapping[Place, Tensor], roots: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
+    def add_gradients(self, one: StreamPass, at: Coordinates, made: TileMade) -> None:
         """Add what one tile contributes to all gradients."""
-        names = self.parameters_of(one)
-        known = {k: v for k, v in task.known.items() if v.requires_grad and k[0] in one.uses}
-        wanted = [*leaves.values(), *(self.held[n] for n in names), *known.values()]
-        if not roots or not wanted:
-            return
-        tensors, grads = zip(*roots, strict=True)
-        results: Iterator[Any] = iter(torch.autograd.grad(tensors, wanted, grads, allow_unused=True))
-        for place, grad in zip(leaves, results, strict=False):
-            if grad is not None:
-                value = self.needs.graph.values[place]
-                spans = {a: task.spans[a].values[place] for a in value.extents if a in task.spans}
-                self.source(place).add_gradient(box_of(value, spans), grad)
-        for name, grad in zip(names, results, strict=False):
-            if grad is not None:
-                held = self.gradients.get(name)
-                self.gradients[name] = grad if held is None else held.add_(grad)
-        for (key, chunk), grad in zip(known, results, strict=False):
-            if grad is not None:
-                self.totals.add_adjoint(key, chunk, grad)
+        for leaf, grad in made.gradients.items():
+            if isinstance(leaf, str):
+                held = self.gradients.get(leaf)
+                self.gradients[leaf] = grad if held is None else held.add_(grad)
+            elif leaf in one.reads:
+                box = self.needs.window(one, leaf, at)
+                self.source(leaf).add_gradient(box, grad)
+            else:
+                self.totals.add_adjoint(*leaf, grad)
 
     def parameters_of(self, one: StreamPass) -> list[str]:
         """The parameters that a pass reads and that have a gradient."""
-        names = dict.fromkeys(str(p[0]) for call in one.calls for p in call.node.reads if isinstance(p[0], str))
-        return [n for n in names if n in self.held and self.held[n].requires_grad]
+        return [n for n in one.names if n in self.held and self.held[n].requires_grad]
 
 
 def graded(passes: Passes, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor]) -> set[Place]:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_calls import Axes, TileCall, TileValue, tensors_in
+from mural.memory.tile_calls import TileCall, TileValue, tensors_in
 from mural.memory.tile_needs import AxisNeeds, Needs
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -124,7 +124,7 @@ class TileTask:
 
     def chunk(self, key: TotalKey) -> Chunk:
         """The images that a total is of, for this tile."""
-        return None if "data" in self.axes_of_totals[key] else self.at.get("data")
+        return chunk_of(self.axes_of_totals[key], self.at)
 
     @property
     def _running(self) -> TileCall:
@@ -240,8 +240,6 @@ def empty_tile(value: TileValue, spans: Spans, device: torch.device) -> ShardedT
     return tile_of(torch.zeros(shape, dtype=value.dtype, device=device), value.shape, value.axes, spans, value.folds)
 
 
-def box_of(value: TileValue, spans: Mapping[str, Interval]) -> Box:
-    """A box of all dims from the spans of the axes."""
-    axes: Axes = value.axes or (None,) * len(value.shape)
-    return tuple(spans[a] if a is not None and a in spans else Interval(0, n)
-                 for a, n in zip(axes, value.shape, strict=True))  # fmt: skip
+def chunk_of(axes: Sequence[str], at: Coordinates) -> Chunk:
+    """The images that a total over these axes is of, for a tile."""
+    return None if "data" in axes else at.get("data")

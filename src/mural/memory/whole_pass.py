@@ -14,7 +14,6 @@ from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
 from mural.memory.tile_calls import Axes, tensors_in
-from mural.memory.tile_task import box_of
 from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
@@ -43,7 +42,7 @@ class WholePass:
                 made = values[place]
                 if self.streamer.deliver is not None and place in self.streamer.results and any(self._axes(place)):
                     self.streamer.deliver(made, values)
-                self.streamer.store(place).write(self._box(place), self._region(place, made))
+                self.streamer.store(place).write(self.streamer.needs.region_box(place), self._region(place, made))
 
     def backward(self, one: StreamPass) -> None:
         """Run the calls again, from the gradients of what they made to those of what they read."""
@@ -51,7 +50,7 @@ class WholePass:
             values, leaves = self._run(one, grad=True)
             roots: list[tuple[Tensor, Tensor]] = []
             for place in one.keeps:
-                grad = self.streamer.kept[place].gradient(self._box(place))
+                grad = self.streamer.kept[place].gradient(self.streamer.needs.region_box(place))
                 if grad is None or place not in self.streamer.graded:
                     continue
                 made = self._region(place, values[place])
@@ -145,12 +144,7 @@ class WholePass:
     def _own(self, place: Place) -> Box:
         value = self.streamer.needs.graph.values[place]
         grid = self.streamer.needs.grid
-        return box_of(value, {a: grid.here(a, n) for a, n in value.extents.items()})
-
-    def _box(self, place: Place) -> Box:
-        """What this rank keeps of a value: its own part, and a margin that its tiles read."""
-        value = self.streamer.needs.graph.values[place]
-        return box_of(value, {a: self.streamer.needs.region(place, a) for a in value.extents})
+        return value.box({a: grid.here(a, n) for a, n in value.extents.items()})
 
     def _region(self, place: Place, made: Tensor) -> Tensor:
         """What this rank keeps of a result, from all ranks."""

@@ -1,0 +1,145 @@
+"""Tiles that compute the same in different places: their operations are noted once, and run again.
+
+The rules take time in Python for each call, as long as a GPU takes for a small layer. But most tiles of a pass differ
+in their place alone. After a few of them, one runs under a tape. Another one, elsewhere along an axis, has to give the
+same tape, which shows that nothing depends on the place along that axis. From then on they run from the tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mural.memory.passes import TotalKey
+from mural.memory.tape import Replay, Tape
+from mural.memory.tile_function import TileFunction, TileGiven, TileMade
+from mural.shard.autocasting import is_autocast, without_autocast
+from mural.shard.tiles import OwnMoments
+
+WARM_UP = 2
+"""How many tiles of a kind run by the rules before one runs under a tape, which takes longer."""
+
+Label = tuple[str, Any]
+"""What a tensor is that a tile gives: which part of `TileMade`, and its name there."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The tape of a tile, and what it gave."""
+
+    tape: Tape
+    labels: tuple[Label, ...]
+    axes: Mapping[TotalKey, tuple[str, ...]]
+    """The axes of the totals that it adds to."""
+    norms: Mapping[TotalKey, OwnMoments]
+
+    def same(self, other: Noted) -> bool:
+        """Whether another tile did the same."""
+        return (self.labels, self.axes) == (other.labels, other.axes) and self.tape.same(other.tape)
+
+
+@dataclass
+class TileKind:
+    """Tiles that are one function, as far as geometry tells."""
+
+    seen: int = 0
+    noted: Noted | None = None
+    place: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Where the tile is that was noted."""
+    free: set[str] = field(default_factory=set[str])
+    """The axes along which nothing depends on the place."""
+    differ: bool = False
+    """Whether they are not one function, or cannot be noted."""
+    replay: Replay | None = None
+
+    def unproven(self, place: Mapping[str, int]) -> set[str]:
+        """The axes along which a tile is in another place than the one that was noted, and that may matter."""
+        return {axis for axis, start in place.items() if self.place.get(axis) != start} - self.free
+
+    def learn(self, noted: Noted, place: Mapping[str, int]) -> None:
+        """Take a tape as that of all tiles, or compare it with theirs."""
+        if noted.tape.failed:
+            self.differ = True
+        elif self.noted is None:
+            self.noted, self.place = noted, place
+        elif self.noted.same(noted):
+            self.free |= self.unproven(place)
+        else:
+            self.differ = True
+
+
+class RecordedTiles:
+    """Runs tiles, by the rules or from tapes."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[Hashable, TileKind] = {}
+
+    def run(self, tile: TileFunction, given: TileGiven) -> TileMade:
+        """What a tile gives."""
+        if any(call.random for call in tile.one.calls):
+            return tile(given)  # random numbers depend on the place
+        kind, place = self.kinds.setdefault(key_of(tile, given), TileKind()), tile.place
+        kind.seen += 1
+        if kind.differ or kind.seen <= WARM_UP:
+            return tile(given)
+        if kind.noted is not None:
+            unproven = kind.unproven(place)
+            if not unproven:
+                return replayed(kind, tile, given)
+            if len(unproven) > 1:
+                return tile(given)  # equal tapes would not say which of them is free
+        made, noted = note(tile, given)
+        kind.learn(noted, place)
+        return made
+
+
+def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
+    """Equal for tiles that can be one function: geometry, and the form of all tensors."""
+    forms = tuple((axis, tile.needs.form(tile.one, axis, at)) for axis, at in tile.at.items())
+    tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in given.tensors)
+    return tile.one.number, forms, given.names, tensors, is_autocast(tile.device)
+
+
+def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:
+    """What a tile gives, by the rules, and its tape."""
+    tape = Tape(given.tensors)
+    with uncached_autocast(), tape:
+        made = tile(given)
+    number = {leaf: i for i, leaf in enumerate(given.wanted)}
+    found: list[tuple[Label, Tensor]] = [(("gradients", number[leaf]), grad) for leaf, grad in made.gradients.items()]
+    for part in ("kept", "sums", "moments"):
+        found += [((part, name), tensor) for name, tensor in getattr(made, part).items()]
+    tape.end([tensor for _, tensor in found])
+    axes = {key: tile.axes_of_totals[key] for key in (*made.sums, *made.moments)}
+    return made, Noted(tape, tuple(label for label, _ in found), axes, made.norms)
+
+
+def replayed(kind: TileKind, tile: TileFunction, given: TileGiven) -> TileMade:
+    """What a tile gives, from the tape."""
+    if kind.noted is None:
+        raise RuntimeError("there is no tape to run")
+    if kind.replay is None:
+        kind.replay = kind.noted.tape.replay()
+    with torch.no_grad(), without_autocast(tile.device):
+        tensors = kind.replay(*given.tensors)
+    parts: dict[str, dict[Any, Tensor]] = {"kept": {}, "sums": {}, "moments": {}, "gradients": {}}
+    for (part, name), tensor in zip(kind.noted.labels, tensors, strict=True):
+        parts[part][given.wanted[name] if part == "gradients" else name] = tensor
+    tile.axes_of_totals.update(kind.noted.axes)
+    return TileMade(**parts, norms=kind.noted.norms)
+
+
+@contextmanager
+def uncached_autocast() -> Generator[None]:
+    """A block in which autocast casts parameters anew: casts from before would come from elsewhere for a tape."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
