@@ -94,6 +94,28 @@ def test_predicted_peak_under_autocast() -> None:
     assert pm.way.report()["predicted_peak"] == pytest.approx(tally.peak, rel=0.03)
 
 
+def test_predictions_know_blocks_that_are_computed_again() -> None:
+    """They used to ignore `recompute`, and a tile that fits was called too large."""
+    peaks, flops = [], []
+    for recompute in ((), "all"):
+        model = UNet(width=4, depth=2, norm=None)
+        plan = mural.Plan(stream=(32, 32), recompute=recompute)
+        pm, (image, mask) = mural.parallelize(model, plan, loss=F.cross_entropy), batch(2, 96)
+        pm.step(image, mask)
+        model.zero_grad(set_to_none=True)
+        tally = CountedStep(ROUNDED["cuda"])
+        for tensor in (*model.parameters(), image, mask):
+            tally.enter(tensor)
+        with tally:
+            pm.step(image, mask)
+        report = pm.way.report()
+        assert report["predicted_peak"] == pytest.approx(tally.peak, rel=0.1)
+        peaks.append(report["predicted_peak"])
+        flops.append(report["predicted_flops"])
+    assert peaks[1] < 0.9 * peaks[0]
+    assert 1.1 * flops[0] < flops[1] < 1.35 * flops[0]  # one more forward; most of the halo is there
+
+
 # U-Net of width 64 and depth 4, channels last: GiB allocated on an H200 by torch 2.11, the image from a source.
 MEASURED = [(16384, 1536, "bfloat16", 8.67), (8192, 2048, "bfloat16", 15.12), (8192, 1024, "float32", 7.88)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from mural.engine.stream_program import StreamProgram
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed, memory_format
 from mural.geometry import Box
 from mural.memory.kept_tensors import KeptTensor
-from mural.memory.step_text import describe_step, site_names
-from mural.memory.stream_cost import StreamCost, stream_cost
+from mural.memory.stream_cost import stream_cost
 from mural.memory.stream_memory import META, StreamPeak, stream_peak, without_memory
+from mural.memory.sweep_costs import StreamCost, describe_step, site_names
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import TileInput
 
@@ -74,13 +74,15 @@ class PredictedStep:
     channels_last: bool
     more: int = 0
     """Other bytes on the device: gradients of earlier steps, and what torch's libraries hold."""
+    blocks: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The block of each call that backward computes again."""
 
     @cached_property
     def peak(self) -> StreamPeak:
         """The peak of each sweep."""
         return stream_peak(
             self.program.passes, self.needs, self.inputs, self.held, lower=self.lower, there=self.there,
-            hosted=self.program.kept.host, more=self.more,
+            hosted=self.program.kept.host, more=self.more, blocks=self.blocks,
         )  # fmt: skip
 
     @cached_property
@@ -88,7 +90,7 @@ class PredictedStep:
         """The work of each sweep."""
         return stream_cost(
             self.program.passes, self.needs, self.peak, lower=self.lower, hosted=self.program.kept.host,
-            hardware=self.hardware, channels_last=self.channels_last,
+            hardware=self.hardware, channels_last=self.channels_last, blocks=self.blocks,
         )  # fmt: skip
 
     def describe(self) -> str:
@@ -141,8 +143,9 @@ def predicted_step(batch: StreamedBatch) -> PredictedStep | None:
     grads = sum(t.grad.numel() * t.grad.element_size() for t in batch.parameters.values() if t.grad is not None)
     more = grads + (0 if hardware is None else hardware.rates.workspace)
     return PredictedStep(
-        batch.program, batch.needs, inputs, there, held, lower, hardware, form == torch.channels_last, more
-    )
+        batch.program, batch.needs, inputs, there, held, lower, hardware, form == torch.channels_last, more,
+        batch.streamer.blocks,
+    )  # fmt: skip
 
 
 def input_without_memory(

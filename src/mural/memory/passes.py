@@ -14,9 +14,10 @@ what it makes (kept values, totals), and gradients of what it makes become gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from mural.errors import UnsupportedOp
 from mural.graph.nodes import Place
@@ -45,6 +46,17 @@ class StreamPass:
     def measured_calls(self) -> frozenset[int]:
         """The calls that measure something here."""
         return frozenset(call for call, _ in self.measures)
+
+    def groups(self, blocks: Mapping[int, str]) -> Iterator[tuple[list[TileCall], bool]]:
+        """Its calls in order, in groups, and whether backward computes a group again: one of the blocks by call.
+
+        Calls can be made twice if they keep and measure nothing, and write to nothing from outside.
+        """
+        for block, group in groupby(self.calls, key=lambda call: blocks.get(call.node.id)):
+            calls = list(group)
+            inside = {c.node.id for c in calls}
+            once = inside & self.measured_calls or any(p in self.keeps for c in calls for p in c.node.makes)
+            yield calls, block is not None and not once and all(inside.issuperset(c.node.writes) for c in calls)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from mural.graph.nodes import Node, Place
 from mural.graph.work_and_depth import node_costs
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream_memory import StreamPeak, Sweep
+from mural.memory.sweep_costs import StreamCost, SweepCost
 from mural.memory.tile_calls import TileCall, TileValue
 from mural.memory.tile_needs import AxisNeeds, Needs, hull
 
@@ -33,79 +34,17 @@ HOST_FORWARD, HOST_BACKWARD = 3.0e-4, 3.2e-4
 """Seconds that the host takes to queue a call on a tile, while the GPU computes: measured for U-Net and ResNet."""
 
 
-@dataclass(frozen=True)
-class SweepCost:
-    """What one sweep takes. Bytes `inward` come from the host over the link, `outward` go there."""
-
-    sweep: Sweep
-    tiles: int
-    flops: float
-    plain_flops: float
-    """The operations without overlap of tiles."""
-    read: float
-    written: float
-    inward: float
-    outward: float
-    pixels: int
-    """Positions read of the image."""
-    seconds: float | None = None
-    """Computing, if the device is known: on the GPU, or queueing by the host, whatever takes longer."""
-    link_seconds: float | None = None
-
-    @property
-    def halo(self) -> float:
-        """How many times what tiles own is computed, weighted by work."""
-        return self.flops / self.plain_flops if self.plain_flops else 1.0
-
-
-@dataclass(frozen=True)
-class StreamCost:
-    """What all sweeps of a step take."""
-
-    sweeps: tuple[SweepCost, ...]
-
-    @property
-    def flops(self) -> float:
-        """Operations."""
-        return sum(one.flops for one in self.sweeps)
-
-    @property
-    def halo(self) -> float:
-        """How many times what tiles own is computed, weighted by work."""
-        plain = sum(one.plain_flops for one in self.sweeps)
-        return self.flops / plain if plain else 1.0
-
-    @property
-    def device_bytes(self) -> float:
-        """Bytes read and written on the device."""
-        return sum(one.read + one.written for one in self.sweeps)
-
-    @property
-    def link_bytes(self) -> float:
-        """Bytes over the link to the host, both ways."""
-        return sum(one.inward + one.outward for one in self.sweeps)
-
-    @property
-    def pixels(self) -> int:
-        """Positions read of the image."""
-        return sum(one.pixels for one in self.sweeps)
-
-    def seconds(self, overlap: bool = True) -> float | None:
-        """Seconds, computing and the link at the same time or one after the other; None on unknown hardware."""
-        total, join = 0.0, max if overlap else lambda a, b: a + b
-        for one in self.sweeps:
-            if one.seconds is None or one.link_seconds is None:
-                return None
-            total += join(one.seconds, one.link_seconds)
-        return total
+Works = list[tuple[CallFeatures, float]]
+"""Calls on a tile, and how many such tiles there are."""
 
 
 def stream_cost(
     passes: Passes, needs: Needs, peak: StreamPeak, *, lower: torch.dtype | None = None,
     hosted: Collection[Place] = (), hardware: Hardware | None = None, channels_last: bool = False,
+    blocks: Mapping[int, str] | None = None,
 ) -> StreamCost:  # fmt: skip
     """The cost of a step with the sweeps and types that were found with its peak; see `stream_peak`."""
-    tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last)
+    tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last, blocks or {})
     by_number = {(one.number, one.whole): one for one in passes.passes}
     return StreamCost(tuple(tools.cost(sweep, by_number[sweep.number, sweep.whole]) for sweep in peak.sweeps))
 
@@ -126,10 +65,10 @@ class _SweepCosts:
 
     def __init__(
         self, passes: Passes, needs: Needs, types: Mapping[Place, torch.dtype], lower: torch.dtype | None,
-        hosted: frozenset[Place], hardware: Hardware | None, channels_last: bool,
+        hosted: frozenset[Place], hardware: Hardware | None, channels_last: bool, blocks: Mapping[int, str],
     ):  # fmt: skip
         self.passes, self.needs, self.types, self.lower = passes, needs, types, lower
-        self.hosted, self.hardware, self.channels_last = hosted, hardware, channels_last
+        self.hosted, self.hardware, self.channels_last, self.blocks = hosted, hardware, channels_last, blocks
         self.values = passes.graph.values
         self.model = None if hardware is None else replace(load(hardware.model), rates=hardware.rates)
 
@@ -148,13 +87,18 @@ class _SweepCosts:
         tasks = [self.whole(c) for c in one.calls] if one.whole else [self.tiled(one, c) for c in one.calls]
         tasks = [task for task in tasks if task.times]
         back = sweep.kind != "forward"
-        own = [(self.operations[t.call.node.id], t.share) for t in tasks]
-        flops = [(ahead + back * behind, share) for (ahead, behind), share in own]
+        groups = one.groups(self.blocks) if back and not one.whole else ()
+        again = {c.node.id for calls, twice in groups if twice for c in calls}
+        own = [(self.operations[t.call.node.id], t.share, 1 + (t.call.node.id in again)) for t in tasks]
+        flops = [(times * ahead + back * behind, share) for (ahead, behind), share, times in own]
         works = [(work_of(t.node, self.wanted), t.times) for t in tasks]
-        read = sum(times * (w.read + back * (w.read + w.written)) for w, times in works)
-        written = sum(times * (w.written + back * w.gradients) for w, times in works)
+        twice = [work for work, task in zip(works, tasks, strict=True) if task.call.node.id in again]
+        read = sum(times * w.read for w, times in (*works, *twice))
+        read += back * sum(times * (w.read + w.written) for w, times in works)
+        written = sum(times * w.written for w, times in (*works, *twice))
+        written += back * sum(times * w.gradients for w, times in works)
         inward, outward, copied = self.moved(sweep, one)
-        seconds, link = self.seconds(works, back, copied), None
+        seconds, link = self.seconds(works, back, copied, twice), None
         if seconds is not None and self.hardware is not None and self.hardware.kind == "cuda":
             seconds = max(seconds, self.count(one) * len(tasks) * (HOST_FORWARD + back * HOST_BACKWARD))
         if self.hardware is not None:
@@ -164,16 +108,17 @@ class _SweepCosts:
             read + copied, written + copied, inward, outward, self.pixels(one), seconds, link,
         )  # fmt: skip
 
-    def seconds(self, works: list[tuple[CallFeatures, float]], back: bool, copied: float) -> float | None:
-        """Seconds of computing, with copies of kept values."""
+    def seconds(self, works: Works, back: bool, copied: float, twice: Works) -> float | None:
+        """Seconds of computing, with copies of kept values and with what backward computes again."""
         if self.model is None:
             return None
         total = 2 * copied / self.model.rates.bandwidth
-        for phase in ("forward", "backward") if back else ("forward",):
-            total += sum(n * s for (_, n), s in zip(works, self.calls(works, phase), strict=True))
+        phases: list[tuple[Works, Phase]] = [([*works, *twice], "forward"), (works if back else [], "backward")]
+        for each, phase in phases:
+            total += sum(n * s for (_, n), s in zip(each, self.calls(each, phase), strict=True))
         return total
 
-    def calls(self, works: list[tuple[CallFeatures, float]], phase: Phase) -> list[float]:
+    def calls(self, works: Works, phase: Phase) -> list[float]:
         """Seconds of each call on one tile."""
         if self.model is None:
             return []

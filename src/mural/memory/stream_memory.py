@@ -176,13 +176,14 @@ def without_memory(tensor: Tensor) -> Tensor:
 def stream_peak(
     passes: Passes, needs: Needs, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor], *,
     lower: torch.dtype | None = None, hosted: Collection[Place] = (), there: Sequence[Tensor] = (), more: int = 0,
-    training: bool = True,
+    training: bool = True, blocks: Mapping[int, str] | None = None,
 ) -> StreamPeak:  # fmt: skip
     """The peak of a step, and of each of its sweeps.
 
     `inputs` give windows without memory; `there` are tensors of them that are on the device as a whole. `held` are
     parameters, buffers and constants, `hosted` the kept values that are on the host. Under autocast, `lower` is its
-    type. `more` are other bytes on the device: gradients of earlier steps, and what torch's libraries hold.
+    type. `more` are other bytes on the device: gradients of earlier steps, and what torch's libraries hold. `blocks`
+    has the block of each call that backward computes again.
     """
     tally = GpuTally()
     tally.hold(more)
@@ -191,6 +192,7 @@ def stream_peak(
         tally.hold(tally.rounded(tensor.untyped_storage().nbytes()))
     tally.ignore([*same.values(), *there])
     streamer = MetaStreamer(passes, needs, inputs, same, hosted, tally)
+    streamer.blocks = blocks or {}
     state = tally.live
     generator = torch.get_rng_state()
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -138,20 +137,13 @@ class TileTask:
         """Run all calls of the pass; blocks that are computed again in backward keep their inputs alone."""
         self.values.update(self.given)
         with tile_run(self):
-            for block, group in groupby(self.one.calls, key=lambda call: self.blocks.get(call.node.id)):
-                calls = list(group)
-                if block is not None and torch.is_grad_enabled() and self._closed(calls):
+            for calls, again in self.one.groups(self.blocks):
+                if again and torch.is_grad_enabled():
                     self._recomputed(calls)
                     continue
                 for call in calls:
                     self._step(call, self.values)
                     self._forget(call)
-
-    def _closed(self, calls: Sequence[TileCall]) -> bool:
-        """Whether calls can be made twice: they keep and measure nothing, and write to nothing from outside."""
-        inside = {c.node.id for c in calls}
-        kept = any(p in self.one.keeps for c in calls for p in c.node.makes)
-        return not (kept or inside & self.one.measured_calls) and all(inside.issuperset(c.node.writes) for c in calls)
 
     def _recomputed(self, calls: Sequence[TileCall]) -> None:
         """Run calls so that backward runs them again."""

@@ -1,0 +1,114 @@
+"""What the sweeps of a streamed step take; and as text, with what the passes keep and measure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mural.graph.nodes import Place
+from mural.memory.passes import Passes, StreamPass
+from mural.memory.stream_memory import Sweep
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """What one sweep takes. Bytes `inward` come from the host over the link, `outward` go there."""
+
+    sweep: Sweep
+    tiles: int
+    flops: float
+    plain_flops: float
+    """The operations without overlap of tiles."""
+    read: float
+    written: float
+    inward: float
+    outward: float
+    pixels: int
+    """Positions read of the image."""
+    seconds: float | None = None
+    """Computing, if the device is known: on the GPU, or queueing by the host, whatever takes longer."""
+    link_seconds: float | None = None
+
+    @property
+    def halo(self) -> float:
+        """How many times what tiles own is computed, weighted by work."""
+        return self.flops / self.plain_flops if self.plain_flops else 1.0
+
+
+@dataclass(frozen=True)
+class StreamCost:
+    """What all sweeps of a step take."""
+
+    sweeps: tuple[SweepCost, ...]
+
+    @property
+    def flops(self) -> float:
+        """Operations."""
+        return sum(one.flops for one in self.sweeps)
+
+    @property
+    def halo(self) -> float:
+        """How many times what tiles own is computed, weighted by work."""
+        plain = sum(one.plain_flops for one in self.sweeps)
+        return self.flops / plain if plain else 1.0
+
+    @property
+    def device_bytes(self) -> float:
+        """Bytes read and written on the device."""
+        return sum(one.read + one.written for one in self.sweeps)
+
+    @property
+    def link_bytes(self) -> float:
+        """Bytes over the link to the host, both ways."""
+        return sum(one.inward + one.outward for one in self.sweeps)
+
+    @property
+    def pixels(self) -> int:
+        """Positions read of the image."""
+        return sum(one.pixels for one in self.sweeps)
+
+    def seconds(self, overlap: bool = True) -> float | None:
+        """Seconds, computing and the link at the same time or one after the other; None on unknown hardware."""
+        total, join = 0.0, max if overlap else lambda a, b: a + b
+        for one in self.sweeps:
+            if one.seconds is None or one.link_seconds is None:
+                return None
+            total += join(one.seconds, one.link_seconds)
+        return total
+
+
+def site_names(passes: Passes) -> dict[Place, str]:
+    """The call-site that makes each value."""
+    return {place: call.node.site for call in passes.graph.calls for place in call.node.makes}
+
+
+def describe_step(passes: Passes, cost: StreamCost, hosted: Collection[Place] = ()) -> str:
+    """One line for each pass: its tiles, what it keeps and measures, and the operations and bytes of its sweeps."""
+    lines = [line_of(passes, one, cost, hosted) for one in passes.passes]
+    peak = max((one.sweep.peak for one in cost.sweeps), default=0)
+    total = (
+        f"step: {len(cost.sweeps)} sweeps, {cost.flops / 1e12:.2f} TFLOP, halo {cost.halo:.3f}, "
+        f"{cost.device_bytes / 1e9:.1f} GB on the device, {cost.link_bytes / 1e9:.1f} GB over the link, "
+        f"peak {peak / GIB:.2f} GiB"
+    )
+    seconds = cost.seconds()
+    return "\n".join([*lines, total if seconds is None else f"{total}, {seconds:.3f} s"])
+
+
+def line_of(passes: Passes, one: StreamPass, cost: StreamCost, hosted: Collection[Place]) -> str:
+    """The line of one pass."""
+    names = site_names(passes)
+    mine = [c for c in cost.sweeps if (c.sweep.number, c.sweep.whole) == (one.number, one.whole)]
+    kept = ", ".join(f"{names.get(p, p[0])}{' (host)' if p in hosted else ''}" for p in one.keeps) or "nothing"
+    measured = ", ".join(dict.fromkeys(passes.graph.calls[c].node.site for c, _ in one.measures)) or "nothing"
+    tiles = "whole tensors" if one.whole else f"{mine[0].tiles if mine else 0} tiles"
+    return f"pass {one.number}: {tiles}; keeps {kept}; measures {measured}; {'; '.join(map(sweep_text, mine))}"
+
+
+def sweep_text(one: SweepCost) -> str:
+    """What one sweep takes."""
+    text = f"{one.sweep.kind} {one.flops / 1e12:.2f} TFLOP {(one.read + one.written) / 1e9:.1f} GB"
+    link = one.inward + one.outward
+    return f"{text} {link / 1e9:.1f} GB link" if link else text
