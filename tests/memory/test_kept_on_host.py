@@ -15,7 +15,8 @@ import mural
 from mural.engine.streamed import Streamed
 from mural.geometry import Interval
 from mural.memory.choice import Room, Speeds
-from mural.memory.host_rows import HostMemory, HostTensor
+from mural.memory.host_memory import HostMemory
+from mural.memory.host_tensor import HostTensor
 from mural.models import UNet
 from streamed_law import check_steps, images
 from streamed_losses import both
@@ -28,17 +29,32 @@ def box(images: tuple[int, int], rows: tuple[int, int]) -> tuple[Interval, ...]:
     return Interval(*images), Interval(0, 3), Interval(*rows), Interval(0, 5)
 
 
-@given(rows=st.integers(1, 24), band=st.integers(1, 9), halo=st.integers(0, 4), passes=st.integers(1, 3))
-def test_windows_and_their_gradients(rows: int, band: int, halo: int, passes: int) -> None:
-    """What is read is what was written, and gradients of overlapping windows add up, also over several passes."""
+@given(
+    rows=st.integers(1, 24), band=st.integers(1, 9), halo=st.integers(0, 4), passes=st.integers(1, 3),
+    room=st.sampled_from([0, 500, 2000, 10**6]), data=st.data(),
+)  # fmt: skip
+def test_windows_and_their_gradients(
+    rows: int, band: int, halo: int, passes: int, room: int, data: st.DataObject
+) -> None:
+    """What is read is what was written, and gradients of overlapping windows add up, also over several passes: down
+    the image and up, with the newest bands on the device and without.
+    """
     whole = torch.rand(2, 3, rows, 5, dtype=torch.float64)
-    kept = HostTensor(box((0, 2), (0, rows)), AXES, HostMemory(CPU))
-    bands = [(n, a, min(rows, a + band)) for n in range(2) for a in range(0, rows, band)]
+    memory = HostMemory(CPU)
+    memory.begin(room)
+    kept = HostTensor(box((0, 2), (0, rows)), AXES, memory)
+
+    def bands_of(size: int) -> list[tuple[int, int, int]]:
+        found = [(n, a, min(rows, a + size)) for n in range(2) for a in range(0, rows, size)]
+        return found[::-1] if memory.recent.turn() else found
+
+    bands = bands_of(band)
     for n, a, b in bands:
         kept.write(box((n, n + 1), (a, b)), whole[n : n + 1, :, a:b])
     true = torch.zeros_like(whole)
     for _ in range(passes):
-        windows = [(n, max(0, a - halo), min(rows, b + halo)) for n, a, b in bands]
+        sizes = bands_of(data.draw(st.integers(1, 9)))
+        windows = [(n, max(0, a - halo), min(rows, b + halo)) for n, a, b in sizes]
         boxes = [box((n, n + 1), (a, b)) for n, a, b in windows]
         kept.plan(boxes)
         for (n, a, b), place in zip(windows, boxes, strict=True):
@@ -47,6 +63,8 @@ def test_windows_and_their_gradients(rows: int, band: int, halo: int, passes: in
             true[n : n + 1, :, a:b] += grad
             kept.add_gradient(place, grad)
         kept.end_pass()
+        assert sum(held.size for held in memory.recent.bands) <= room
+    bands = bands_of(band)
     boxes = [box((n, n + 1), (a, b)) for n, a, b in bands]
     kept.plan_gradient(boxes)
     for (n, a, b), place in zip(bands, boxes, strict=True):
@@ -54,13 +72,32 @@ def test_windows_and_their_gradients(rows: int, band: int, halo: int, passes: in
         assert isinstance(found, Tensor)
         torch.testing.assert_close(found, true[n : n + 1, :, a:b])
     kept.drop()
+    assert not memory.recent.bands
+
+
+def test_what_was_written_last_need_not_come_back() -> None:
+    """A sweep up the image finds the newest bands; those that it has read make room for its own."""
+    memory = HostMemory(CPU)
+    memory.begin(4 * 2 * 15 * 8)
+    first, second = (HostTensor(box((0, 1), (0, 16)), AXES, memory) for _ in range(2))
+    for number, kept in enumerate((first, second)):
+        places = [box((0, 1), (a, a + 2)) for a in range(0, 16, 2)]
+        order = places[::-1] if memory.recent.turn() else places
+        if number:
+            first.plan(order)
+        for place in order:
+            if number:
+                assert first.read(place).eq(place[2].start).all()
+            kept.write(place, torch.full((1, 3, 2, 5), float(place[2].start), dtype=torch.float64))
+        there = [(held.owner is first.values, held.at.start) for held in memory.recent.bands]
+        assert there == ([(False, a) for a in (6, 4, 2, 0)] if number else [(True, a) for a in (8, 10, 12, 14)])
 
 
 @pytest.mark.parametrize("room", [0, 60_000])
 def test_steps_with_values_on_the_host(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The law holds where all kept values are on the host, or those for which the device has no room."""
     fast = Speeds(link=1e15, memory=1e10, flops=1e10)
-    monkeypatch.setattr(Streamed, "_room", lambda *_: Room(room, 10**12, 8, fast))
+    monkeypatch.setattr(Streamed, "_room", lambda *_: Room(room, 10**12, 8, fast, recent=3000))
     model = UNet(in_channels=2, width=2, depth=2, classes=3).double()
     target = torch.randint(0, 3, (2, 40, 36), generator=torch.Generator().manual_seed(3))
     check_steps(model, both, [(x, target) for x in images(2, (40, 36))], mural.Plan(stream=(12, 10)))

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from mural.doctor.findings import Finding, found
+from mural.memory.machine_memory import machine_memory
 from mural.ranks.spawn import processors
 from mural.report.words import bytes_in_words
 
@@ -50,12 +51,9 @@ def processor() -> str:
 
 def memory() -> str:
     """How much memory the machine has, is free, and a container allows."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    found_ = {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in lines}
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    allowed = f", of which the container may use {bytes_in_words(int(text))}" if text.isdigit() else ""
-    return f"{bytes_in_words(found_['MemTotal'])}, {bytes_in_words(found_['MemAvailable'])} free{allowed}"
+    found_ = machine_memory()
+    allowed = "" if found_.allowed is None else f", of which the container may use {bytes_in_words(found_.allowed)}"
+    return f"{bytes_in_words(found_.total)}, {bytes_in_words(found_.free)} free{allowed}"
 
 
 def shared_memory() -> Finding:

@@ -9,7 +9,7 @@ import torch
 
 from mural.cost.hardware import Hardware
 from mural.engine.held_model import HeldModel
-from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, free_memory
+from mural.engine.memory_room import room_for_kept
 from mural.engine.stream_program import Given
 from mural.engine.stream_report import MetaSource, PredictedStep, predicted_step
 from mural.engine.streamed import Streamed
@@ -17,6 +17,7 @@ from mural.engine.streamed_batch import StreamedBatch
 from mural.engine.tile_inputs import memory_format
 from mural.errors import PlanError
 from mural.memory.choice import Room
+from mural.memory.machine_memory import machine_memory
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
@@ -35,7 +36,7 @@ class ForeseenSteps(Streamed):
     def _room(self) -> Room:
         memory, host = self.limits
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
-        return Room(int(memory * DEVICE_SHARE), int(host * HOST_SHARE), itemsize)
+        return room_for_kept(memory, host, itemsize)
 
 
 def foreseen_step(
@@ -49,7 +50,7 @@ def foreseen_step(
     """
     known = Hardware.named(hardware)
     limit = known.memory if not memory else bytes_of(memory) if isinstance(memory, str) else memory
-    way = ForeseenSteps(model, tile, limit, free_memory() if host is None else host)
+    way = ForeseenSteps(model, tile, limit, machine_memory().free if host is None else host)
     way.keep = keep
     image, *targets = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in given)
     with generators_kept(model.device):

@@ -1,22 +1,22 @@
-"""How much memory there is: on the host, and for this process on a GPU."""
+"""How much memory a streamed step may take: of the host, and of a GPU."""
 
 from __future__ import annotations
 
 import torch
 
-DEVICE_SHARE, HOST_SHARE = 0.3, 0.7
+from mural.memory.choice import Room
+
+DEVICE_SHARE, HOST_SHARE = 0.2, 0.7
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
+RECENT_SHARE = 0.2
+"""The part of the device's memory for what was sent to the host lately."""
 MOST_DECODED = 0.25
 """The part of the host's free memory that decoded pixels may take for later passes."""
 
 
-def free_memory() -> int:
-    """How many bytes of the host's memory are free."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 2**32
+def room_for_kept(device: int, host: int, itemsize: int) -> Room:
+    """The room for kept values on a device with that memory, next to a host with that much free memory."""
+    return Room(int(device * DEVICE_SHARE), int(host * HOST_SHARE), itemsize, recent=int(device * RECENT_SHARE))
 
 
 def device_limit(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, check_filled
-from mural.engine.memory_room import DEVICE_SHARE, HOST_SHARE, device_limit, free_memory
+from mural.engine.memory_room import device_limit, room_for_kept
 from mural.engine.parameter_hooks import check_called, check_hooks
 from mural.engine.result_tiles import ResultSink
 from mural.engine.stream_program import Given, Objective, StreamProgram, same_calls, stream_program
@@ -23,7 +23,8 @@ from mural.errors import PlanError
 from mural.graph import capture
 from mural.graph.nodes import Place
 from mural.memory.choice import Room, Speeds
-from mural.memory.host_rows import HostMemory
+from mural.memory.host_memory import HostMemory
+from mural.memory.machine_memory import machine_memory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.stream import Streamer
 from mural.memory.tile_calls import CallForm, tensors_in
@@ -177,13 +178,13 @@ class Streamed:
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         if device.type != "cuda":
             return Room(None, 0, itemsize, Speeds(flops=1e11, memory=1e10))
-        return Room(int((self._limit() or 0) * DEVICE_SHARE), int(free_memory() * HOST_SHARE), itemsize)
+        return room_for_kept(self._limit() or 0, machine_memory().free, itemsize)
 
-    def host_memory(self) -> HostMemory:
-        """The host memory of kept values, from step to step, for a step that begins."""
+    def host_memory(self, recent: int) -> HostMemory:
+        """The host memory of kept values for a step that begins; `recent` bytes of them stay on the device a while."""
         if self.hosted is None:
             self.hosted = HostMemory(settled(self.held.device))
-        self.hosted.begin()
+        self.hosted.begin(recent)
         return self.hosted
 
     def memory(self) -> Buffers:

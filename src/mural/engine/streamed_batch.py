@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.engine.inputs import Image, all_readable, check_scaled, converted
-from mural.engine.memory_room import MOST_DECODED, free_memory
+from mural.engine.memory_room import MOST_DECODED
 from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, check_stream
@@ -22,6 +22,7 @@ from mural.geometry import slices as slices_in
 from mural.graph.nodes import Place
 from mural.graph.sites import At
 from mural.memory.decoded_cache import DecodedCache
+from mural.memory.machine_memory import machine_memory
 from mural.memory.pinned import settled
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
@@ -62,7 +63,9 @@ class StreamedBatch:
         self.cuts = self._cuts(given[0][0])
         self.grid, grids = tile_grids(self.program, given[0][0], way.plan.stream or (), self.cuts, self.mesh)
         self.needs = TileNeeds(self.program.passes, self.grid, grids)
-        self.cache = DecodedCache(0 if len(self.program.passes.passes) == 1 else int(free_memory() * MOST_DECODED))
+        self.cache = DecodedCache(
+            0 if len(self.program.passes.passes) == 1 else int(machine_memory().free * MOST_DECODED)
+        )
         self.inputs = {
             name: self._input(part, name, number)
             for number, (name, part) in enumerate(zip(self.program.names, self.parts, strict=True))
@@ -78,7 +81,7 @@ class StreamedBatch:
         self.streamer.blocks = self._blocks()
         self.streamer.compute = self.program.recorded.run
         if self.program.kept.host:
-            self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory()
+            self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory(self.program.kept.recent)
         if known:
             self.streamer.meanwhile = lambda: way.verify(objective, given, self.program)
 

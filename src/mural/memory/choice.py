@@ -8,7 +8,7 @@ one, the largest first, as long as that makes more of it fit or the step faster.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -42,21 +42,24 @@ class Speeds:
 class Room:
     """How many bytes kept values may take on the device and on the host, and how many bytes a number has.
 
-    Without a number for the device: a part of what a step in one piece would keep.
+    Without a number for the device: a part of what a step in one piece would keep. `recent` are bytes on the device for
+    what was sent to the host lately.
     """
 
     device: int | None = None
     host: int = 0
     itemsize: int = 4
     speeds: Speeds = Speeds()
+    recent: int = 0
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The values that are kept, and those of them that are on the host."""
+    """The values that are kept, and those of them that are on the host; of these, `recent` bytes stay a while."""
 
     values: frozenset[Place] = frozenset()
     host: frozenset[Place] = frozenset()
+    recent: int = 0
 
 
 def whole_calls(graph: TileGraph, tile: Sequence[int]) -> frozenset[int]:
@@ -148,18 +151,18 @@ class KeptChoice:
 
     def excess(self, kept: Collection[Place]) -> int:
         """How many bytes there is no room for on the host."""
-        sizes = sorted(map(self.bytes_of, self._placed(kept).host))
-        return max(0, sum(sizes) + sum(sizes[-2:]) - self.room.host)  # few gradients are there at a time
+        return max(0, with_gradients(map(self.bytes_of, self._placed(kept).host)) - self.room.host)
 
     def _placed(self, kept: Collection[Place]) -> Kept:
         """Where values are: on the device as far as there is room, the smallest first."""
-        left, host = self._device_room, set[Place]()
+        here, host = list[int](), set[Place]()
         for place in sorted(kept, key=lambda p: (self.bytes_of(p), str(p))):
-            size = 2 * self.bytes_of(place)  # a gradient as large as the value
-            left -= size
-            if left < 0 and "spatial0" in self.graph.values[place].axes:
+            fits = with_gradients([*here, self.bytes_of(place)]) <= self._device_room
+            if fits or "spatial0" not in self.graph.values[place].axes:
+                here.append(self.bytes_of(place))
+            else:
                 host.add(place)
-        return Kept(frozenset(kept), frozenset(host))
+        return Kept(frozenset(kept), frozenset(host), self.room.recent if host else 0)
 
     @cached_property
     def _device_room(self) -> int:
@@ -185,18 +188,43 @@ class KeptChoice:
     def seconds(self, kept: Collection[Place]) -> float:
         """The time of a step that keeps these values."""
         placed = self._placed(kept)
-        passes = passes_of(self.graph, placed.values, self.whole)
-        last = passes.passes[-1] if passes.passes else None
-        return sum(self._pass_seconds(one, placed, one is last) for one in passes.passes)
+        found = passes_of(self.graph, placed.values, self.whole).passes
+        total, later = 0.0, set[Place]()
+        for one, before, after in reversed(list(zip(found, (None, *found), (*found[1:], None), strict=False))):
+            total += self._pass_seconds(one, before, after, later, placed)
+            later |= set(one.reads)
+        return total
 
-    def _pass_seconds(self, one: StreamPass, kept: Kept, last: bool) -> float:
-        link = self.room.speeds.link
+    def _pass_seconds(
+        self, one: StreamPass, before: StreamPass | None, after: StreamPass | None, later: set[Place], kept: Kept
+    ) -> float:
+        """The time of a pass, forward and backward, between its neighbours; gradients of what is read `later` are
+        there in backward, and are added to.
+        """
         forward = sum(self._costs[c.node.id][0] for c in one.calls)
         backward = sum(self._costs[c.node.id][1] for c in one.calls)
-        read = sum(self.bytes_of(p) for p in one.reads if p in kept.host) / link
-        made = sum(self.bytes_of(p) for p in one.keeps if p in kept.host) / link
-        first = 0.0 if last else max(forward, read, made)
-        return first + max(forward + backward, read + made, read)
+
+        def seconds(places: Iterable[Place]) -> float:
+            return sum(self.bytes_of(p) for p in places if p in kept.host) / self.room.speeds.link
+
+        def new(places: Iterable[Place]) -> float:
+            """What the sweep before has just sent to the host, as far as it is still here."""
+            return min(kept.recent / self.room.speeds.link, seconds(places))
+
+        read, made, reads = seconds(one.reads), seconds(one.keeps), set(one.reads)
+        first = 0.0 if after is None else max(forward, read - new(reads.intersection(before.keeps if before else ())), made)
+        fresh = {*one.keeps, *reads.intersection(later)}.intersection(after.reads if after else ())
+        return first + max(forward + backward, read + made + seconds(reads & later) - new(fresh), read)
+
+
+def with_gradients(sizes: Iterable[int]) -> int:
+    """The bytes of values of these sizes with their gradients, of which few are there at a time.
+
+    >>> with_gradients([4, 1, 2, 3])
+    17
+    """
+    ordered = sorted(sizes)
+    return sum(ordered) + sum(ordered[-2:])
 
 
 def pass_weight(one: StreamPass, graph: TileGraph) -> float:

@@ -101,7 +101,7 @@ class Streamer(TileSweeps):
         sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
         guess: Tensor | None = None
         single: TotalKey | None = None
-        for at in self._told(last, "forward and backward"):
+        for at in self._told(last, self.in_turn(last), "forward and backward"):
             given, tile = self.given(last, at, grad=True), self.tile(last, at)
             if single is None:
                 task, leaves = tile.run(given)

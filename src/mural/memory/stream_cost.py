@@ -41,12 +41,36 @@ Works = list[tuple[CallFeatures, float]]
 def stream_cost(
     passes: Passes, needs: Needs, peak: StreamPeak, *, lower: torch.dtype | None = None,
     hosted: Collection[Place] = (), hardware: Hardware | None = None, channels_last: bool = False,
-    blocks: Mapping[int, str] | None = None,
+    blocks: Mapping[int, str] | None = None, recent: int = 0,
 ) -> StreamCost:  # fmt: skip
-    """The cost of a step with the sweeps and types that were found with its peak; see `stream_peak`."""
+    """The cost of a step with the sweeps and types that were found with its peak; see `stream_peak`.
+
+    Of what is on the host, `recent` bytes that a sweep wrote last are on the device when the next one begins.
+    """
     tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last, blocks or {})
     by_number = {(one.number, one.whole): one for one in passes.passes}
-    return StreamCost(tuple(tools.cost(sweep, by_number[sweep.number, sweep.whole]) for sweep in peak.sweeps))
+    found: list[SweepCost] = []
+    sent = Sent(recent)
+    for sweep in peak.sweeps:
+        one = by_number[sweep.number, sweep.whole]
+        found.append(tools.cost(sweep, one, sent))
+        sent = sent.after(
+            {(p, True) for p in one.reads} if sweep.kind != "forward" else {(p, False) for p in one.keeps}
+        )
+    return StreamCost(tuple(found))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What was sent to the host: values, and gradients (True), by the sweep before and by all, and how much stays."""
+
+    recent: int
+    last: frozenset[tuple[Place, bool]] = frozenset()
+    ever: frozenset[tuple[Place, bool]] = frozenset()
+
+    def after(self, more: Collection[tuple[Place, bool]]) -> Sent:
+        """After another sweep."""
+        return Sent(self.recent, frozenset(more), self.ever.union(more))
 
 
 @dataclass(frozen=True)
@@ -82,7 +106,7 @@ class _SweepCosts:
         """Operations of each call on the whole image, forward and backward."""
         return [(each.result.work, each.backward.work) for each in node_costs(self.passes.graph.graph)]
 
-    def cost(self, sweep: Sweep, one: StreamPass) -> SweepCost:
+    def cost(self, sweep: Sweep, one: StreamPass, sent: Sent) -> SweepCost:
         """The cost of one sweep."""
         tasks = [self.whole(c) for c in one.calls] if one.whole else [self.tiled(one, c) for c in one.calls]
         tasks = [task for task in tasks if task.times]
@@ -97,7 +121,7 @@ class _SweepCosts:
         read += back * sum(times * (w.read + w.written) for w, times in works)
         written = sum(times * w.written for w, times in (*works, *twice))
         written += back * sum(times * w.gradients for w, times in works)
-        inward, outward, copied = self.moved(sweep, one)
+        inward, outward, copied = self.moved(sweep, one, sent)
         seconds, link = self.seconds(works, back, copied, twice), None
         if seconds is not None and self.hardware is not None and self.hardware.kind == "cuda":
             seconds = max(seconds, self.count(one) * len(tasks) * (HOST_FORWARD + back * HOST_BACKWARD))
@@ -213,22 +237,20 @@ class _SweepCosts:
             total *= self.over_tiles(one, axis, lambda needs, _: needs.values.get(place, NOTHING))[0]
         return total
 
-    def moved(self, sweep: Sweep, one: StreamPass) -> tuple[float, float, float]:
+    def moved(self, sweep: Sweep, one: StreamPass, sent: Sent) -> tuple[float, float, float]:
         """Bytes of kept values from the host, to the host, and copied on the device, with those of gradients."""
-        inward = outward = copied = 0.0
         back = sweep.kind != "forward"
-        kept = [p for p in one.reads if not isinstance(p[0], str)]
-        for place in kept:
-            size = self.window_positions(one, place) * self.itemsize(place)
-            inward += size * (place in self.hosted)
-            outward += size * (place in self.hosted and back)
-            copied += size * (1 + back)
-        for place in one.keeps:
-            size = prod(self.values[place].shape) * self.itemsize(place)
-            inward += size * (place in self.hosted and back)
-            outward += size * (place in self.hosted and not back)
-            copied += size
-        return inward, outward, copied
+        read = {p: self.window_positions(one, p) * self.itemsize(p) for p in one.reads if not isinstance(p[0], str)}
+        made = {p: prod(self.values[p].shape) * self.itemsize(p) for p in one.keeps}
+        inward = {(p, False): size for p, size in read.items()}
+        if back:
+            inward |= {(p, True): size for p, size in made.items()}
+            inward |= {(p, True): size for p, size in read.items() if (p, True) in sent.ever}  # to be added to
+        outward = read if back else made
+        copied = sum(read.values()) * (1 + back) + sum(made.values())
+        hosted = {key: size for key, size in inward.items() if key[0] in self.hosted}
+        there = min(sent.recent, sum(size for key, size in hosted.items() if key in sent.last))
+        return sum(hosted.values()) - there, sum(n for p, n in outward.items() if p in self.hosted), copied
 
     def itemsize(self, place: Place) -> int:
         """The bytes of a number of a value."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from mural.geometry import Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.call_probe import ALONE
-from mural.memory.host_rows import HostMemory, HostRows
+from mural.memory.host_memory import HostMemory, HostRows
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream import Streamer
@@ -128,9 +128,9 @@ class MetaStreamer(Streamer):
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
 
-    def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
+    def _told(self, one: StreamPass, tiles: Sequence[Coordinates], name: str) -> Iterator[Coordinates]:
         self.begin(one, name)
-        yield from super()._told(one, name)
+        yield from super()._told(one, tiles, name)
 
     def run(self, one: StreamPass) -> None:
         """One pass forward."""

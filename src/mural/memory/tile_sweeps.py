@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mural.geometry import Cuts
 from mural.graph.nodes import Place
-from mural.memory.host_rows import HostMemory, HostTensor
+from mural.memory.host_memory import HostMemory
+from mural.memory.host_tensor import HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_function import Leaf, TileFunction, TileGiven, TileMade, as_tile
@@ -111,7 +112,7 @@ class TileSweeps:
         sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
         moments: dict[tuple[TotalKey, Chunk], list[tuple[Tensor, OwnMoments]]] = {}
         with torch.no_grad():
-            for at in self._told(one, "forward"):
+            for at in self._told(one, self.in_turn(one), "forward"):
                 given = self.given(one, at)
                 made = self.compute(self.tile(one, at), given)
                 self._keep(one, at, given, made)
@@ -175,8 +176,13 @@ class TileSweeps:
         """Whether a total has a gradient to pass on."""
         return any(p in self.graded for p in self.passes.graph.calls[key[0]].node.reads)
 
-    def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
+    def in_turn(self, one: StreamPass) -> list[Coordinates]:
+        """The tiles of a sweep that begins: down the image and up in turn, if values are on the host."""
         tiles = self.tiles(one)
+        up = bool(self.host) and self.memory is not None and self.memory.recent.turn()
+        return tiles[::-1] if up else tiles
+
+    def _told(self, one: StreamPass, tiles: Sequence[Coordinates], name: str) -> Iterator[Coordinates]:
         for place in one.reads:
             self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
@@ -203,10 +209,11 @@ class TileSweeps:
     def backward(self, one: StreamPass) -> None:
         """One pass with gradients: from those of what it made to those of what it read."""
         self._complete(one)
+        tiles = self.in_turn(one)
         for place in one.keeps:
             if place in self.kept:
-                self.kept[place].plan_gradient([self.needs.kept_box(one, place, at) for at in self.tiles(one)])
-        for at in self._told(one, "backward"):
+                self.kept[place].plan_gradient([self.needs.kept_box(one, place, at) for at in tiles])
+        for at in self._told(one, tiles, "backward"):
             given = self.given(one, at, grad=True)
             if given.wanted and (given.grads or given.adjoints):
                 self.add_gradients(one, at, self.compute(self.tile(one, at), given))
@@ -232,7 +239,8 @@ class TileSweeps:
         for leaf, grad in made.gradients.items():
             if isinstance(leaf, str):
                 held = self.gradients.get(leaf)
-                self.gradients[leaf] = grad if held is None else held.add_(grad)
+                # Two parameters may have one gradient, and one that is expanded cannot be added to.
+                self.gradients[leaf] = grad.clone() if held is None else held.add_(grad)
             elif leaf in one.reads:
                 box = self.needs.window(one, leaf, at)
                 self.source(leaf).add_gradient(box, grad)

@@ -1,123 +1,22 @@
-"""Kept tensors in host memory: rows of the image that leave the device and come back while it computes.
+"""A kept value on the host, and its gradient: windows of rows that overlap.
 
-Positions of one row lie next to each other, whatever the memory format of the model, so that a band of rows is one
-block of memory:
-
-    host     │ image │ row │ column │ channel │
-    write    rows 512 … 767 of a tile ─────────────────▶ on a stream of their own, after the tile
-    read     rows 510 … 769 ◀───── asked for one window ahead, on another stream
-
-The gradients of windows overlap. Rows that the next window adds to stay on the device until it has.
+Gradients of windows add up. Rows that the next window adds to stay on the device until it has.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import prod
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from mural.comm.copy_streams import CudaLanes, Moment
-from mural.comm.host_staging import PageableMemory, Pinned
 from mural.geometry import Box, Interval, slices
+from mural.memory.host_memory import HostMemory, HostRows
 from mural.memory.tile_calls import Axes
 from mural.memory.tile_needs import hull
 from mural.ranks.mesh import SPATIAL
-
-AHEAD = 2
-"""How many windows are asked for before they are used, that in use included."""
-
-
-class HostMemory:
-    """Host memory that steps take and give back, pinned for a GPU.
-
-    What a step did not take goes back to the system when the next one begins: images of another size need other memory.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.lanes = CudaLanes(device) if device.type == "cuda" else None
-        self.idle: list[Pinned | PageableMemory] = []
-        self.unused: list[Pinned | PageableMemory] = []
-        """Those of the idle buffers that nobody has taken since the step began."""
-
-    def begin(self) -> None:
-        """Begin a step."""
-        self.idle = [b for b in self.idle if not any(b is other for other in self.unused)]
-        self.unused = list(self.idle)
-
-    def take(self, size: int) -> Pinned | PageableMemory:
-        """A buffer of at least that many bytes."""
-        fitting = [b for b in self.idle if size <= b.memory.numel() <= size + size // 4]
-        if fitting:
-            found = min(fitting, key=lambda b: b.memory.numel())
-            self.idle = [b for b in self.idle if b is not found]
-            self.unused = [b for b in self.unused if b is not found]
-            return found
-        return Pinned(size) if self.lanes is not None else PageableMemory(size)
-
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostRows:
-        """A tensor, (images, rows, …)."""
-        return HostRows(self, shape, dtype)
-
-    def give(self, buffer: Pinned | PageableMemory) -> None:
-        """Take a buffer back."""
-        self.idle.append(buffer)
-
-
-class HostRows:
-    """One tensor on the host, (images, rows, …): bands of whole rows are written and read."""
-
-    def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype):
-        self.memory, self.buffer = memory, memory.take(prod(shape) * dtype.itemsize)
-        self.rows = self.buffer.memory[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        self.written: Moment = None
-        self.queue: deque[tuple[int, Interval]] = deque()
-        self.coming: deque[tuple[tuple[int, Interval], Tensor, Moment]] = deque()
-
-    def write(self, image: int, at: Interval, band: Tensor) -> None:
-        """Send a band of rows to the host."""
-        lanes, target = self.memory.lanes, self.rows[image, at.start : at.stop]
-        if lanes is None:
-            target.copy_(band)
-            return
-        self.written = lanes.copy(target, band, True, [lanes.now()])
-        band.record_stream(lanes.outward)
-
-    def plan(self, bands: Sequence[tuple[int, Interval]]) -> None:
-        """Learn which bands are read next, in order."""
-        self.queue, self.coming = deque(bands), deque()
-
-    def read(self, image: int, at: Interval) -> Tensor:
-        """The next band on the device; the one after it is on its way."""
-        while len(self.coming) < AHEAD and self.queue:
-            self._ask(*self.queue.popleft())
-        while self.coming and self.coming[0][0] != (image, at):
-            self.coming.popleft()
-        if not self.coming:
-            self._ask(image, at)
-        _, band, moment = self.coming.popleft()
-        if self.memory.lanes is not None:
-            self.memory.lanes.join(moment, band)
-        return band
-
-    def _ask(self, image: int, at: Interval) -> None:
-        source, lanes = self.rows[image, at.start : at.stop], self.memory.lanes
-        if lanes is None:
-            self.coming.append(((image, at), source, None))
-            return
-        with torch.cuda.stream(lanes.inward):
-            band = torch.empty(source.shape, dtype=source.dtype, device=lanes.device)
-        after = [] if self.written is None else [self.written]
-        self.coming.append(((image, at), band, lanes.copy(band, source, False, after)))
-
-    def drop(self) -> None:
-        """Give the memory back, once nothing travels."""
-        if self.memory.lanes is not None and self.written is not None:
-            self.memory.lanes.finish(self.written)
-        self.memory.give(self.buffer)
 
 
 class HostTensor:
@@ -135,8 +34,8 @@ class HostTensor:
         self.scale: Tensor | None = None
         self.covered: dict[int, tuple[Interval, ...]] = {}
         """The rows of each image that have a gradient, of the passes that have ended: the others were never written."""
-        self.carry: tuple[int, int, Tensor] | None = None  # image, first row, rows that the next window adds to
-        self.starts: deque[tuple[int, int]] = deque()
+        self.carry: tuple[int, Interval, Tensor] | None = None  # image, rows that the next window adds to, their sum
+        self.windows: deque[tuple[int, Interval]] = deque()
         self.pending: dict[int, tuple[Interval, ...]] = {}
         """Those of the pass that goes on."""
 
@@ -157,11 +56,15 @@ class HostTensor:
         return (bands[0][None] if len(bands) == 1 else torch.stack(list(bands))).permute(self.back)
 
     def plan(self, boxes: Sequence[Box]) -> None:
-        """Learn which windows are read next, in order."""
+        """Learn which windows are read next, in order, and where gradients are added."""
         bands = [(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images if rows.size]
-        self.starts = deque((image, rows.start) for image, rows in bands)
+        self.windows = deque(bands)
         if self.values is not None:
             self.values.plan(bands)
+        if self.grads is not None:
+            pairs = zip_longest(bands, bands[1:])
+            done = [(i, part) for (i, rows), after in pairs for part in without(rows, rows_of(after, i))]
+            self.grads.plan([(image, both) for image, part in done for both in self._found(image, part)])
 
     def write(self, box: Box, tile: Tensor) -> None:
         """Write a tile."""
@@ -197,38 +100,39 @@ class HostTensor:
             self._add(image, rows, ordered[number])
 
     def _add(self, image: int, rows: Interval, band: Tensor) -> None:
-        if self.carry is not None and self.carry[0] == image and self.carry[1] <= rows.stop:
-            _, first, held = self.carry
-            start, stop = min(first, rows.start), max(first + len(held), rows.stop)
-            if (start, stop) != (rows.start, rows.stop):
-                wide = torch.zeros(stop - start, *band.shape[1:], dtype=band.dtype, device=band.device)
-                wide[rows.start - start : rows.stop - start] = band
-                band, rows = wide, Interval(start, stop)
-            band[first - rows.start : first - rows.start + len(held)] += held
+        """Add a window; rows that the next window does not add to are complete."""
+        window = (image, rows)
+        if self.carry is not None and self.carry[0] == image and touch(self.carry[1], rows):
+            _, more, held = self.carry
+            whole = hull(more, rows)
+            wide = torch.zeros(whole.size, *band.shape[1:], dtype=band.dtype, device=band.device)
+            wide[slices([rows], [whole])] = band  # a copy: the gradient may be that of another value, too
+            band, rows = wide, whole
+            band[slices([more], [rows])] += held
         elif self.carry is not None:
             self._settle(*self.carry)
-        self.carry = None
-        if self.starts and self.starts[0] == (image, rows.start):
-            self.starts.popleft()
-        while self.starts and self.starts[0][0] == image and self.starts[0][1] < rows.start:
-            self.starts.popleft()
-        following = self.starts[0] if self.starts else (-1, 0)
-        end = min(rows.stop, following[1]) if following[0] == image else rows.stop
-        self._settle(image, rows.start, band[: end - rows.start])
-        if end < rows.stop:
-            self.carry = (image, end, band[end - rows.start :])
+        while self.windows and self.windows.popleft() != window:
+            pass
+        following = rows_of(self.windows[0] if self.windows else None, image)
+        for part in without(rows, following):
+            self._settle(image, part, band[slices([part], [rows])])
+        both = rows & following
+        self.carry = (image, both, band[slices([both], [rows])]) if both.size else None
 
-    def _settle(self, image: int, first: int, band: Tensor) -> None:
+    def _settle(self, image: int, rows: Interval, band: Tensor) -> None:
         """Write rows that are complete, added to what other passes found."""
-        if self.grads is None or not len(band):
+        if self.grads is None:
             return
-        rows = Interval(first, first + len(band))
-        shared = [both for held in self.covered.get(image, ()) if (both := rows & held).size]
+        shared = self._found(image, rows)
         band = band.clone() if shared else band.contiguous()
         for both in shared:
-            band[both.start - first : both.stop - first] += self.grads.read(image, both)
+            band[slices([both], [rows])] += self.grads.read(image, both)
         self.grads.write(image, rows, band)
         self.pending[image] = united(self.pending.get(image, ()), rows)
+
+    def _found(self, image: int, rows: Interval) -> list[Interval]:
+        """The rows of an interval that have a gradient of other passes."""
+        return [both for held in self.covered.get(image, ()) if (both := rows & held).size]
 
     def end_pass(self) -> None:
         """All windows of a pass were added."""
@@ -283,13 +187,35 @@ class HostTensor:
         self.values = self.grads = None
 
 
+def rows_of(window: tuple[int, Interval] | None, image: int) -> Interval:
+    """The rows of a window, if it is one of that image."""
+    return window[1] if window is not None and window[0] == image else Interval(0, 0)
+
+
+def touch(one: Interval, other: Interval) -> bool:
+    """Whether nothing is between two intervals."""
+    return one.start <= other.stop and other.start <= one.stop
+
+
+def without(rows: Interval, other: Interval) -> list[Interval]:
+    """The rows that another interval does not have.
+
+    >>> without(Interval(0, 9), Interval(6, 12)), without(Interval(0, 9), Interval(0, 0))
+    ([Interval(start=0, stop=6)], [Interval(start=0, stop=9)])
+    """
+    both = rows & other
+    if not both.size:
+        return [rows] if rows.size else []
+    return [part for part in (Interval(rows.start, both.start), Interval(both.stop, rows.stop)) if part.size]
+
+
 def united(parts: Sequence[Interval], more: Interval) -> tuple[Interval, ...]:
     """Disjoint intervals together with another one; those that touch become one.
 
     >>> united((Interval(0, 4), Interval(8, 9)), Interval(4, 6))
     (Interval(start=8, stop=9), Interval(start=0, stop=6))
     """
-    touching = [part for part in parts if part.start <= more.stop and more.start <= part.stop]
+    touching = [part for part in parts if touch(part, more)]
     for part in touching:
         more = hull(more, part)
     return (*(part for part in parts if part not in touching), more)
