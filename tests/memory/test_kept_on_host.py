@@ -42,7 +42,7 @@ def test_windows_and_their_gradients(
     whole = torch.rand(2, 3, rows, 5, dtype=torch.float64)
     memory = HostMemory(CPU)
     memory.begin(room)
-    kept = HostTensor(box((0, 2), (0, rows)), AXES, memory)
+    kept = HostTensor(box((0, 2), (0, rows)), AXES, memory, passes)
 
     def bands_of(size: int) -> list[tuple[int, int, int]]:
         found = [(n, a, min(rows, a + size)) for n in range(2) for a in range(0, rows, size)]
@@ -79,7 +79,7 @@ def test_what_was_written_last_need_not_come_back() -> None:
     """A sweep up the image finds the newest bands; those that it has read make room for its own."""
     memory = HostMemory(CPU)
     memory.begin(4 * 2 * 15 * 8)
-    first, second = (HostTensor(box((0, 1), (0, 16)), AXES, memory) for _ in range(2))
+    first, second = (HostTensor(box((0, 1), (0, 16)), AXES, memory, 2) for _ in range(2))
     for number, kept in enumerate((first, second)):
         places = [box((0, 1), (a, a + 2)) for a in range(0, 16, 2)]
         order = places[::-1] if memory.recent.turn() else places
@@ -113,7 +113,7 @@ def test_rows_that_no_window_reads_have_no_gradient(rows: int, step: int, passes
     """They had whatever was in the memory before: between windows of a strided layer, and where tiles are left out."""
     memory = HostMemory(CPU)
     for _ in range(2):  # the second takes the memory of the first
-        kept = HostTensor(box((0, 1), (0, rows)), AXES, memory)
+        kept = HostTensor(box((0, 1), (0, rows)), AXES, memory, passes)
         true = torch.zeros(1, 3, rows, 5, dtype=torch.float64)
         for _ in range(passes):
             starts = [a for a in range(0, rows - 1, step) if data.draw(st.booleans())]

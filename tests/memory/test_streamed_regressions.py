@@ -168,3 +168,22 @@ def test_kept_on_the_host(head: str) -> None:
 def test_two_whole_passes_read_what_is_kept_on_the_host() -> None:
     """The gradient of the second one replaced that of the first."""
     oddity(Pyramid, "host")
+
+
+class TwoWeights(nn.Module):
+    """Two parameters with one gradient, and one whose gradient is expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Parameter(torch.rand(3, 2, 3, 3)) for _ in range(2))
+        self.scale = nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.one + self.two, padding=1) * self.scale.sum()
+
+
+def test_parameters_that_share_a_gradient() -> None:
+    """Both had the sum of both, tile by tile: autograd gives them one tensor, which was added to in place."""
+    target = torch.randint(3, (1, 33, 30), generator=torch.Generator().manual_seed(5))
+    batches = [(x, target) for x in images(1, (33, 30))]
+    check_steps(TwoWeights().double(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))

@@ -8,9 +8,11 @@ one, the largest first, as long as that makes more of it fit or the step faster.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from math import prod
 
 from mural.errors import PlanError
@@ -128,36 +130,50 @@ class KeptChoice:
         if keep == "all":
             return Kept(kept)
         order = sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]
-        best = self._price(kept)
+        best, tight = self._price(kept), self._price(kept)[0] > 0
         for _ in range(SWEEPS):
             before = best
-            for place in order:
-                other = kept ^ {place}
-                price = self._price(other)
-                if price < best:
-                    kept, best = other, price
+            kept, best = self._improved(kept, best, [{place} for place in order])
+            if best == before and tight:  # a value may have to make room for another
+                kept, best = self._improved(kept, best, [{a, b} for a, b in combinations(order, 2)], swaps=True)
             if best == before:
                 break
         return self._placed(kept)
 
+    def _improved(
+        self, kept: frozenset[Place], best: tuple[int, float], changes: Sequence[set[Place]], swaps: bool = False
+    ) -> tuple[frozenset[Place], tuple[int, float]]:
+        """What is kept after the changes that make it better, one after the other."""
+        for change in changes:
+            if swaps and len(change & kept) != 1:
+                continue
+            price = self._price(kept ^ change)
+            if price < best:
+                kept, best = kept ^ change, price
+        return kept, best
+
     def _price(self, kept: Collection[Place]) -> tuple[int, float]:
-        """What is to be as small as possible: bytes that do not fit, then seconds."""
-        return self.excess(kept), self.seconds(kept)
+        """What is to be as small as possible: bytes that do not fit on the host, then seconds."""
+        placed = self._placed(kept)
+        passes = passes_of(self.graph, placed.values, self.whole).passes
+        return max(0, self._hosted(placed, passes) - self.room.host), self._seconds(placed, passes)
 
     def bytes_of(self, place: Place) -> int:
         """The size of a value."""
         value = self.graph.values[place]
         return prod(value.shape) * min(value.dtype.itemsize, self.room.itemsize)
 
-    def excess(self, kept: Collection[Place]) -> int:
-        """How many bytes there is no room for on the host."""
-        return max(0, with_gradients(map(self.bytes_of, self._placed(kept).host)) - self.room.host)
+    def _hosted(self, kept: Kept, passes: Sequence[StreamPass]) -> int:
+        """Bytes on the host: values, and gradients of those that several passes read. Others take a value's place."""
+        times = Counter(place for one in passes for place in one.reads)
+        return sum(self.bytes_of(p) * (2 if times[p] > 1 else 1) for p in kept.host)
 
     def _placed(self, kept: Collection[Place]) -> Kept:
         """Where values are: on the device as far as there is room, the smallest first."""
         here, host = list[int](), set[Place]()
         for place in sorted(kept, key=lambda p: (self.bytes_of(p), str(p))):
-            fits = with_gradients([*here, self.bytes_of(place)]) <= self._device_room
+            # A value goes when its gradient is complete: at most one is there next to all values.
+            fits = sum(here) + 2 * self.bytes_of(place) <= self._device_room
             if fits or "spatial0" not in self.graph.values[place].axes:
                 here.append(self.bytes_of(place))
             else:
@@ -185,10 +201,8 @@ class KeptChoice:
             found[call.node.id] = forward, 2 * forward
         return found
 
-    def seconds(self, kept: Collection[Place]) -> float:
-        """The time of a step that keeps these values."""
-        placed = self._placed(kept)
-        found = passes_of(self.graph, placed.values, self.whole).passes
+    def _seconds(self, placed: Kept, found: Sequence[StreamPass]) -> float:
+        """The time of a step."""
         total, later = 0.0, set[Place]()
         for one, before, after in reversed(list(zip(found, (None, *found), (*found[1:], None), strict=False))):
             total += self._pass_seconds(one, before, after, later, placed)
@@ -212,19 +226,10 @@ class KeptChoice:
             return min(kept.recent / self.room.speeds.link, seconds(places))
 
         read, made, reads = seconds(one.reads), seconds(one.keeps), set(one.reads)
-        first = 0.0 if after is None else max(forward, read - new(reads.intersection(before.keeps if before else ())), made)
+        there = new(reads.intersection(before.keeps if before else ()))
+        first = 0.0 if after is None else max(forward, read - there, made)
         fresh = {*one.keeps, *reads.intersection(later)}.intersection(after.reads if after else ())
         return first + max(forward + backward, read + made + seconds(reads & later) - new(fresh), read)
-
-
-def with_gradients(sizes: Iterable[int]) -> int:
-    """The bytes of values of these sizes with their gradients, of which few are there at a time.
-
-    >>> with_gradients([4, 1, 2, 3])
-    17
-    """
-    ordered = sorted(sizes)
-    return sum(ordered) + sum(ordered[-2:])
 
 
 def pass_weight(one: StreamPass, graph: TileGraph) -> float:

@@ -59,9 +59,10 @@ class HostMemory:
             return found
         return Pinned(size) if self.lanes is not None else PageableMemory(size)
 
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostRows:
-        """A tensor, (images, rows, …)."""
-        return HostRows(self, shape, dtype)
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, instead: HostRows | None = None) -> HostRows:
+        """A tensor, (images, rows, …); in the memory of another one, if its numbers are as large."""
+        fits = instead is not None and instead.dtype.itemsize == dtype.itemsize
+        return HostRows(self, shape, dtype, instead if fits else None)
 
     def give(self, buffer: Pinned | PageableMemory) -> None:
         """Take a buffer back."""
@@ -126,8 +127,13 @@ class RecentBands:
 class HostRows:
     """One tensor on the host, (images, rows, …): bands of whole rows are written and read."""
 
-    def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype):
-        self.memory, self.buffer = memory, memory.take(prod(shape) * dtype.itemsize)
+    def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype, instead: HostRows | None = None):
+        self.memory, self.dtype = memory, dtype
+        self.buffer = memory.take(prod(shape) * dtype.itemsize) if instead is None else instead.buffer
+        self.users = [self] if instead is None else instead.users
+        """Those whose memory it is."""
+        if instead is not None:
+            self.users.append(self)
         self.rows = self.buffer.memory[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
         self.written: Moment = None
         self.queue: deque[tuple[int, Interval]] = deque()
@@ -210,4 +216,6 @@ class HostRows:
         self.memory.recent.forget(self)
         if self.memory.lanes is not None and self.written is not None:
             self.memory.lanes.finish(self.written)
-        self.memory.give(self.buffer)
+        self.users.remove(self)
+        if not self.users:
+            self.memory.give(self.buffer)

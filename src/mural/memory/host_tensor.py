@@ -1,6 +1,7 @@
 """A kept value on the host, and its gradient: windows of rows that overlap.
 
-Gradients of windows add up. Rows that the next window adds to stay on the device until it has.
+Gradients of windows add up. Rows that the next window adds to stay on the device until it has. In the last backward
+that reads a value, its gradient takes the place of the value, row by row, as windows go on.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from mural.ranks.mesh import SPATIAL
 class HostTensor:
     """A value that passes write by bands of rows and read by wider bands, and its gradient; both on the host."""
 
-    def __init__(self, box: Box, axes: Axes, memory: HostMemory):
-        self.box, self.axes, self.memory = box, axes, memory
+    def __init__(self, box: Box, axes: Axes, memory: HostMemory, readers: int):
+        self.box, self.axes, self.memory, self.readers = box, axes, memory, readers
         order = ["data", *SPATIAL]
         dims = sorted(range(len(axes)), key=lambda d: order.index(axes[d] or "") if axes[d] else len(order) + d)
         self.order = tuple(dims)
@@ -95,7 +96,8 @@ class HostTensor:
             part, ordered = ordered, ordered.new_zeros(*ordered.shape[:2], *self.shape[2:])
             ordered[:, :, *self._inner(box)] = part
         if self.grads is None:
-            self.grads = self.memory.rows(self.shape, grad.dtype)
+            taken = self.values if self.readers == 1 else None
+            self.grads = self.memory.rows(self.shape, grad.dtype, taken)
         for number, image in enumerate(images):
             self._add(image, rows, ordered[number])
 
@@ -136,6 +138,13 @@ class HostTensor:
 
     def end_pass(self) -> None:
         """All windows of a pass were added."""
+        self._end_windows()
+        self.readers -= 1
+        if not self.readers and self.values is not None:
+            self.values.drop()
+            self.values = None
+
+    def _end_windows(self) -> None:
         if self.carry is not None:
             self._settle(*self.carry)
             self.carry = None
@@ -146,7 +155,7 @@ class HostTensor:
 
     def plan_gradient(self, boxes: Sequence[Box]) -> None:
         """Learn which tiles' gradients are read next, in order."""
-        self.end_pass()
+        self._end_windows()
         if self.grads is not None:
             self.grads.plan([(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images])
 

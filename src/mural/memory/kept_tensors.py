@@ -14,11 +14,12 @@ from mural.memory.tile_calls import Axes
 class KeptTensor:
     """A value that passes write by tiles and read by windows, and its gradient, which windows add to.
 
-    `box` is what this rank holds of it, for every dim. Memory is taken at the first write.
+    `box` is what this rank holds of it, for every dim. Memory is taken at the first write. The values go when the
+    backward of all `readers` has ended: the pass that made them computes them again.
     """
 
-    def __init__(self, box: Box, axes: Axes, device: torch.device):
-        self.box, self.axes, self.device = box, axes, device
+    def __init__(self, box: Box, axes: Axes, device: torch.device, readers: int = 0):
+        self.box, self.axes, self.device, self.readers = box, axes, device, readers
         self.values: Tensor | None = None
         self.grads: Tensor | None = None
         self.scale: Tensor | None = None
@@ -63,6 +64,9 @@ class KeptTensor:
 
     def end_pass(self) -> None:
         """All windows of a pass were added."""
+        self.readers -= 1
+        if not self.readers:
+            self.values = None
 
     def drop(self) -> None:
         """Give all memory back."""

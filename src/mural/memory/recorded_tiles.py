@@ -24,6 +24,8 @@ from mural.shard.tiles import OwnMoments
 WARM_UP = 2
 """How many tiles of a kind run by the rules before one runs under a tape, which takes longer."""
 
+PARTS = ("sums", "kept", "moments", "of_windows", "of_held")
+"""The parts of `TileMade` whose names are those of all tiles of a kind."""
 Label = tuple[str, Any]
 """What a tensor is that a tile gives: which part of `TileMade`, and its name there."""
 
@@ -110,10 +112,11 @@ def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:
     tape = Tape(given.tensors)
     with uncached_autocast(), tape:
         made = tile(given)
-    number = {leaf: i for i, leaf in enumerate(given.wanted)}
-    found: list[tuple[Label, Tensor]] = [(("gradients", number[leaf]), grad) for leaf, grad in made.gradients.items()]
-    for part in ("kept", "sums", "moments"):
-        found += [((part, name), tensor) for name, tensor in getattr(made, part).items()]
+    found: list[tuple[Label, Tensor]] = [
+        ((part, name), tensor) for part in PARTS for name, tensor in getattr(made, part).items()
+    ]
+    order = list(given.known)  # of which image they are depends on the tile
+    found += [(("of_known", order.index(at)), grad) for at, grad in made.of_known.items()]
     tape.end([tensor for _, tensor in found])
     axes = {key: tile.axes_of_totals[key] for key in (*made.sums, *made.moments)}
     return made, Noted(tape, tuple(label for label, _ in found), axes, made.norms)
@@ -127,9 +130,10 @@ def replayed(kind: TileKind, tile: TileFunction, given: TileGiven) -> TileMade:
         kind.replay = kind.noted.tape.replay()
     with torch.no_grad(), without_autocast(tile.device):
         tensors = kind.replay(*given.tensors)
-    parts: dict[str, dict[Any, Tensor]] = {"kept": {}, "sums": {}, "moments": {}, "gradients": {}}
+    parts: dict[str, dict[Any, Tensor]] = {part: {} for part in (*PARTS, "of_known")}
+    order = list(given.known)
     for (part, name), tensor in zip(kind.noted.labels, tensors, strict=True):
-        parts[part][given.wanted[name] if part == "gradients" else name] = tensor
+        parts[part][order[name] if part == "of_known" else name] = tensor
     tile.axes_of_totals.update(kind.noted.axes)
     return TileMade(**parts, norms=kind.noted.norms)
 

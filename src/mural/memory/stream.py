@@ -104,14 +104,15 @@ class Streamer(TileSweeps):
         for at in self._told(last, self.in_turn(last), "forward and backward"):
             given, tile = self.given(last, at, grad=True), self.tile(last, at)
             if single is None:
-                task, leaves = tile.run(given)
+                given = given.with_leaves()
+                task = tile.run(given)
                 found = [key for key, part in task.sums.items() if part.requires_grad]
                 if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
                     return None
                 if task.chunk(found[0]) is not None:
                     return None  # each image has a total of its own
                 single, guess = found[0], self._guess(found[0], task.sums[found[0]])
-                made = tile.made(replace(given, adjoints={(single, None): guess}), task, leaves)
+                made = tile.made(replace(given, adjoints={(single, None): guess}), task)
             elif self._adds_nothing(last, given):
                 continue
             else:

@@ -79,7 +79,7 @@ class MetaRows(HostRows):
 class MetaHostMemory(HostMemory):
     """A host without memory."""
 
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostRows:
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, instead: HostRows | None = None) -> HostRows:
         """A tensor, (images, rows, …)."""
         return MetaRows(self, shape, dtype)
 

@@ -90,9 +90,9 @@ class Tape(TorchDispatchMode):
             if found is None:
                 self.failed = f"a tensor of shape {tuple(item.shape)} comes from elsewhere"
             return found
-        if isinstance(item, float) and item != item:
-            return NAN  # which is equal to itself, as an object
-        return type(item)(map(self._argument, item)) if type(item) in (list, tuple) else item
+        if type(item) in (list, tuple):
+            return type(item)(map(self._argument, item))
+        return NAN if item != item else item  # which is equal to itself, as an object
 
     def _result(self, made: Any) -> Any:
         if isinstance(made, Tensor):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,18 @@ from mural.shard.tiles import OwnMoments, tile_of
 
 TotalAt = tuple[TotalKey, Chunk]
 """A total, and the images that it is of."""
-Leaf = Place | str | TotalAt
-"""What may have a gradient: a window, a parameter by its name, a total."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Whose gradients are wanted of a tile: windows, parameters and totals."""
+
+    windows: tuple[Place, ...] = ()
+    held: tuple[str, ...] = ()
+    known: tuple[TotalAt, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.windows or self.held or self.known)
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class TileGiven:
     """Parameters, buffers and constants by name."""
     known: Mapping[TotalAt, Tensor]
     """The totals that are known."""
-    wanted: tuple[Leaf, ...] = ()
+    wanted: Wanted = Wanted()
     grads: Mapping[Place, Tensor] = field(default_factory=dict[Place, Tensor])
     """The gradients of what it keeps."""
     adjoints: Mapping[TotalAt, Tensor] = field(default_factory=dict[TotalAt, Tensor])
@@ -46,7 +56,15 @@ class TileGiven:
     @property
     def names(self) -> tuple[Any, ...]:
         """What `tensors` are and whose gradients are wanted, whichever image they are of."""
-        return tuple(tuple(map(nameless, part)) for part in (*self._parts, self.wanted))
+        windows, held, known, grads, adjoints = self._parts
+        plain = (*windows, None, *held, None, *grads, None, *self.wanted.windows, None, *self.wanted.held)
+        return plain, *((key, chunk is None) for key, chunk in (*known, *adjoints, *self.wanted.known))
+
+    def with_leaves(self) -> TileGiven:
+        """The same, where windows and totals whose gradients are wanted are leaves; parameters are."""
+        windows = {p: leaf(t) if p in self.wanted.windows else t for p, t in self.windows.items()}
+        return replace(self, windows=windows, known={k: leaf(t) if k in self.wanted.known else t
+                                                     for k, t in self.known.items()})  # fmt: skip
 
     @property
     def _parts(self) -> tuple[Mapping[Any, Tensor], ...]:
@@ -55,14 +73,17 @@ class TileGiven:
 
 @dataclass(frozen=True)
 class TileMade:
-    """What comes out of a tile: values to keep and parts of totals; where gradients are wanted, sums and gradients."""
+    """What comes out of a tile: values to keep and parts of totals, or sums and the gradients that are wanted."""
 
-    kept: Mapping[Place, Tensor]
     sums: Mapping[TotalKey, Tensor]
-    moments: Mapping[TotalKey, Tensor]
-    gradients: Mapping[Leaf, Tensor]
-    norms: Mapping[TotalKey, OwnMoments]
+    kept: Mapping[Place, Tensor] = field(default_factory=dict[Place, Tensor])
+    moments: Mapping[TotalKey, Tensor] = field(default_factory=dict[TotalKey, Tensor])
+    norms: Mapping[TotalKey, OwnMoments] = field(default_factory=dict[TotalKey, OwnMoments])
     """What knows how to merge the moments, without the tile."""
+    of_windows: Mapping[Place, Tensor] = field(default_factory=dict[Place, Tensor])
+    of_held: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    of_known: Mapping[TotalAt, Tensor] = field(default_factory=dict[TotalAt, Tensor])
+    """Gradients."""
 
 
 @dataclass(frozen=True)
@@ -85,49 +106,47 @@ class TileFunction:
 
     def __call__(self, given: TileGiven) -> TileMade:
         """All that comes out."""
-        return self.made(given, *self.run(given))
+        given = given.with_leaves()
+        return self.made(given, self.run(given))
 
-    def run(self, given: TileGiven) -> tuple[TileTask, dict[Leaf, Tensor]]:
-        """The tile after its calls, and the leaves whose gradients are wanted."""
-        wanted, written = set(given.wanted), {s for call in self.one.calls for s in call.node.writes}
-        leaves: dict[Leaf, Tensor] = {name: given.held[name] for name in given.held if name in wanted}
-
-        def leaf(name: Leaf, tensor: Tensor) -> Tensor:
-            if name in wanted:
-                tensor = leaves[name] = tensor.detach().requires_grad_()
-            return tensor
-
+    def run(self, given: TileGiven) -> TileTask:
+        """The tile after its calls."""
+        written = {s for call in self.one.calls for s in call.node.writes}
         windows: dict[Place, Tensor] = {}
         for place, window in given.windows.items():
-            local = leaf(place, window)
             box, value = self.needs.window(self.one, place, self.at), self.needs.graph.values[place]
-            windows[place] = as_tile(value, box or (), local.clone() if place[0] in written else local)
-        known = {at: leaf(at, total) for at, total in given.known.items()}
+            windows[place] = as_tile(value, box or (), window.clone() if place[0] in written else window)
         task = TileTask(
-            self.one, self.at, self.needs, windows, given.held, known, self.axes_of_totals, self.before_random,
+            self.one, self.at, self.needs, windows, given.held, given.known, self.axes_of_totals, self.before_random,
             self.device, self.blocks,
         )  # fmt: skip
-        with torch.set_grad_enabled(bool(wanted)):
+        with torch.set_grad_enabled(bool(given.wanted)):
             task.run()
-        return task, leaves
+        return task
 
-    def made(self, given: TileGiven, task: TileTask, leaves: Mapping[Leaf, Tensor]) -> TileMade:
+    def made(self, given: TileGiven, task: TileTask) -> TileMade:
         """What comes out of a tile that has run."""
         sums = {key: part.detach() for key, part in task.sums.items()}
-        if leaves:
-            return TileMade({}, sums, {}, self._gradients(given, task, leaves), {})
+        if given.wanted:
+            return TileMade(sums, **self._gradients(given, task))
         kept = {place: tile.local.detach() for place, tile in task.kept.items()}
         moments = {key: own.moments() for key, own in task.moments.items()}
-        return TileMade(kept, sums, moments, {}, {key: own.without_values() for key, own in task.moments.items()})
+        return TileMade(sums, kept, moments, {key: own.without_values() for key, own in task.moments.items()})
 
-    def _gradients(self, given: TileGiven, task: TileTask, leaves: Mapping[Leaf, Tensor]) -> dict[Leaf, Tensor]:
-        """What the tile contributes to the gradients of its leaves."""
-        roots = self._roots(given, task)
+    def _gradients(self, given: TileGiven, task: TileTask) -> dict[str, Any]:
+        """What the tile contributes to the gradients that are wanted."""
+        wanted, roots = given.wanted, self._roots(given, task)
         if not roots:
             return {}
+        leaves = [given.windows[p] for p in wanted.windows]
+        leaves += [*(given.held[n] for n in wanted.held), *(given.known[k] for k in wanted.known)]
         tensors, grads = zip(*roots, strict=True)
-        found = torch.autograd.grad(tensors, list(leaves.values()), grads, allow_unused=True)
-        return {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
+        found: Iterator[Any] = iter(torch.autograd.grad(tensors, leaves, grads, allow_unused=True))
+        names = {"of_windows": wanted.windows, "of_held": wanted.held, "of_known": wanted.known}
+        return {
+            part: {n: grad for n, grad in zip(each, found, strict=False) if grad is not None}
+            for part, each in names.items()
+        }
 
     def _roots(self, given: TileGiven, task: TileTask) -> list[tuple[Tensor, Tensor]]:
         """Where backward begins: at what the tile kept, and at its parts of totals."""
@@ -142,9 +161,9 @@ class TileFunction:
         return [(tensor, grad) for tensor, grad in roots if tensor.requires_grad]
 
 
-def nameless(name: Leaf) -> Any:
-    """A name without the number of an image."""
-    return (name[0], name[1] is None) if isinstance(name[0], tuple) else name
+def leaf(tensor: Tensor) -> Tensor:
+    """The same numbers, as something that has a gradient."""
+    return tensor.detach().requires_grad_()
 
 
 def as_tile(value: TileValue, box: Box, local: Tensor) -> Tensor:

@@ -16,12 +16,11 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
-from mural.memory.tile_function import Leaf, TileFunction, TileGiven, TileMade, as_tile
+from mural.memory.tile_function import TileFunction, TileGiven, TileMade, Wanted, as_tile
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileInput, chunk_of
 from mural.memory.tile_totals import Totals, in_order
 from mural.ranks import Mesh
-from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments
 
 Progress = Callable[[int, int, str], None]
@@ -52,7 +51,7 @@ class TileSweeps:
         """Where the values of `host` are kept."""
         self.queued: deque[Any] = deque()
         self.results = {(o.source, o.pick) for o in passes.graph.graph.outputs}
-        self.deliver: Callable[[ShardedTensor, Mapping[Place, Any]], None] | None = None
+        self.deliver: Callable[[Any, Mapping[Place, Any]], None] | None = None
         """Takes the tiles of the model's results, with what was read for them; they are not kept then."""
         self.read_again = {place for one in passes.passes for place in one.reads}
         self.blocks: Mapping[int, str] = {}
@@ -88,15 +87,15 @@ class TileSweeps:
         known = {k: v for k, v in self.totals.values.items() if k[0] in mine and k[1] in chunks}
         if not grad:
             return TileGiven(windows, held, known)
-        wanted: list[Leaf] = [place for place in windows if place in self.graded]
-        wanted += [name for name, tensor in held.items() if tensor.requires_grad]
-        wanted += [k for k in known if k[0] in one.uses and k[0] in self.totals.differentiable]
+        wanted = Wanted(
+            tuple(place for place in windows if place in self.graded),
+            tuple(name for name, tensor in held.items() if tensor.requires_grad),
+            tuple(k for k in known if k[0] in one.uses and k[0] in self.totals.differentiable),
+        )
         grads = {place: self.kept[place].gradient(self.needs.kept_box(one, place, at)) for place in one.keeps
                  if place in self.kept}  # fmt: skip
         adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
-        return TileGiven(
-            windows, held, known, tuple(wanted), {p: g for p, g in grads.items() if g is not None}, adjoints
-        )
+        return TileGiven(windows, held, known, wanted, {p: g for p, g in grads.items() if g is not None}, adjoints)
 
     def tile(self, one: StreamPass, at: Coordinates) -> TileFunction:
         """A tile as a function."""
@@ -143,10 +142,11 @@ class TileSweeps:
         if place not in self.kept:
             value, box = self.needs.graph.values[place], self.needs.region_box(place)
             at_host = self.memory is not None and place in self.host
+            readers = sum(place in one.reads for one in self.passes.passes)
             self.kept[place] = (
-                HostTensor(box, value.axes, self.memory)
+                HostTensor(box, value.axes, self.memory, readers)
                 if at_host and self.memory is not None
-                else KeptTensor(box, value.axes, self.device)
+                else KeptTensor(box, value.axes, self.device, readers)
             )
         return self.kept[place]
 
@@ -236,16 +236,14 @@ class TileSweeps:
 
     def add_gradients(self, one: StreamPass, at: Coordinates, made: TileMade) -> None:
         """Add what one tile contributes to all gradients."""
-        for leaf, grad in made.gradients.items():
-            if isinstance(leaf, str):
-                held = self.gradients.get(leaf)
-                # Two parameters may have one gradient, and one that is expanded cannot be added to.
-                self.gradients[leaf] = grad.clone() if held is None else held.add_(grad)
-            elif leaf in one.reads:
-                box = self.needs.window(one, leaf, at)
-                self.source(leaf).add_gradient(box, grad)
-            else:
-                self.totals.add_adjoint(*leaf, grad)
+        for place, grad in made.of_windows.items():
+            self.source(place).add_gradient(self.needs.window(one, place, at), grad)
+        for name, grad in made.of_held.items():
+            held = self.gradients.get(name)
+            # Two parameters may have one gradient, and one that is expanded cannot be added to.
+            self.gradients[name] = grad.clone() if held is None else held.add_(grad)
+        for (key, chunk), grad in made.of_known.items():
+            self.totals.add_adjoint(key, chunk, grad)
 
     def parameters_of(self, one: StreamPass) -> list[str]:
         """The parameters that a pass reads and that have a gradient."""
