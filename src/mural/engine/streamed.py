@@ -32,6 +32,10 @@ from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
 
+MOST_PROGRAMS = 8
+"""How many programs are kept, those used last: images may come in many sizes."""
+
+
 class _OtherCalls(Exception):
     """The model makes other calls than the program that runs."""
 
@@ -161,10 +165,14 @@ class Streamed:
         """The program for these inputs, and whether it was known before: then its calls have to be verified."""
         modes = tuple(module.training for module in objective.model.modules())
         key = (tuple(given), kind, modes)
-        known = key in self.programs
-        if not known:
-            self.programs[key] = stream_program(objective, given, self.plan.stream or (), self._room(), self.keep)
-        return self.programs[key], known
+        found = self.programs.pop(key, None)
+        known = found is not None
+        if found is None:
+            found = stream_program(objective, given, self.plan.stream or (), self._room(), self.keep)
+        self.programs[key] = found
+        for old in [*self.programs][:-MOST_PROGRAMS]:
+            del self.programs[old]
+        return found, known
 
     def _limit(self) -> int | None:
         """The bytes that this rank may take: as the plan says, or as torch does; None on a device without a limit."""
