@@ -105,8 +105,12 @@ CASES = [
     RankCase("pyramid", (1, 2), loss="dice", given="sharded"),
     RankCase("frozen", data=2, loss="uncertain", given="sources"),
     RankCase("batch norm", data=2, loss="dice", keep="none"),
+    RankCase("batch norm", (2, 1), keep="host", tile=(5, 29)),
 ]
 SLOW = [
+    RankCase("batch norm", (4, 1), extents=(8, 6), tile=(3, 3)),  # some ranks have nothing of the lowest level
+    RankCase("frozen", (2, 2), extents=(7, 5), tile=(3, 3)),
+    RankCase("classifier", (4, 1), extents=(9, 9), tile=(4, 4), keep="host"),
     RankCase("batch norm", (1, 2), keep="none"),
     RankCase("frozen", (2, 1), loss="ignoring", given="sources"),
     RankCase("group norm", (2, 1), loss="dice", given="sharded"),
