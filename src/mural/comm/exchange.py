@@ -211,17 +211,21 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     return refusing
 
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def order_of(tensor: Tensor) -> torch.memory_format:
-    """The memory format of a tensor: channels-last if it has that layout and is not contiguous as well."""
-    for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.ndim == ndim and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order):
-            return order
-    return torch.contiguous_format
+    """The memory format of a tensor, or of one that it is a part of: channels-last if it is not contiguous as well."""
+    form = CHANNELS_LAST.get(tensor.ndim)
+    if form is None or tensor.is_contiguous() or tensor.stride(1) != 1:
+        return torch.contiguous_format
+    columns, rows = tensor.stride(-1), tensor.stride(-2)
+    return form if rows >= columns >= tensor.shape[1] else torch.contiguous_format
 
 
 def empty_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """An uninitialised tensor of another shape in the same memory format."""
-    return tensor.new_empty(tuple(shape)).contiguous(memory_format=order_of(tensor))
+    return torch.empty(tuple(shape), dtype=tensor.dtype, device=tensor.device, memory_format=order_of(tensor))
 
 
 def dense(tensor: Tensor, like: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class MetaPiece(KeptTensor):
     """The piece of a sharded tensor without memory."""
 
     def __init__(self, given: PieceInput):
-        super().__init__(given.box, given.axes, META)
+        super().__init__(given.box)
         self.wanted, self.values = given.wanted, without_memory(given.region).detach()
 
 

@@ -31,7 +31,6 @@ from mural.memory.tile_calls import CallForm, tensors_in
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
-
 MOST_PROGRAMS = 8
 """How many programs are kept, those used last: images may come in many sizes."""
 

@@ -59,7 +59,7 @@ class PieceInput(KeptTensor):
     """The piece of a sharded tensor, with the margin that this rank's tiles read; its gradient goes home in the end."""
 
     def __init__(self, tensor: ShardedTensor, margin: Callable[[], Tensor], box: Box):
-        super().__init__(box, (), tensor.device)
+        super().__init__(box)
         self.tensor, self.wanted = tensor, tensor.requires_grad
         with torch.enable_grad():
             self.region = margin()

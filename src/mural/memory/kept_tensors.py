@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from mural.comm.exchange import empty_like, order_of
 from mural.geometry import Box, slices
-from mural.memory.tile_calls import Axes
 
 
 class KeptTensor:
@@ -18,8 +17,8 @@ class KeptTensor:
     backward of all `readers` has ended: the pass that made them computes them again.
     """
 
-    def __init__(self, box: Box, axes: Axes, device: torch.device, readers: int = 0):
-        self.box, self.axes, self.device, self.readers = box, axes, device, readers
+    def __init__(self, box: Box, readers: int = 0):
+        self.box, self.readers = box, readers
         self.values: Tensor | None = None
         self.grads: Tensor | None = None
         self.scale: Tensor | None = None
@@ -30,7 +29,7 @@ class KeptTensor:
     def write(self, box: Box, tile: Tensor) -> None:
         """Write a tile."""
         if self.values is None:
-            self.values = empty_as(tile, [i.size for i in self.box], self.device)
+            self.values = empty_like(tile, [i.size for i in self.box])
         self.values[slices(box, self.box)].copy_(tile, non_blocking=True)
 
     def read(self, box: Box) -> Tensor:
@@ -42,7 +41,7 @@ class KeptTensor:
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Add the gradient of a window."""
         if self.grads is None:
-            self.grads = empty_as(grad, [i.size for i in self.box], self.device).zero_()
+            self.grads = empty_like(grad, [i.size for i in self.box]).zero_()
         self.grads[slices(box, self.box)] += grad if self.scale is None else grad / self.scale
 
     def gradient(self, box: Box) -> Tensor | None:
@@ -74,13 +73,5 @@ class KeptTensor:
 
 
 def compact(part: Tensor, whole: Tensor) -> Tensor:
-    """A part of a tensor without gaps: what reads it would otherwise copy it, each time."""
-    return part if part.shape == whole.shape else empty_as(whole, part.shape, whole.device).copy_(part)
-
-
-def empty_as(like: Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Memory for values like these, in their memory format."""
-    channels_last = like.ndim in (4, 5) and not like.is_contiguous() and like.stride(1) == 1
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    form = formats[like.ndim] if channels_last else torch.contiguous_format
-    return torch.empty(tuple(shape), dtype=like.dtype, device=device, memory_format=form)
+    """A part of a tensor without gaps, as whole rows are: what reads it would otherwise copy it, each time."""
+    return part if part.is_contiguous(memory_format=order_of(whole)) else empty_like(whole, part.shape).copy_(part)

@@ -12,24 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.comm.exchange import order_of
 from mural.cost.memory_tally import ROUNDED, Tally
 
 aten: Any = torch.ops.aten
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def format_of(*tensors: Tensor) -> torch.memory_format:
     """Channels last if any of them is."""
-    for tensor in tensors:
-        form = FORMATS.get(tensor.ndim)
-        if form is not None and not tensor.is_contiguous() and last(tensor):
-            return form
-    return torch.contiguous_format
-
-
-def last(tensor: Tensor) -> bool:
-    """Whether channels are next to each other in memory, as far as strides tell."""
-    return tensor.stride(1) == 1 and tensor.stride(-1) >= tensor.shape[1] and tensor.stride(-2) >= tensor.stride(-1)
+    return next((form for t in tensors if (form := order_of(t)) != torch.contiguous_format), torch.contiguous_format)
 
 
 class GpuTally(Tally):

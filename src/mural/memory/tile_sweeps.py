@@ -146,7 +146,7 @@ class TileSweeps:
             self.kept[place] = (
                 HostTensor(box, value.axes, self.memory, readers)
                 if at_host and self.memory is not None
-                else KeptTensor(box, value.axes, self.device, readers)
+                else KeptTensor(box, readers)
             )
         return self.kept[place]
 
