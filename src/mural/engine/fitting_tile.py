@@ -38,6 +38,10 @@ class ForeseenSteps(Streamed):
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         return room_for_kept(memory, host, itemsize)
 
+    def free_host(self) -> int:
+        """How many bytes of the host are free, as it was said."""
+        return self.limits[1]
+
 
 def foreseen_step(
     model: HeldModel, given: Sequence[Given], tile: Sequence[int], *, memory: int | str = "", host: int | None = None,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import torch
 
+from mural.comm import stack
+from mural.comm.hosts import host
 from mural.memory.choice import Room
+from mural.memory.machine_memory import machine_memory
+from mural.ranks import Mesh
 
 DEVICE_SHARE, HOST_SHARE = 0.2, 0.7
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
@@ -24,3 +30,16 @@ def device_limit(device: torch.device) -> int:
     total = torch.cuda.get_device_properties(device).total_memory
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
     return int(min(total * fraction(device), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)))
+
+
+def free_for_each(mesh: Mesh, device: torch.device) -> int:
+    """How many bytes of the host's memory are free for this rank: its part of those of the ranks on this host."""
+    mine = crc32(host().encode())
+    found = stack(torch.tensor([mine], device=device), mesh.everyone, mesh.rank, mesh.transport, "hosts of ranks")
+    return machine_memory().free // int((found == mine).sum())
+
+
+def least_of_ranks(mesh: Mesh, device: torch.device, *numbers: int) -> list[int]:
+    """The least of all ranks of each number: ranks that would choose differently would wait for each other forever."""
+    mine = torch.tensor(numbers, device=device)
+    return stack(mine, mesh.everyone, mesh.rank, mesh.transport, "memory of ranks").amin(0).tolist()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mural.engine.alignment import target_dims
@@ -61,8 +61,19 @@ class StreamProgram:
     kept: Kept
     names: tuple[str, ...]
     """The inputs of the graph, in order."""
+    constants: dict[str, Tensor]
+    """The tensors that the model holds and that are neither parameters nor buffers, as they were found last."""
     recorded: RecordedTiles = field(default_factory=RecordedTiles)
     """Tiles of earlier steps that can be run again."""
+
+    def update(self, found: Mapping[str, Tensor]) -> bool:
+        """Take constants that were found now; whether they are others."""
+        same = all(
+            one is (other := found[name]) or (one.dtype == other.dtype and torch.equal(one, other))
+            for name, one in self.constants.items()
+        )
+        self.constants.update(found)
+        return not same
 
     @property
     def graph(self) -> Graph:
@@ -87,9 +98,22 @@ def input_axes(shapes: Sequence[tuple[int, ...]], images: int) -> list[Axes]:
 
 
 def stream_program(
-    objective: Objective, given: Sequence[Given], tile: Sequence[int], room: Room, keep: str | None = None
-) -> StreamProgram:
-    """The program for inputs of these shapes and types."""
+    objective: Objective, given: Sequence[Given], tile: Sequence[int], room: Room, keep: str | None = None,
+    delivered: bool = False,
+) -> StreamProgram:  # fmt: skip
+    """The program for inputs of these shapes and types; results that are delivered tile by tile are not kept."""
+    graph = captured(objective, given)
+    check_effects(graph)
+    axes = input_axes([shape for shape, _ in given], objective.images)
+    names = tuple(value.name for value in graph.inputs)
+    tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
+    whole = whole_calls(tiles, tile)
+    kept = KeptChoice(tiles, whole, room, delivered).choose(keep)
+    return StreamProgram(tiles, passes_of(tiles, kept.values, whole), kept, names, dict(graph.held))
+
+
+def captured(objective: Objective, given: Sequence[Given]) -> Graph:
+    """The calls of model and loss; raises if they read tensors whose gradients would be lost."""
     graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
     hidden = [name for name, tensor in graph.held.items() if tensor.requires_grad]
     if hidden:
@@ -97,13 +121,7 @@ def stream_program(
             f"the model reads tensors that have a gradient and are no parameters of it ({hidden[:3]}): a streamed step "
             f"would lose their gradients. Register them as parameters"
         )
-    check_effects(graph)
-    axes = input_axes([shape for shape, _ in given], objective.images)
-    names = tuple(value.name for value in graph.inputs)
-    tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
-    whole = whole_calls(tiles, tile)
-    kept = KeptChoice(tiles, whole, room).choose(keep)
-    return StreamProgram(tiles, passes_of(tiles, kept.values, whole), kept, names)
+    return graph
 
 
 def check_effects(graph: Graph) -> None:

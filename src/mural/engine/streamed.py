@@ -13,18 +13,16 @@ from torch import Tensor
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, check_filled
-from mural.engine.memory_room import device_limit, room_for_kept
+from mural.engine.memory_room import device_limit, free_for_each, least_of_ranks, room_for_kept
 from mural.engine.parameter_hooks import check_called, check_hooks
 from mural.engine.result_tiles import ResultSink
-from mural.engine.stream_program import Given, Objective, StreamProgram, same_calls, stream_program
+from mural.engine.stream_program import Given, Objective, StreamProgram, captured, same_calls, stream_program
 from mural.engine.stream_report import PredictedStep, predicted_step
 from mural.engine.streamed_batch import StreamedBatch
 from mural.errors import PlanError
-from mural.graph import capture
 from mural.graph.nodes import Place
 from mural.memory.choice import Room, Speeds
 from mural.memory.host_memory import HostMemory
-from mural.memory.machine_memory import machine_memory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.stream import Streamer
 from mural.memory.tile_calls import CallForm, tensors_in
@@ -58,9 +56,11 @@ class Streamed:
 
     def verify(self, objective: Objective, given: Sequence[Given], program: StreamProgram) -> None:
         """Capture the model again, and raise if it makes other calls than the program; the GPU computes meanwhile."""
-        graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
+        graph = captured(objective, given)
         if not same_calls(graph, program.graph):
             self.programs = {key: other for key, other in self.programs.items() if other is not program}
+            raise _OtherCalls
+        if program.update(graph.held):
             raise _OtherCalls
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -89,7 +89,8 @@ class Streamed:
                 check_hooks(held.plain, held.hooks)
             held.calls += 1
             with self._scope():
-                loss = self._run(image, target, "loss" if held.observe is None else "both", run)
+                observed = held.observe is not None
+                loss = self._run(image, target, "both" if observed else "loss", run, delivered=observed)
             if reduce:
                 with held.reducer.watching():
                     pass
@@ -112,7 +113,7 @@ class Streamed:
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("call", image=image)
-            return self._run(image, None, "result", run)
+            return self._run(image, None, "result", run, delivered=into is not None)
 
     def evaluate(self, image: Image, target: Any) -> tuple[Any, Any, Tensor]:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
@@ -124,13 +125,19 @@ class Streamed:
     def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
         """The loss of the whole batch, while the sink takes result and target tile by tile. Collective."""
 
+        begun: list[Any] = []  # once, also if the model is found to have changed at the first tile
+
         def run(batch: StreamedBatch) -> Tensor:
+            facts = batch.single("use evaluate(…)")
+            if (facts.shape, facts.dtype) not in begun:
+                sink.begin(facts.shape, facts.dtype)
+                begun.append((facts.shape, facts.dtype))
             batch.streamer.deliver = batch.teller(sink)
             return batch.result(batch.streamer.loss_place, self._infer(batch))
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)
-            return self._run(image, target, "both", run)
+            return self._run(image, target, "both", run, delivered=True)
 
     def needs(self, training: bool) -> Needs:
         """What this rank takes of every batch: sources, which it reads by windows."""
@@ -148,10 +155,12 @@ class Streamed:
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
             yield
 
-    def _run(self, image: Image, target: Any, kind: str, run: Callable[[StreamedBatch], Any]) -> Any:
+    def _run(
+        self, image: Image, target: Any, kind: str, run: Callable[[StreamedBatch], Any], delivered: bool = False
+    ) -> Any:
         """What `run` gives for a batch; from the start, if the model is found to have changed at its first tile."""
         for _ in range(2):
-            batch = StreamedBatch(self, image, target, kind)
+            batch = StreamedBatch(self, image, target, kind, delivered)
             try:
                 return run(batch)
             except _OtherCalls:
@@ -160,14 +169,17 @@ class Streamed:
                 batch.close()
         raise PlanError("the model makes other calls each time that it is asked: it cannot be streamed")
 
-    def program(self, objective: Objective, given: Sequence[Given], kind: str) -> tuple[StreamProgram, bool]:
+    def program(
+        self, objective: Objective, given: Sequence[Given], kind: str, delivered: bool
+    ) -> tuple[StreamProgram, bool]:
         """The program for these inputs, and whether it was known before: then its calls have to be verified."""
         modes = tuple(module.training for module in objective.model.modules())
-        key = (tuple(given), kind, modes)
+        key = (tuple(given), kind, delivered, modes)
         found = self.programs.pop(key, None)
         known = found is not None
         if found is None:
-            found = stream_program(objective, given, self.plan.stream or (), self._room(), self.keep)
+            tile = self.plan.stream or ()
+            found = stream_program(objective, given, tile, self._room(), self.keep, delivered)
         self.programs[key] = found
         for old in [*self.programs][:-MOST_PROGRAMS]:
             del self.programs[old]
@@ -185,7 +197,12 @@ class Streamed:
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         if device.type != "cuda":
             return Room(None, 0, itemsize, Speeds(flops=1e11, memory=1e10))
-        return room_for_kept(self._limit() or 0, machine_memory().free, itemsize)
+        memory, host = least_of_ranks(self.held.world_mesh, device, self._limit() or 0, self.free_host())
+        return room_for_kept(memory, host, itemsize)
+
+    def free_host(self) -> int:
+        """How many bytes of the host are free for this rank. Collective."""
+        return free_for_each(self.held.world_mesh, self.held.device)
 
     def host_memory(self, recent: int) -> HostMemory:
         """The host memory of kept values for a step that begins; `recent` bytes of them stay on the device a while."""

@@ -22,10 +22,10 @@ from mural.geometry import slices as slices_in
 from mural.graph.nodes import Place
 from mural.graph.sites import At
 from mural.memory.decoded_cache import DecodedCache
-from mural.memory.machine_memory import machine_memory
 from mural.memory.pinned import settled
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
+from mural.memory.tile_calls import TileValue
 from mural.memory.tile_needs import Needs as TileNeeds
 from mural.ranks import SPATIAL
 from mural.shard import ShardedTensor
@@ -44,7 +44,7 @@ Part = Tensor | Readable | list[Readable]
 class StreamedBatch:
     """One batch: its inputs by windows, the grid of its tiles, and the streamer that goes through them."""
 
-    def __init__(self, way: Streamed, image: Image, target: Any, kind: str):
+    def __init__(self, way: Streamed, image: Image, target: Any, kind: str, delivered: bool = False):
         held = way.held
         self.way, self.held, self.mesh, self.device = way, held, way.mesh, held.device
         parts: list[Any] = list(cast("tuple[Any, ...]", image)) if several(image) else [image]
@@ -59,13 +59,12 @@ class StreamedBatch:
         self.parts = [*map(settled_part, parts), *map(settled_part, leaves)]
         given = [self._given(part, number) for number, part in enumerate(self.parts)]
         check_stream(way.plan.stream or (), given[0][0])
-        self.program, known = way.program(objective, given, kind)
+        self.program, known = way.program(objective, given, kind, delivered)
         self.cuts = self._cuts(given[0][0])
         self.grid, grids = tile_grids(self.program, given[0][0], way.plan.stream or (), self.cuts, self.mesh)
         self.needs = TileNeeds(self.program.passes, self.grid, grids)
-        self.cache = DecodedCache(
-            0 if len(self.program.passes.passes) == 1 else int(machine_memory().free * MOST_DECODED)
-        )
+        decoded = way.free_host() * MOST_DECODED if len(self.program.passes.passes) > 1 else 0
+        self.cache = DecodedCache(int(decoded))
         self.inputs = {
             name: self._input(part, name, number)
             for number, (name, part) in enumerate(zip(self.program.names, self.parts, strict=True))
@@ -73,7 +72,7 @@ class StreamedBatch:
         self.parameters = dict(objective.named_parameters())
         tensors = {n: p.detach().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}  # without hooks
         tensors |= dict(objective.named_buffers())
-        tensors |= {name: t.to(self.device) for name, t in self.program.graph.held.items()}
+        tensors |= {name: t.to(self.device) for name, t in self.program.constants.items()}
         self.streamer = Streamer(
             self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
             self._random_states(), held.progress,
@@ -191,18 +190,17 @@ class StreamedBatch:
         layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
         return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
 
-    def _single(self, instead: str) -> Place:
+    def single(self, instead: str) -> TileValue:
         """The model's result, which has to be one tensor with the image's dims."""
         found = [p for p in self.streamer.results if any(self.program.tiles.values[p].axes)]
         if len(found) != 1:
             raise PlanError(f"the model gives {len(found)} results in tiles, but a sink takes one: {instead}")
-        return found[0]
+        return self.program.tiles.values[found[0]]
 
     def writer(self, into: Any) -> Callable[..., None]:
         """Writes tiles of the result into a sink for each image."""
         sinks = list(into) if isinstance(into, (list, tuple)) else [into]
-        place = self._single("leave into= out")
-        shape = self.program.tiles.values[place].shape
+        shape = self.single("leave into= out").shape
         if len(sinks) != shape[0] or any(tuple(s.shape) != shape[1:] for s in sinks):
             raise LayoutError(
                 f"{len(sinks)} sinks of shape {[tuple(s.shape) for s in sinks]} for a result of shape {shape}: give "
@@ -219,8 +217,6 @@ class StreamedBatch:
 
     def teller(self, sink: ResultSink) -> Callable[..., None]:
         """Gives tiles of the result, with their part of the target, to a sink."""
-        facts = self.program.tiles.values[self._single("use evaluate(…)")]
-        sink.begin(facts.shape, facts.dtype)
         names = self.program.names[self.images :]
 
         def tell(tile: ShardedTensor, given: Mapping[Place, Any]) -> None:
@@ -230,7 +226,7 @@ class StreamedBatch:
 
     def observer(self, observe: Callable[[Any], None]) -> Callable[..., None]:
         """Shows tiles of the result to whoever observes steps."""
-        self._single("observe models with one")
+        self.single("observe models with one")
         return lambda tile, _: observe(ResultTile(tile.local.detach(), None, tile.box))
 
     def _target_piece(self, names: Sequence[str], result: Layout, given: Mapping[Place, Any]) -> Tensor | None:
@@ -250,7 +246,9 @@ class StreamedBatch:
         return self.inputs[names[0]].at_once(spans)  # a pass that gives results need not read the target
 
     def close(self) -> None:
-        """End the threads that read."""
+        """Give all memory back, and end the threads that read."""
+        if hasattr(self, "streamer"):
+            self.streamer.release()
         for given in getattr(self, "inputs", {}).values():
             if isinstance(given, SourceInput):
                 given.close()

@@ -6,6 +6,8 @@ none where one comes would be wrong. Parameters count as trained.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from mural.graph.facts import follows
@@ -17,13 +19,17 @@ def carries(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def differentiable(graph: Graph, image: bool = False) -> frozenset[Place]:
+def differentiable(graph: Graph, image: bool = False, leaves: Collection[str] | None = None) -> frozenset[Place]:
     """The tensors through which a gradient passes back to a parameter, parameters included; or to an input, if `image`.
 
-    What was written to memory through another tensor is read there too.
+    `leaves` are the names of the parameters and inputs that count instead. What was written to memory through another
+    tensor is read there too.
     """
     trained = [value for value in graph.parameters if value.role == "parameter"]
-    found: set[Place] = {(v.name, 0) for v in (*trained, *(graph.inputs if image else ())) if carries(v.dtype)}
+    values = [*trained, *(graph.inputs if image else ())]
+    if leaves is not None:
+        values = [value for value in (*graph.parameters, *graph.inputs) if value.name in leaves]
+    found: set[Place] = {(v.name, 0) for v in values if carries(v.dtype)}
     passing: set[int] = set()
     for node in graph:
         if follows(node) and (any(read in found for read in node.reads) or not passing.isdisjoint(node.after)):

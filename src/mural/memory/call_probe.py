@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mural.errors import MuralError, UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, Window
+from mural.graph.differentiable import carries
 from mural.graph.nodes import Graph, Node, Place
 from mural.graph.without_memory import META
 from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, tensors_in
@@ -58,10 +59,11 @@ class _Trial:
         level = 0
         if part.requires_grad and self.totals:
             leaves = self.totals
-            found: Iterator[Any] = iter(torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True))
+            real = torch.view_as_real(part) if part.is_complex() else part
+            found: Iterator[Any] = iter(torch.autograd.grad(real.sum(), leaves, retain_graph=True, allow_unused=True))
             level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
-        made = torch.empty_like(part).requires_grad_(part.is_floating_point())
-        if part.is_floating_point():
+        made = torch.empty_like(part).requires_grad_(carries(part.dtype))
+        if carries(part.dtype):
             self.totals.append(made)
         self.levels.append(level)
         if len(self.totals) != len(self.levels):
@@ -100,11 +102,11 @@ class _Prober:
         self.values: dict[Place, TileValue] = {}
         for value in graph.inputs:
             tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
-            tensor.requires_grad_(value.dtype.is_floating_point)
+            tensor.requires_grad_(carries(value.dtype))
             self._enter((value.name, 0), whole_tile(tensor, inputs[value.name]))
         for value in graph.parameters:
             tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
-            learned = value.role == "parameter" and value.dtype.is_floating_point
+            learned = value.role == "parameter" and carries(value.dtype)
             self._enter((value.name, 0), tensor.requires_grad_(learned))
 
     def _enter(self, place: Place, tensor: Any) -> None:

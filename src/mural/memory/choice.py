@@ -102,14 +102,17 @@ def positions(graph: TileGraph, place: Place) -> int:
 class KeptChoice:
     """Chooses the values that are kept."""
 
-    def __init__(self, graph: TileGraph, whole: Collection[int], room: Room):
+    def __init__(self, graph: TileGraph, whole: Collection[int], room: Room, delivered: bool = False):
         self.graph, self.whole, self.room = graph, frozenset(whole), room
         made = {p for c in graph.calls if c.node.id not in self.whole for p in c.node.makes}
         written = {s for c in graph.calls for s in c.node.writes}
         needed = {p for i in self.whole for p in graph.calls[i].node.reads if p in made and graph.values[p].axes}
-        outputs = {(o.source, o.pick) for o in graph.graph.outputs}
-        self.needed = frozenset(needed | {p for p in outputs if p in made and any(graph.values[p].axes)})
+        outputs = {p for o in graph.graph.outputs if (p := (o.source, o.pick)) in made and any(graph.values[p].axes)}
+        self.needed = frozenset(needed | outputs)
         """What has to be kept: what whole calls read, and results."""
+        read = {p for c in graph.calls for p in c.node.reads}
+        self.delivered = frozenset(outputs - read if delivered else ())
+        """Results that leave with their tile."""
         here = [c for c in graph.calls if c.node.id not in self.whole]
         wanted = {c.node.reads[0] for c in here if c.norm}
         smaller = {
@@ -130,7 +133,8 @@ class KeptChoice:
         if keep == "all":
             return Kept(kept)
         order = sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]
-        best, tight = self._price(kept), self._price(kept)[0] > 0
+        best = self._price(kept)
+        tight = best[0] > 0
         for _ in range(SWEEPS):
             before = best
             kept, best = self._improved(kept, best, [{place} for place in order])
@@ -171,7 +175,7 @@ class KeptChoice:
     def _placed(self, kept: Collection[Place]) -> Kept:
         """Where values are: on the device as far as there is room, the smallest first."""
         here, host = list[int](), set[Place]()
-        for place in sorted(kept, key=lambda p: (self.bytes_of(p), str(p))):
+        for place in sorted(set(kept) - self.delivered, key=lambda p: (self.bytes_of(p), str(p))):
             # A value goes when its gradient is complete: at most one is there next to all values.
             fits = sum(here) + 2 * self.bytes_of(place) <= self._device_room
             if fits or "spatial0" not in self.graph.values[place].axes:

@@ -59,6 +59,16 @@ class StreamPass:
             yield calls, block is not None and not once and all(inside.issuperset(c.node.writes) for c in calls)
 
     @cached_property
+    def written(self) -> frozenset[int | str]:
+        """The tensors that its calls write to."""
+        return frozenset(source for call in self.calls for source in call.node.writes)
+
+    @cached_property
+    def learning(self) -> tuple[str, ...]:
+        """The buffers that its calls write to."""
+        return tuple(sorted(source for source in self.written if isinstance(source, str)))
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The inputs, parameters, buffers and constants that its calls read."""
         places = (place for call in self.calls for place in call.node.reads)

@@ -101,10 +101,13 @@ class RecordedTiles:
 
 
 def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
-    """Equal for tiles that can be one function: geometry, and the form of all tensors."""
+    """Equal for tiles that can be one function: geometry, the form of all tensors, and buffers that norms update."""
     forms = tuple((axis, tile.needs.form(tile.one, axis, at)) for axis, at in tile.at.items())
     tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in given.tensors)
-    return tile.one.number, forms, given.names, tensors, is_autocast(tile.device)
+    learning = tuple(id(given.held[name]) for name in tile.one.learning if name in given.held)
+    casts = torch.get_autocast_dtype(tile.device.type) if is_autocast(tile.device) else None
+    modes = casts, torch.are_deterministic_algorithms_enabled()
+    return tile.one.number, forms, given.names, tensors, learning, modes
 
 
 def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -27,7 +26,7 @@ from mural.ranks import SPATIAL
 class Streamer(TileSweeps):
     """Runs the passes of one step."""
 
-    @cached_property
+    @property
     def whole(self) -> WholePass:
         """Runs the passes on whole tensors."""
         return WholePass(self, self.cuts)
@@ -58,8 +57,13 @@ class Streamer(TileSweeps):
     def infer(self) -> dict[Place, Tensor]:
         """All results that are no tiles, after all passes without gradients; tiles are kept, or delivered."""
         self._begin()
-        for one in self.passes.passes:
+        passes = self.passes.passes
+        for number, one in enumerate(passes):
             self.run(one)
+            later = {place for other in passes[number + 1 :] for place in other.reads}
+            for place in set(one.reads) - later - self.results:
+                if place in self.kept:
+                    self.kept.pop(place).drop()
         self.learn()
         _, task = self._tail_task(grad=False)
         with torch.no_grad():
@@ -79,11 +83,14 @@ class Streamer(TileSweeps):
             self.whole.backward(one)
         else:
             self.backward(one)
+        self.end_backward(one)
 
     def _last(self, last: StreamPass, weight: float) -> Tensor:
         """The last pass, forward and backward."""
         if last.whole:
-            return self.whole.finish(last, weight)
+            loss = self.whole.finish(last, weight)
+            self.end_backward(last)
+            return loss
         # A weight of 0 leaves nothing to scale by.
         if weight and not last.keeps and (loss := self._in_one(last, weight)) is not None:
             return loss
@@ -107,11 +114,12 @@ class Streamer(TileSweeps):
                 given = given.with_leaves()
                 task = tile.run(given)
                 found = [key for key, part in task.sums.items() if part.requires_grad]
-                if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
+                if task.moments or len(found) != 1:
                     return None
-                if task.chunk(found[0]) is not None:
-                    return None  # each image has a total of its own
-                single, guess = found[0], self._guess(found[0], task.sums[found[0]])
+                part = task.sums[found[0]]
+                if part.numel() != 1 or part.is_complex() or task.chunk(found[0]) is not None:
+                    return None  # several numbers; or each image has a total of its own
+                single, guess = found[0], self._guess(found[0], part)
                 made = tile.made(replace(given, adjoints={(single, None): guess}), task)
             elif self._adds_nothing(last, given):
                 continue
@@ -119,7 +127,7 @@ class Streamer(TileSweeps):
                 made = self.compute(tile, replace(given, adjoints={(single, None): guess}))
             self.collect(at, made, sums, {})
             self.add_gradients(last, at, made)
-        self.end_pass(last)
+        self.end_backward(last)
         self.settle(sums, {})
         loss, adjoints = self._tail(weight)
         if single is not None and guess is not None:

@@ -56,9 +56,9 @@ class TileGiven:
     @property
     def names(self) -> tuple[Any, ...]:
         """What `tensors` are and whose gradients are wanted, whichever image they are of."""
-        windows, held, known, grads, adjoints = self._parts
-        plain = (*windows, None, *held, None, *grads, None, *self.wanted.windows, None, *self.wanted.held)
-        return plain, *((key, chunk is None) for key, chunk in (*known, *adjoints, *self.wanted.known))
+        windows, held, known, grads, adjoints = map(tuple, self._parts)
+        totals = (tuple((key, chunk is None) for key, chunk in part) for part in (known, adjoints, self.wanted.known))
+        return windows, held, grads, self.wanted.windows, self.wanted.held, *totals
 
     def with_leaves(self) -> TileGiven:
         """The same, where windows and totals whose gradients are wanted are leaves; parameters are."""
@@ -111,7 +111,7 @@ class TileFunction:
 
     def run(self, given: TileGiven) -> TileTask:
         """The tile after its calls."""
-        written = {s for call in self.one.calls for s in call.node.writes}
+        written = self.one.written
         windows: dict[Place, Tensor] = {}
         for place, window in given.windows.items():
             box, value = self.needs.window(self.one, place, self.at), self.needs.graph.values[place]

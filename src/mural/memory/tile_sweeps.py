@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mural.geometry import Cuts
+from mural.graph.differentiable import carries, differentiable
 from mural.graph.nodes import Place
 from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor
@@ -64,7 +65,9 @@ class TileSweeps:
         """The gradients of parameters that every rank finds as a whole."""
         self.learned: list[tuple[TotalKey, OwnMoments, Tensor]] = []
         """Statistics that norms have yet to learn."""
-        self.graded = graded(passes, inputs, held)
+        leaves = {name for name, given in inputs.items() if given.wanted}
+        leaves |= {name for name, tensor in held.items() if tensor.requires_grad}
+        self.graded = differentiable(passes.graph.graph, leaves=leaves)
         self.compute: Callable[[TileFunction, TileGiven], TileMade] = TileFunction.__call__
         """Computes a tile."""
 
@@ -114,6 +117,7 @@ class TileSweeps:
             for at in self._told(one, self.in_turn(one), "forward"):
                 given = self.given(one, at)
                 made = self.compute(self.tile(one, at), given)
+                self._do_meanwhile()  # before anybody is given something of it
                 self._keep(one, at, given, made)
                 self.collect(at, made, sums, moments)
         self.settle(sums, moments)
@@ -154,7 +158,7 @@ class TileSweeps:
         """Make totals of what the tiles of all ranks measured."""
         for (key, chunk), value in sorted(sums.items(), key=in_order):
             self.totals.values[key, chunk] = self.totals.over_ranks(key, value).sum(0)
-            if value.is_floating_point() and self._depends(key):
+            if carries(value.dtype) and self._depends(key):
                 self.totals.differentiable.add(key)
         for (key, chunk), parts in sorted(moments.items(), key=in_order):
             own = parts[0][1]
@@ -217,16 +221,22 @@ class TileSweeps:
             given = self.given(one, at, grad=True)
             if given.wanted and (given.grads or given.adjoints):
                 self.add_gradients(one, at, self.compute(self.tile(one, at), given))
-        self.end_pass(one)
+
+    def end_backward(self, one: StreamPass) -> None:
+        """The gradients of what a pass read are complete, as far as it goes; what it made is no longer needed."""
+        for place in one.reads:
+            if place in self.kept:
+                self.kept[place].end_pass()
         for place in one.keeps:
             if place in self.kept:
                 self.kept[place].drop()
 
-    def end_pass(self, one: StreamPass) -> None:
-        """The gradients of what a pass read are complete, as far as it goes."""
-        for place in one.reads:
-            if place in self.kept:
-                self.kept[place].end_pass()
+    def release(self) -> None:
+        """Give all memory back, and forget who takes part."""
+        for kept in self.kept.values():
+            kept.drop()
+        self.kept.clear()
+        self.deliver = self.meanwhile = None
 
     def _complete(self, one: StreamPass) -> None:
         """Add up the gradients of a pass's totals over the ranks."""
@@ -248,13 +258,3 @@ class TileSweeps:
     def parameters_of(self, one: StreamPass) -> list[str]:
         """The parameters that a pass reads and that have a gradient."""
         return [n for n in one.names if n in self.held and self.held[n].requires_grad]
-
-
-def graded(passes: Passes, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor]) -> set[Place]:
-    """The tensors that have a gradient."""
-    found: set[Place] = {(name, 0) for name, given in inputs.items() if given.wanted}
-    found |= {(name, 0) for name, tensor in held.items() if tensor.requires_grad}
-    for call in passes.graph.calls:
-        if any(p in found for p in call.node.reads):
-            found |= {p for p in call.node.makes if passes.graph.values[p].dtype.is_floating_point}
-    return found

@@ -178,7 +178,10 @@ class TileTask:
             values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
-                self.kept[place] = cropped(tensor, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
+                tile = cropped(tensor, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
+                if place[0] in self.one.written:  # by a later call of the tile
+                    tile = ShardedTensor(tile.local.clone(), tile.placement, "", tile.folds)
+                self.kept[place] = tile
 
     def _argument(self, call: TileCall, place: Place, values: Mapping[Place, Any]) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""

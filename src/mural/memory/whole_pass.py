@@ -56,8 +56,6 @@ class WholePass:
                 made = self._region(place, values[place])
                 roots.append((made, grad * self.streamer.mesh.replicas))
         self._differentiate(one, roots, leaves)
-        for place in one.keeps:
-            self.streamer.kept[place].drop()
 
     def finish(self, one: StreamPass, weight: float) -> Tensor:
         """The loss, which the last pass computes, forward and backward in one."""
@@ -124,7 +122,6 @@ class WholePass:
         for name, grad in zip(names, found, strict=False):
             if grad is not None:
                 streamer.add_shared(name, grad)
-        streamer.end_pass(one)
 
     def _axes(self, place: Place) -> Axes:
         return self.streamer.needs.graph.values[place].axes

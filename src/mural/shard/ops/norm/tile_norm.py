@@ -73,7 +73,7 @@ class _ApplyStatistics(torch.autograd.Function):
     ) -> Tensor:
         mean, variance = rows.spread(statistics[0]), rows.spread(statistics[1])
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.rows, ctx.eps = rows, eps
+        ctx.rows, ctx.eps, ctx.types = rows, eps, [None if t is None else t.dtype for t in (weight, bias)]
         if x.numel() == 0 or x.is_meta:
             return torch.empty_like(x)
         affine = rows.repeated(weight), rows.repeated(bias)
@@ -93,8 +93,8 @@ class _ApplyStatistics(torch.autograd.Function):
             parts = -rstd * scaled[0], -0.5 * rstd.square() * scaled[1]
             of_statistics = torch.stack([rows.grouped(p).sum(1) for p in parts])
         affine = [
-            rows.channel_sum(g).to(weight.dtype) if weight is not None and wanted else None
-            for g, wanted in zip((of_weight, of_bias), ctx.needs_input_grad[1:3], strict=True)
+            rows.channel_sum(g).to(dtype) if wanted else None
+            for g, dtype, wanted in zip((of_weight, of_bias), ctx.types, ctx.needs_input_grad[1:3], strict=True)
         ]
         return of_x if ctx.needs_input_grad[0] else None, *affine, of_statistics, None, None
 
