@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,12 @@ from torch.nn import functional as F
 
 import mural
 from law import Expr, image
-from streamed_law import Case, Loss, check_steps, images
+from mural.engine.result_tiles import ResultTile
+from mural.memory import recorded_tiles
+from mural.memory.choice import Room, Speeds
+from mural.memory.host_memory import HostMemory, HostRows
+from mural.models import UNet
+from streamed_law import TOLERANCE, Case, Loss, apart, check_steps, images, streamed
 from streamed_losses import IGNORED, LOSSES, both
 from streamed_models import Spec
 from streamed_oddities import (
@@ -187,3 +194,138 @@ def test_parameters_that_share_a_gradient() -> None:
     target = torch.randint(3, (1, 33, 30), generator=torch.Generator().manual_seed(5))
     batches = [(x, target) for x in images(1, (33, 30))]
     check_steps(TwoWeights().double(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
+
+
+class Middle(nn.Module):
+    """Two convolutions with something between them."""
+
+    def __init__(self, middle: Callable[[Middle, Tensor], Tensor]):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
+        self.last, self.norm, self.middle = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), middle
+        self.bias, self.factor = nn.Parameter(torch.rand(3)), torch.tensor(1.5, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self, x))
+
+
+def check_middle(middle: Callable[[Middle, Tensor], Tensor], **case: Any) -> None:
+    target = torch.randint(3, (1, 48, 40), generator=torch.Generator().manual_seed(5))
+    batches = [(x, target) for x in images(1, (48, 40))]
+    check_steps(Middle(middle).double(), F.cross_entropy, batches, mural.Plan(stream=(16, 16)), **case)
+
+
+def low(model: Middle, x: Tensor) -> Tensor:
+    """The spectrum of a small image."""
+    small = torch.fft.fft2(F.avg_pool2d(model.norm(model.first(x)), 8)).real
+    return F.interpolate(small, scale_factor=8)
+
+
+def overwritten(model: Middle, x: Tensor) -> Tensor:
+    """What a call on whole tensors reads is kept, and written to in the tile that made it."""
+    x = F.avg_pool2d(model.first(x), 4)
+    seen = torch.fft.fft2(x).abs().mean()
+    x.mul_(0.5)
+    return F.interpolate(x, scale_factor=4) * seen
+
+
+MIDDLES: dict[str, Callable[[Middle, Tensor], Tensor]] = {
+    "spectrum": low,  # gradients were lost: complex values counted as those without
+    "complex": lambda model, x: torch.complex(model.first(x), model.second(x)).abs(),
+    "overwritten": overwritten,  # what was kept was a view, and had the later values
+    "bias alone": lambda model, x: F.batch_norm(model.first(x), None, None, None, model.bias, True),  # had no gradient
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_gradients_that_were_lost(name: str) -> None:
+    check_middle(MIDDLES[name])
+
+
+def test_tensors_that_are_no_buffers_may_change() -> None:
+    """Steps after the first one used the tensor that the first one had found."""
+    torch.manual_seed(2)
+    model = Middle(lambda model, x: model.first(x) * model.factor).double()
+    plain, weights = deepcopy(model), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    def loss(scores: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(scores, target, weight=weights)
+
+    pm = mural.parallelize(model, mural.Plan(stream=(16, 16)), loss)
+    target = torch.randint(3, (1, 48, 40))
+    for number, x in enumerate(images(1, (48, 40), 3)):
+        factor = torch.tensor(1.5 + number, dtype=torch.float64)
+        weights = torch.tensor([1.0, 2.0 + number, 3.0], dtype=torch.float64)
+        for each in (model, plain):
+            each.factor = factor
+            each.zero_grad()
+        expected = loss(plain(x), target)
+        expected.backward()
+        assert apart(pm.step(x, target), expected) < TOLERANCE
+        assert apart(model.first.weight.grad, plain.first.weight.grad) < TOLERANCE
+
+
+def test_buffers_that_are_replaced_go_on_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles from a tape updated the buffers of the step in which it was made."""
+    monkeypatch.setattr(recorded_tiles, "WARM_UP", 0)
+    model = Middle(lambda model, x: model.norm(model.first(x))).double()
+    plain = deepcopy(model)
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)))
+    target = torch.randint(3, (1, 48, 40))
+    for x in images(1, (48, 40), 4):
+        pm.step(x, target)
+        F.cross_entropy(plain(x), target)
+        assert apart(model.norm.running_mean, plain.norm.running_mean) < TOLERANCE
+        assert apart(model.norm.running_var, plain.norm.running_var) < TOLERANCE
+        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+
+
+class Told:
+    """A sink that counts."""
+
+    def __init__(self) -> None:
+        self.begun, self.positions = 0, 0
+
+    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.begun += 1
+
+    def take(self, tile: ResultTile) -> None:
+        self.positions += tile.output.numel()
+
+
+def test_every_tile_is_delivered_once() -> None:
+    """The first one was delivered twice after a step that found the model changed."""
+    model = Middle(lambda model, x: model.first(x) * 2).double()
+    pm = mural.parallelize(model, mural.Plan(stream=(16, 16)))
+    for number, x in enumerate(images(1, (48, 40), 2)):
+        if number:
+            model.middle = lambda model, x: model.first(x) * 3
+        told = Told()
+        pm.evaluate_into(x, torch.randint(3, (1, 48, 40)), told)
+        assert (told.begun, told.positions) == (1, 3 * 48 * 40)
+
+
+def test_nothing_is_held_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values on the host stayed there after inference, and bands on the device."""
+    made: list[HostRows] = []
+    take = HostMemory.rows
+    monkeypatch.setattr(HostMemory, "rows", lambda *given: made.append(rows := take(*given)) or rows)
+    model = UNet(in_channels=2, width=2, depth=2, classes=3).double()
+    pm = streamed(model, F.cross_entropy, mural.Plan(stream=(12, 10)), "host")
+    x, target = images(1, (40, 36), 1)[0], torch.randint(3, (1, 40, 36))
+    for run in (lambda: pm.evaluate(x, target), lambda: pm(x), lambda: pm.step(x, target)):
+        run()
+        memory = pm.way.hosted
+        assert not memory.recent.bands
+        assert all(not rows.users for rows in made)
+        assert made
+
+
+def test_results_that_are_delivered_need_no_room() -> None:
+    """They counted as kept, and on the host for large images, for which tiles become narrow bands."""
+    model = UNet(in_channels=2, width=2, depth=2, classes=3).double().eval()
+    pm = mural.parallelize(model, mural.Plan(stream=(12, 10)), F.cross_entropy)
+    pm.way._room = lambda: Room(0, 2**40, 8, Speeds(link=1e18))  # type: ignore[union-attr]
+    pm.evaluate_into(images(1, (40, 36), 1)[0], torch.randint(3, (1, 40, 36)), Told())
+    (program,) = pm.way.programs.values()  # type: ignore[union-attr]
+    assert not program.kept.host

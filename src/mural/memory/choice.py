@@ -110,9 +110,9 @@ class KeptChoice:
         outputs = {p for o in graph.graph.outputs if (p := (o.source, o.pick)) in made and any(graph.values[p].axes)}
         self.needed = frozenset(needed | outputs)
         """What has to be kept: what whole calls read, and results."""
-        read = {p for c in graph.calls for p in c.node.reads}
-        self.delivered = frozenset(outputs - read if delivered else ())
-        """Results that leave with their tile."""
+        read = {p for one in passes_of(graph, self.needed, whole).passes for p in one.reads} if delivered else outputs
+        self.delivered = frozenset(outputs - read)
+        """Results that leave with their tile: no later pass reads them."""
         here = [c for c in graph.calls if c.node.id not in self.whole]
         wanted = {c.node.reads[0] for c in here if c.norm}
         smaller = {
