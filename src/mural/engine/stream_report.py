@@ -152,7 +152,7 @@ def predicted_step(batch: StreamedBatch) -> PredictedStep | None:
     grads = sum(t.grad.numel() * t.grad.element_size() for t in batch.parameters.values() if t.grad is not None)
     more = grads + (0 if hardware is None else hardware.rates.workspace)
     return PredictedStep(
-        batch.program, batch.needs, inputs, there, held, lower, hardware, form == torch.channels_last, more,
+        batch.program, batch.needs, inputs, there, held, lower, hardware, form != torch.contiguous_format, more,
         batch.streamer.blocks,
     )  # fmt: skip
 

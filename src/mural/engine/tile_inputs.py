@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from mural.comm import stack
+from mural.comm.exchange import CHANNELS_LAST, order_of
 from mural.geometry import Box, slices
 from mural.memory.decoded_cache import DecodedCache
 from mural.memory.kept_tensors import KeptTensor
@@ -134,13 +136,12 @@ class SourceInput:
 
 def formed(tensor: Tensor, form: torch.memory_format) -> Tensor:
     """A window in the memory format of the model's convolutions."""
-    return tensor.contiguous(memory_format=form) if tensor.ndim == 4 and form != torch.contiguous_format else tensor
+    return tensor.contiguous(memory_format=form) if CHANNELS_LAST.get(tensor.ndim) == form else tensor
 
 
 def memory_format(model: nn.Module) -> torch.memory_format:
     """The memory format of a model's convolutions."""
     for weight in model.parameters():
-        if weight.ndim == 4 and weight.shape[2] * weight.shape[3] > 1 and weight.shape[1] > 1:
-            last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-            return torch.channels_last if last else torch.contiguous_format
+        if weight.ndim in CHANNELS_LAST and prod(weight.shape[2:]) > 1 and weight.shape[1] > 1:
+            return order_of(weight)
     return torch.contiguous_format

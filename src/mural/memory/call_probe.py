@@ -116,7 +116,7 @@ class _Prober:
             lay, folds = tensor.placement, tensor.folds
             shape = lay.shape
             axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
-        self.values[place] = TileValue(shape, tensor.dtype, axes, bool(tensor.requires_grad), folds)
+        self.values[place] = TileValue(shape, tensor.dtype, axes, folds)
 
     def probe(self) -> TileGraph:
         calls = tuple(self._call(node) for node in self.graph)

@@ -24,7 +24,7 @@ class HostTensor:
     """A value that passes write by bands of rows and read by wider bands, and its gradient; both on the host."""
 
     def __init__(self, box: Box, axes: Axes, memory: HostMemory, readers: int):
-        self.box, self.axes, self.memory, self.readers = box, axes, memory, readers
+        self.box, self.memory, self.readers = box, memory, readers
         order = ["data", *SPATIAL]
         dims = sorted(range(len(axes)), key=lambda d: order.index(axes[d] or "") if axes[d] else len(order) + d)
         self.order = tuple(dims)

@@ -89,16 +89,6 @@ class Passes:
     tail: tuple[TileCall, ...]
     kept: frozenset[Place]
 
-    def __str__(self) -> str:
-        sites = {place: call.node.site for call in self.graph.calls for place in call.node.makes}
-        lines: list[str] = []
-        for one in self.passes:
-            kept = ", ".join(sites.get(p, str(p[0])) for p in one.keeps) or "nothing"
-            measured = ", ".join(dict.fromkeys(self.graph.calls[c].node.site for c, _ in one.measures)) or "nothing"
-            kind = "whole" if one.whole else "tiles"
-            lines.append(f"pass {one.number} ({kind}): {len(one.calls)} calls; keeps {kept}; measures {measured}")
-        return "\n".join(lines)
-
 
 def passes_of(graph: TileGraph, kept: Iterable[Place], whole: Iterable[int] = ()) -> Passes:
     """The passes over a graph that keeps these values between them, and runs these calls on whole tensors."""

@@ -34,7 +34,6 @@ class TileValue:
     shape: tuple[int, ...]
     dtype: torch.dtype
     axes: Axes = ()
-    gradient: bool = False
     folds: Folds = ()
 
     @property
