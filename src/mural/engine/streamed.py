@@ -25,7 +25,7 @@ from mural.memory.choice import Room, Speeds
 from mural.memory.host_memory import HostMemory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.stream import Streamer
-from mural.memory.tile_calls import CallForm, tensors_in
+from mural.memory.tile_calls import CallForm, made_by
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
@@ -247,5 +247,4 @@ class Streamed:
         with torch.no_grad():
             for _, node in streamer.passes.graph.graph.effects:
                 given = [made[p] if p in made else streamer.held[str(p[0])] for p in node.reads]
-                result = CallForm.of(node).call(given, streamer.device)
-                made.update(zip(node.makes, tensors_in(result) or [given[i] for i in node.returns], strict=True))
+                made |= made_by(node, CallForm.of(node).call(given, streamer.device), given)

@@ -20,7 +20,7 @@ from mural.geometry import Box, Cuts, Interval, Reads, Window
 from mural.graph.differentiable import carries
 from mural.graph.nodes import Graph, Node, Place
 from mural.graph.without_memory import META
-from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, tensors_in
+from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, made_by, tensors_in
 from mural.ranks.mesh import SPATIAL, Mesh
 from mural.shard.folds.regroup import Folds
 from mural.shard.functions import KIND as FUNCTION
@@ -158,10 +158,7 @@ class _Prober:
         return TileCall(node, refused=f"{node.op} at {node.site!r}: {why}")
 
     def _results(self, node: Node, result: Any) -> None:
-        made = tensors_in(result)
-        if not made and node.returns:
-            made = [self.made[node.reads[i]] for i in node.returns]
-        for place, tensor in zip(node.makes, made, strict=True):
+        for place, tensor in made_by(node, result, [self.made[place] for place in node.reads]).items():
             self._enter(place, tensor)
 
 

@@ -6,17 +6,16 @@ tile is computed again with gradients, from those of what its pass made to those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mural.graph.nodes import Node, Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_function import TileGiven
+from mural.memory.tile_function import TileGiven, gradients_of
 from mural.memory.tile_sweeps import TileSweeps
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.memory.whole_pass import WholePass
@@ -173,19 +172,12 @@ class Streamer(TileSweeps):
         with torch.enable_grad():
             task.run()
         loss: Tensor = task.values[self.loss_place]
-        names = self.parameters_of(task.one)
         leaves = {k: v for k, v in known.items() if v.requires_grad}
-        wanted = [*leaves.values(), *(self.held[n] for n in names)]
-        adjoints: dict[tuple[TotalKey, Chunk], Tensor] = {}
-        if loss.requires_grad and wanted:
-            found: Iterator[Any] = iter(torch.autograd.grad(loss * weight, wanted, allow_unused=True))
-            for (key, chunk), grad in zip(leaves, found, strict=False):
-                if grad is not None:
-                    adjoints[key, chunk] = grad / self._copies(key)
-            for name, grad in zip(names, found, strict=False):
-                if grad is not None:
-                    self.add_shared(name, grad)
-        return loss.detach(), adjoints
+        roots = [(loss, torch.full_like(loss, weight))] if loss.requires_grad else []
+        of_known, of_held = gradients_of(roots, leaves, self.parameters_of(task.one))
+        for name, grad in of_held.items():
+            self.add_shared(name, grad)
+        return loss.detach(), {(key, chunk): grad / self._copies(key) for (key, chunk), grad in of_known.items()}
 
     def add_shared(self, name: str, grad: Tensor) -> None:
         """Add a gradient that has the scale of sharded tensors: its mean over the ranks is the true one."""

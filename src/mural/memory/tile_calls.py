@@ -86,6 +86,11 @@ class CallForm:
             return self.func(*staying(self.op, tuple(args)), **staying_named(kwargs))
 
 
+def made_by(node: Node, result: Any, given: Sequence[Any]) -> dict[Place, Any]:
+    """The tensors that a call made, by place; a call that returns nothing wrote to what it was given."""
+    return dict(zip(node.makes, tensors_in(result) or [given[i] for i in node.returns], strict=True))
+
+
 def varies(item: Any) -> bool:
     """Whether an argument holds a tensor, or asks for tensors without memory, as it was captured."""
     leaves = pytree.tree_leaves(item, is_leaf=lambda leaf: isinstance(leaf, Ref))

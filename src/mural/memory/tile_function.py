@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,18 +135,14 @@ class TileFunction:
 
     def _gradients(self, given: TileGiven, task: TileTask) -> dict[str, Any]:
         """What the tile contributes to the gradients that are wanted."""
-        wanted, roots = given.wanted, self._roots(given, task)
-        if not roots:
-            return {}
-        leaves = [given.windows[p] for p in wanted.windows]
-        leaves += [*(given.held[n] for n in wanted.held), *(given.known[k] for k in wanted.known)]
-        tensors, grads = zip(*roots, strict=True)
-        found: Iterator[Any] = iter(torch.autograd.grad(tensors, leaves, grads, allow_unused=True))
-        names = {"of_windows": wanted.windows, "of_held": wanted.held, "of_known": wanted.known}
-        return {
-            part: {n: grad for n, grad in zip(each, found, strict=False) if grad is not None}
-            for part, each in names.items()
-        }
+        wanted = given.wanted
+        windows, held, known = gradients_of(
+            self._roots(given, task),
+            {p: given.windows[p] for p in wanted.windows},
+            {n: given.held[n] for n in wanted.held},
+            {k: given.known[k] for k in wanted.known},
+        )
+        return {"of_windows": windows, "of_held": held, "of_known": known}
 
     def _roots(self, given: TileGiven, task: TileTask) -> list[tuple[Tensor, Tensor]]:
         """Where backward begins: at what the tile kept, and at its parts of totals."""
@@ -159,6 +155,18 @@ class TileFunction:
             if at in given.adjoints:
                 roots.append((own.values, own.gradient(given.adjoints[at], given.known[at])))
         return [(tensor, grad) for tensor, grad in roots if tensor.requires_grad]
+
+
+def gradients_of(
+    roots: Sequence[tuple[Tensor, Tensor]], *leaves: Mapping[Any, Tensor]
+) -> tuple[dict[Any, Tensor], ...]:
+    """The gradients of leaves by their names, kind by kind, from those of roots; leaves without one are left out."""
+    wanted = [tensor for part in leaves for tensor in part.values()]
+    if not roots or not wanted:
+        return tuple({} for _ in leaves)
+    tensors, grads = zip(*roots, strict=True)
+    found: Iterator[Any] = iter(torch.autograd.grad(tensors, wanted, grads, allow_unused=True))
+    return tuple({n: grad for n, grad in zip(part, found, strict=False) if grad is not None} for part in leaves)
 
 
 def leaf(tensor: Tensor) -> Tensor:

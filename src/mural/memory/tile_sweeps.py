@@ -255,6 +255,6 @@ class TileSweeps:
         for (key, chunk), grad in made.of_known.items():
             self.totals.add_adjoint(key, chunk, grad)
 
-    def parameters_of(self, one: StreamPass) -> list[str]:
+    def parameters_of(self, one: StreamPass) -> dict[str, Tensor]:
         """The parameters that a pass reads and that have a gradient."""
-        return [n for n in one.names if n in self.held and self.held[n].requires_grad]
+        return {n: self.held[n] for n in one.names if n in self.held and self.held[n].requires_grad}

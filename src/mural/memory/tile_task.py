@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_calls import TileCall, TileValue, tensors_in
+from mural.memory.tile_calls import TileCall, TileValue, made_by
 from mural.memory.tile_needs import AxisNeeds, Needs
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -173,8 +173,7 @@ class TileTask:
             result = call.form.call(given, self.device)
         except _MeasuredStop:
             return
-        made = tensors_in(result) or [given[i] for i in node.returns]
-        for place, tensor in zip(node.makes, made, strict=True):
+        for place, tensor in made_by(node, result, given).items():
             values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]

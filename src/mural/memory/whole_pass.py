@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from torch import Tensor
 from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
-from mural.memory.tile_calls import Axes, tensors_in
+from mural.memory.tile_calls import Axes, made_by
+from mural.memory.tile_function import gradients_of
 from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
@@ -98,30 +99,21 @@ class WholePass:
                 streamer.before_random(call.node.id)
             node = call.node
             given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
-            result = call.form.call(given, streamer.device)
-            made = tensors_in(result) or [given[i] for i in node.returns]
-            values.update(zip(node.makes, made, strict=True))
+            values |= made_by(node, call.form.call(given, streamer.device), given)
         return values, leaves
 
     def _differentiate(
         self, one: StreamPass, roots: list[tuple[Tensor, Tensor]], leaves: Mapping[Place, Tensor]
     ) -> None:
         streamer = self.streamer
-        names = streamer.parameters_of(one)
-        wanted = [*leaves.values(), *(streamer.held[n] for n in names)]
-        if not roots or not wanted:
-            return
-        tensors, grads = zip(*roots, strict=True)
-        found: Iterator[Any] = iter(torch.autograd.grad(tensors, wanted, grads, allow_unused=True))
-        for place, grad in zip(leaves, found, strict=False):
-            if grad is not None:
-                layout = self._layout(place)
-                true = grad if layout is None else true_gradient(grad, layout)
-                copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in self._axes(place))
-                streamer.source(place).add_gradient(self._own(place), true / copies)
-        for name, grad in zip(names, found, strict=False):
-            if grad is not None:
-                streamer.add_shared(name, grad)
+        of_values, of_held = gradients_of(roots, leaves, streamer.parameters_of(one))
+        for place, grad in of_values.items():
+            layout = self._layout(place)
+            true = grad if layout is None else true_gradient(grad, layout)
+            copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in self._axes(place))
+            streamer.source(place).add_gradient(self._own(place), true / copies)
+        for name, grad in of_held.items():
+            streamer.add_shared(name, grad)
 
     def _axes(self, place: Place) -> Axes:
         return self.streamer.needs.graph.values[place].axes
