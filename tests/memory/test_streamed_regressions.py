@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 import mural
 from law import Expr, image
+from mural.engine.result_tiles import ResultTile
+from mural.memory import recorded_tiles
 from streamed_law import Case, Loss, check_steps, images
 from streamed_losses import IGNORED, LOSSES, both
 from streamed_models import Spec
@@ -187,3 +190,167 @@ def test_parameters_that_share_a_gradient() -> None:
     target = torch.randint(3, (1, 33, 30), generator=torch.Generator().manual_seed(5))
     batches = [(x, target) for x in images(1, (33, 30))]
     check_steps(TwoWeights().double(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
+
+
+def test_parameters_that_share_a_gradient_of_the_loss() -> None:
+    """Totals give them one tensor, or an expanded one, and the next step added to it in place."""
+
+    class Penalty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Parameter(torch.rand(3)) for _ in range(2))
+
+        def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+            return F.cross_entropy(scores, target) + (self.one + self.two).square().sum() + self.one.sum()
+
+    target = torch.randint(3, (1, 26, 30), generator=torch.Generator().manual_seed(5))
+    batches = [(x, target) for x in images(1, (26, 30), 3)]
+    check_steps(
+        nn.Conv2d(2, 3, 3, padding=1).double(), Penalty().double(), batches, mural.Plan(stream=(8, 8)),
+        weights=(1.0, 1.0, 1.0), accumulate=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["model", "loss"])
+def test_constants_that_are_replaced_between_steps(where: str) -> None:
+    """Steps after the first one read the first tensor."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.scale = nn.Conv2d(2, 3, 3, padding=1), torch.ones(3, 1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) * self.scale.to(x.dtype)
+
+    classes = [torch.ones(3).double()]
+    x, target = images(1, (26, 30), 1)[0], torch.randint(3, (1, 26, 30))
+    plain = Scaled().double()
+    pm = mural.parallelize(plain, mural.Plan(stream=(8, 8)), loss=lambda y, t: F.cross_entropy(y, t, classes[0]))
+    for factor in (1.0, 2.0, 2.0, 3.0):
+        if where == "model":
+            plain.scale = torch.full((3, 1, 1), factor)
+        else:
+            classes[0] = torch.tensor([1.0, factor, 1.0]).double()
+        expected = F.cross_entropy(plain(x), target, classes[0])
+        torch.testing.assert_close(pm.step(x, target), expected)
+
+
+def test_buffers_that_are_replaced_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm whose tile ran from a tape learned in the buffers of the step that was noted."""
+    monkeypatch.setattr(recorded_tiles, "WARM_UP", 0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).double()
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
+    other = deepcopy(model)
+    for x in images(2, (26, 30), 3):
+        for net in (model, other):
+            net.load_state_dict({name: t.clone() for name, t in net.state_dict().items()}, assign=True)
+        pm.step(x, torch.zeros(2, 26, 30).long())
+        other(x)
+    for found, expected in zip(model.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "code", ["x / x.std((2, 3), keepdim=True)", "x - torch.var_mean(x, (0, 2, 3), keepdim=True)[0]"]
+)
+def test_prediction_with_a_total_that_needs_another_one(code: str) -> None:
+    """Without gradients, nothing told that a variance needs the mean of all tiles: each took its own."""
+    model, x = Between(code).double(), images(2, (26, 30), 1)[0]
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=both)
+    torch.testing.assert_close(pm(x).full(), model(x), rtol=1e-10, atol=1e-10)
+    with torch.inference_mode():
+        torch.testing.assert_close(pm(x).full(), model(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x * torch.complex(x, 2 * x).mean((2, 3), keepdim=True).abs()",
+        "x + F.interpolate(torch.fft.irfft2(torch.fft.rfft2(F.avg_pool2d(x, 3)), s=(8, 10)), x.shape[2:])",
+        "x + F.interpolate(torch.fft.fft2(torch.complex(*[F.avg_pool2d(x, 3)] * 2)).abs(), x.shape[2:])",
+    ],
+)
+def test_complex_values(code: str) -> None:
+    """They were taken for values without a gradient."""
+    oddity(lambda: Between(code), None, extents=(26, 30))
+
+
+def test_a_loss_of_a_complex_total() -> None:
+    """The gradient of a complex number was guessed, but gradients are not proportional to it."""
+    batches = [(x, image(2, 3, 26, 30, seed=9)) for x in images(2, (26, 30))]
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return torch.complex(y[:, 0] - target[:, 0], y[:, 1]).mul(1 + 2j).mean().abs()
+
+    check_steps(nn.Conv2d(2, 3, 3, padding=1).double(), loss, batches, mural.Plan(stream=(8, 8)))
+
+
+class Blind(nn.Module):
+    """Statistics, a net and a part on whole tensors that have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv2d(2, 3, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        with torch.no_grad():
+            scale, other = y.std((2, 3), keepdim=True), self.two(x).relu()
+            low = F.avg_pool2d(self.three(x), 4).flip(2)
+            y.mul_(2)
+        return y / scale + other * y + F.interpolate(low, x.shape[2:])
+
+
+@pytest.mark.parametrize("keep", [None, "none", "host"])
+def test_what_the_model_computes_without_gradients(keep: str | None) -> None:
+    """`torch.no_grad` inside of a model was lost: its calls had gradients."""
+    oddity(Blind, keep)
+
+
+def test_inputs_and_parameters_as_results() -> None:
+    """Nobody kept them, which was an internal error."""
+
+    class Model(nn.Conv2d):
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return super().forward(input), input, self.weight
+
+    model, x = Model(2, 3, 3, padding=1).double(), images(2, (26, 30), 1)[0]
+    scores, given, weight = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=both)(x)
+    torch.testing.assert_close(scores.full(), model(x)[0])
+    assert given.full().equal(x)
+    assert weight.equal(model.weight)
+    pm = mural.parallelize(nn.Identity(), mural.Plan(stream=(8, 8)), loss=both)
+    with pytest.raises(mural.UnsupportedOp, match="nothing is computed"):
+        pm(x)
+
+
+def test_sinks_see_each_tile_once() -> None:
+    """The first tile of a model that has changed since came from the calls of the model before, and then again."""
+
+    class Sink:
+        def __init__(self) -> None:
+            self.begun, self.seen = 0, torch.zeros(1, 3, 26, 30)
+
+        def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+            self.begun += 1
+
+        def take(self, tile: ResultTile) -> None:
+            self.seen[tuple(slice(*part) for part in tile.box)] += 1
+
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Hardtanh()).double()
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
+    for limit in (1.0, 0.5):
+        model[1].max_val = limit
+        sink = Sink()
+        pm.evaluate_into(images(1, (26, 30), 1)[0], torch.zeros(1, 26, 30).long(), sink)
+        assert sink.begun == 1
+        assert sink.seen.eq(1).all()
+
+
+def test_weights_from_the_image() -> None:
+    """A convolution with such weights was an internal error."""
+    code = "F.conv2d(x, x.mean((0, 2, 3)).expand(4, 4)[:, :, None, None])"
+    pm = mural.parallelize(Between(code).double(), mural.Plan(stream=(8, 8)), loss=both)
+    with pytest.raises(mural.PlanError, match=r"conv2d at .* is computed from the image"):
+        pm.step(images(1, (26, 30), 1)[0], torch.zeros(1, 26, 30).long())

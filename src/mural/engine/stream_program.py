@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mural.engine.alignment import target_dims
@@ -25,7 +25,19 @@ Given = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of an input."""
 
 
-CALL = ("func", "args", "kwargs", "inputs", "picks", "after", "output_shapes", "dtypes", "writes", "returns")
+CALL = (
+    "func",
+    "args",
+    "kwargs",
+    "inputs",
+    "picks",
+    "after",
+    "output_shapes",
+    "dtypes",
+    "writes",
+    "returns",
+    "detached",
+)
 """What two captures of a call have in common if they are the same."""
 
 
@@ -103,7 +115,10 @@ def stream_program(
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
     whole = whole_calls(tiles, tile)
     kept = KeptChoice(tiles, whole, room).choose(keep)
-    return StreamProgram(tiles, passes_of(tiles, kept.values, whole), kept, names)
+    passes = passes_of(tiles, kept.values, whole)
+    if not passes.passes:
+        raise UnsupportedOp("nothing is computed from the image: there is nothing to stream")
+    return StreamProgram(tiles, passes, kept, names)
 
 
 def check_effects(graph: Graph) -> None:
@@ -128,12 +143,24 @@ def same_calls(one: Graph, other: Graph) -> bool:
     values = (one.inputs, one.parameters, one.outputs) == (other.inputs, other.parameters, other.outputs)
     if not values or len(one) != len(other) or len(one.effects) != len(other.effects):
         return False
+    if not same_constants(one.held, other.held):
+        return False
     beside = zip(one.effects, other.effects, strict=True)
     pairs = [*zip(one.nodes, other.nodes, strict=True), *((a, b) for (_, a), (_, b) in beside)]
     try:
         return all(getattr(a, name) == getattr(b, name) for a, b in pairs for name in CALL)
     except (RuntimeError, ValueError):
         return False
+
+
+def same_constants(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether calls read the same constants, or new ones with the same numbers."""
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        return a is b or (alike and torch.equal(a, b))
+
+    return one.keys() == other.keys() and all(same(a, other[name]) for name, a in one.items())
 
 
 def check_stream(plan_stream: Sequence[int], image: Sequence[int]) -> None:

@@ -69,6 +69,7 @@ class Streamed:
         def run(batch: StreamedBatch) -> Tensor:
             self.predicted = predicted_step(batch)
             if held.observe is not None:
+                batch.streamer.do_meanwhile()  # a model that has changed is found before a tile is shown
                 batch.streamer.deliver = batch.observer(held.observe)
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
@@ -103,6 +104,7 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Any:
             if into is not None:
+                batch.streamer.do_meanwhile()
                 batch.streamer.deliver = batch.writer(into)
             plain = self._infer(batch)
             return None if into is not None else batch.joined(plain)
@@ -122,6 +124,7 @@ class Streamed:
         """The loss of the whole batch, while the sink takes result and target tile by tile. Collective."""
 
         def run(batch: StreamedBatch) -> Tensor:
+            batch.streamer.do_meanwhile()
             batch.streamer.deliver = batch.teller(sink)
             return batch.result(batch.streamer.loss_place, self._infer(batch))
 

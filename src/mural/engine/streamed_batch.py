@@ -183,13 +183,16 @@ class StreamedBatch:
         """One of the results, from those that are no tiles or from what passes kept."""
         if place in plain:
             return plain[place]
-        facts, kept = self.program.tiles.values[place], self.streamer.kept[place]
+        facts, source = self.program.tiles.values[place], str(place[0])
+        if source in self.streamer.held:  # the model returns a parameter as it is
+            return self.streamer.held[source].detach()
+        read = self.inputs[source].at_once if source in self.inputs else self.streamer.kept[place].read
         if not any(facts.axes):
-            return kept.read(kept.box)
+            return read(self.needs.region_box(place))
         dims = zip(facts.axes, facts.shape, strict=True)
         cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
         layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
-        return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
+        return ShardedTensor(read(layout.box), layout, "", facts.folds)
 
     def _single(self, instead: str) -> Place:
         """The model's result, which has to be one tensor with the image's dims."""

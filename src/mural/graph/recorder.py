@@ -65,6 +65,7 @@ class Recorder(TorchFunctionMode):
         self._nodes: list[Node] = []
         self._saving: list[Tensor] = []  # what autograd saved in the call that runs
         self._held: dict[str, Tensor] = {}  # constants with memory, by name
+        self._follows = torch.is_grad_enabled()
         self._inside = False  # whether a call runs that is noted as one: what it calls in turn is not
         self.modules = ModuleCalls(self._at, lambda: len(self._nodes))
         self.refused: UnsupportedOp | None = None
@@ -147,6 +148,7 @@ class Recorder(TorchFunctionMode):
             kwargs=with_refs(called.kwargs, count),
             result=with_refs(result, Counter(refs=0)),
             same=tuple(next((i for i, t in enumerate(read) if t is tensor), None) for tensor in made),
+            detached=self._follows and not torch.is_grad_enabled(),
         )
         for tensor in written:
             self._origins.write(tensor, number)

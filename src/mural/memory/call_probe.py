@@ -19,7 +19,16 @@ from mural.errors import MuralError, UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, Window
 from mural.graph.nodes import Graph, Node, Place
 from mural.graph.without_memory import META
-from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, tensors_in
+from mural.memory.tile_calls import (
+    Axes,
+    CallForm,
+    TileCall,
+    TileGraph,
+    TileValue,
+    TileWindow,
+    has_gradients,
+    tensors_in,
+)
 from mural.ranks.mesh import SPATIAL, Mesh
 from mural.shard.folds.regroup import Folds
 from mural.shard.functions import KIND as FUNCTION
@@ -58,10 +67,12 @@ class _Trial:
         level = 0
         if part.requires_grad and self.totals:
             leaves = self.totals
-            found: Iterator[Any] = iter(torch.autograd.grad(part.sum(), leaves, retain_graph=True, allow_unused=True))
+            found: Iterator[Any] = iter(
+                torch.autograd.grad(part.sum().abs(), leaves, retain_graph=True, allow_unused=True)
+            )
             level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
-        made = torch.empty_like(part).requires_grad_(part.is_floating_point())
-        if part.is_floating_point():
+        made = torch.empty_like(part).requires_grad_(has_gradients(part.dtype))
+        if made.requires_grad:
             self.totals.append(made)
         self.levels.append(level)
         if len(self.totals) != len(self.levels):
@@ -88,7 +99,9 @@ class _Trial:
 
 def tile_graph(graph: Graph, inputs: Mapping[str, Axes]) -> TileGraph:
     """What the calls of a graph do to tiles, given the axes of its inputs."""
-    return _Prober(graph, inputs).probe()
+    # With gradients, also where nobody wants them: they tell which totals depend on others.
+    with torch.inference_mode(False), torch.enable_grad():
+        return _Prober(graph, inputs).probe()
 
 
 class _Prober:
@@ -100,11 +113,11 @@ class _Prober:
         self.values: dict[Place, TileValue] = {}
         for value in graph.inputs:
             tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
-            tensor.requires_grad_(value.dtype.is_floating_point)
+            tensor.requires_grad_(has_gradients(value.dtype))
             self._enter((value.name, 0), whole_tile(tensor, inputs[value.name]))
         for value in graph.parameters:
             tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
-            learned = value.role == "parameter" and value.dtype.is_floating_point
+            learned = value.role == "parameter" and has_gradients(value.dtype)
             self._enter((value.name, 0), tensor.requires_grad_(learned))
 
     def _enter(self, place: Place, tensor: Any) -> None:
@@ -147,7 +160,7 @@ class _Prober:
         """A call that sees whole tensors: what it makes, as on one rank."""
         try:
             result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
-            made = [from_one_rank(t) for t in tensors_in(result)]
+            made = [from_one_rank(t) for t in tensors_in(result)] or self._returned(node)
         except (MuralError, RuntimeError, NotImplementedError, ValueError):
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
@@ -155,10 +168,14 @@ class _Prober:
             self._enter(place, tensor)
         return TileCall(node, refused=f"{node.op} at {node.site!r}: {why}")
 
+    def _returned(self, node: Node) -> list[Tensor]:
+        """The arguments that a call has written to and that stand for its results, as it returns nothing."""
+        return [self.made[node.reads[i]] for i in node.returns]
+
     def _results(self, node: Node, result: Any) -> None:
-        made = tensors_in(result)
-        if not made and node.returns:
-            made = [self.made[node.reads[i]] for i in node.returns]
+        made = tensors_in(result) or self._returned(node)
+        if node.detached and not node.writes:
+            made = [tensor.detach() for tensor in made]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
 

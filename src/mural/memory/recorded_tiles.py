@@ -104,7 +104,10 @@ def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
     """Equal for tiles that can be one function: geometry, and the form of all tensors."""
     forms = tuple((axis, tile.needs.form(tile.one, axis, at)) for axis, at in tile.at.items())
     tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in given.tensors)
-    return tile.one.number, forms, given.names, tensors, is_autocast(tile.device)
+    written = {s for call in tile.one.calls for s in call.node.writes}
+    # A norm that is noted knows the buffers in which it learns: others may have taken their place.
+    learning = tuple(id(tensor) for name, tensor in given.held.items() if name in written)
+    return tile.one.number, forms, given.names, tensors, learning, is_autocast(tile.device)
 
 
 def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:

@@ -47,7 +47,7 @@ class Streamer(TileSweeps):
     def _begin(self) -> None:
         """There is no first tile to wait for where the first pass runs on whole tensors."""
         if self.passes.passes[0].whole:
-            self._do_meanwhile()
+            self.do_meanwhile()
 
     @property
     def loss_place(self) -> Place:
@@ -109,6 +109,8 @@ class Streamer(TileSweeps):
                 found = [key for key, part in task.sums.items() if part.requires_grad]
                 if task.moments or len(found) != 1 or task.sums[found[0]].numel() != 1:
                     return None
+                if task.sums[found[0]].is_complex():
+                    return None  # gradients are not proportional to a complex one
                 if task.chunk(found[0]) is not None:
                     return None  # each image has a total of its own
                 single, guess = found[0], self._guess(found[0], task.sums[found[0]])
@@ -182,7 +184,8 @@ class Streamer(TileSweeps):
     def add_shared(self, name: str, grad: Tensor) -> None:
         """Add a gradient that has the scale of sharded tensors: its mean over the ranks is the true one."""
         held = self.shared.get(name)
-        self.shared[name] = grad if held is None else held + grad
+        # A copy: two parameters may have one gradient, and it may be expanded.
+        self.shared[name] = grad.clone() if held is None else held + grad
 
     def _copies(self, key: TotalKey) -> int:
         """How many ranks find the same gradient for a total, of which each takes its part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -105,6 +106,11 @@ def filled(item: Any, given: Sequence[Any], device: torch.device) -> Any:
     return pytree.tree_map_only(torch.device, lambda d: device if d == META else d, place)
 
 
+def following(node: Node) -> AbstractContextManager[Any]:
+    """A block for a call in which autograd follows it, unless it does not anyway or the model had turned it off."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() and not node.detached)
+
+
 @dataclass(frozen=True)
 class TileCall:
     """One call: the windows that its rules read, one after the other, and the totals that it asks for.
@@ -142,6 +148,11 @@ class TileGraph:
     graph: Graph
     calls: tuple[TileCall, ...]
     values: Mapping[Place, TileValue]
+
+
+def has_gradients(dtype: torch.dtype) -> bool:
+    """Whether tensors of a type can have a gradient."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -16,6 +16,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
+from mural.memory.tile_calls import has_gradients
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade, Wanted, as_tile
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileInput, chunk_of
@@ -154,7 +155,7 @@ class TileSweeps:
         """Make totals of what the tiles of all ranks measured."""
         for (key, chunk), value in sorted(sums.items(), key=in_order):
             self.totals.values[key, chunk] = self.totals.over_ranks(key, value).sum(0)
-            if value.is_floating_point() and self._depends(key):
+            if has_gradients(value.dtype) and self._depends(key):
                 self.totals.differentiable.add(key)
         for (key, chunk), parts in sorted(moments.items(), key=in_order):
             own = parts[0][1]
@@ -187,12 +188,13 @@ class TileSweeps:
             self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
-            self._do_meanwhile()
+            self.do_meanwhile()
             self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
 
-    def _do_meanwhile(self) -> None:
+    def do_meanwhile(self) -> None:
+        """Do what was to be done meanwhile, if it was not yet."""
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
@@ -255,6 +257,7 @@ def graded(passes: Passes, inputs: Mapping[str, TileInput], held: Mapping[str, T
     found: set[Place] = {(name, 0) for name, given in inputs.items() if given.wanted}
     found |= {(name, 0) for name, tensor in held.items() if tensor.requires_grad}
     for call in passes.graph.calls:
-        if any(p in found for p in call.node.reads):
-            found |= {p for p in call.node.makes if passes.graph.values[p].dtype.is_floating_point}
+        unseen = call.node.detached and not call.node.writes
+        if not unseen and any(p in found for p in call.node.reads):
+            found |= {p for p in call.node.makes if has_gradients(passes.graph.values[p].dtype)}
     return found

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_calls import TileCall, TileValue, tensors_in
+from mural.memory.tile_calls import TileCall, TileValue, following, tensors_in
 from mural.memory.tile_needs import AxisNeeds, Needs
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -170,7 +170,8 @@ class TileTask:
         node = call.node
         given = [self._argument(call, place, values) for place in node.reads]
         try:
-            result = call.form.call(given, self.device)
+            with following(node):
+                result = call.form.call(given, self.device)
         except _MeasuredStop:
             return
         made = tensors_in(result) or [given[i] for i in node.returns]
@@ -178,7 +179,8 @@ class TileTask:
             values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
-                self.kept[place] = cropped(tensor, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
+                tile = self._unwritten(place, tensor)
+                self.kept[place] = cropped(tile, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
 
     def _argument(self, call: TileCall, place: Place, values: Mapping[Place, Any]) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""
@@ -191,9 +193,17 @@ class TileTask:
             x = values[place]
             return cropped(x, self._own_spans(value)) if isinstance(x, ShardedTensor) else x
         x = values[place]
+        if call.norm and call.node.id in self.one.measured_calls and isinstance(x, ShardedTensor):
+            return self._unwritten(place, x)
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
         return cropped(x, self._out_spans(call, value), written=bool(call.node.writes))
+
+    def _unwritten(self, place: Place, tile: ShardedTensor) -> ShardedTensor:
+        """A tile that is looked at when all calls have been made: a copy, if one of them writes to it."""
+        if not any(place[0] in call.node.writes for call in self.one.calls):
+            return tile
+        return ShardedTensor(tile.local.clone(), tile.placement, "", tile.folds)
 
     def _own_spans(self, value: TileValue) -> Spans:
         return {a: self.grid.own(a, n, self.at[a]) for a, n in value.extents.items() if a in self.at}

@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
-from mural.memory.tile_calls import Axes, tensors_in
+from mural.memory.tile_calls import Axes, following, tensors_in
 from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
@@ -54,7 +54,8 @@ class WholePass:
                 if grad is None or place not in self.streamer.graded:
                     continue
                 made = self._region(place, values[place])
-                roots.append((made, grad * self.streamer.mesh.replicas))
+                if made.requires_grad:
+                    roots.append((made, grad * self.streamer.mesh.replicas))
         self._differentiate(one, roots, leaves)
         for place in one.keeps:
             self.streamer.kept[place].drop()
@@ -81,6 +82,7 @@ class WholePass:
         streamer = self.streamer
         values: dict[Place, Any] = {}
         leaves: dict[Place, Tensor] = {}
+        kept: dict[Place, Any] = {}  # copies of what later calls write to
         for place in one.reads:
             box = self._own(place)
             source = streamer.source(place)
@@ -100,10 +102,13 @@ class WholePass:
                 streamer.before_random(call.node.id)
             node = call.node
             given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
-            result = call.form.call(given, streamer.device)
+            with following(node):
+                result = call.form.call(given, streamer.device)
             made = tensors_in(result) or [given[i] for i in node.returns]
             values.update(zip(node.makes, made, strict=True))
-        return values, leaves
+            if any(node.id in other.node.writes for other in one.calls):
+                kept.update({p: values[p].clone() for p in node.makes if p in one.keeps})
+        return values | kept, leaves
 
     def _differentiate(
         self, one: StreamPass, roots: list[tuple[Tensor, Tensor]], leaves: Mapping[Place, Tensor]
