@@ -18,7 +18,7 @@ from ranks import run_on
 from streamed_law import apart, differences, images, streamed, wrong
 from streamed_losses import LOSSES, target_for
 from streamed_models import CLASSES, Spec
-from streamed_oddities import Attending, Pyramid, TwoHeads, WholeNorm
+from streamed_oddities import Attending, Pyramid, Summary, TwoHeads, WholeNorm
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: Spec(norm="batch", depth=2, block="residual", up="linear").build(),
@@ -29,6 +29,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: made(lambda: Attending(norm=True)),
     "pyramid": lambda: made(Pyramid),
     "whole norm": lambda: made(WholeNorm),
+    "summary": lambda: made(lambda: Summary(batch=False)),
+    "summary of all": lambda: made(lambda: Summary(batch=True)),
     "two heads": lambda: made(lambda: TwoHeads(norm=True)),
 }
 
@@ -105,6 +107,10 @@ CASES = [
     RankCase("pyramid", (1, 2), loss="dice", given="sharded"),
     RankCase("frozen", data=2, loss="uncertain", given="sources"),
     RankCase("batch norm", data=2, loss="dice", keep="none"),
+    RankCase("summary", (2, 1)),
+    RankCase("summary", data=2),
+    RankCase("summary of all", (1, 2)),
+    RankCase("summary of all", data=2),
 ]
 SLOW = [
     RankCase("batch norm", (1, 2), keep="none"),

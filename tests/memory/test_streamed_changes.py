@@ -76,3 +76,13 @@ def test_sinks_see_each_tile_once() -> None:
         pm.evaluate_into(images(1, (26, 30), 1)[0], torch.zeros(1, 26, 30).long(), sink)
         assert sink.begun == 1
         assert sink.seen.eq(1).all()
+
+
+def test_a_module_that_is_replaced() -> None:
+    """The first tile ran the calls of the module before, and did not find its buffers."""
+    model, x = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Identity()).double(), images(1, (26, 30), 1)[0]
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
+    for module in (nn.BatchNorm2d(3), nn.InstanceNorm2d(3), nn.Conv2d(3, 5, 1)):
+        model[1] = module.double()
+        target = torch.randint(3, (1, 26, 30))
+        torch.testing.assert_close(pm.step(x, target), F.cross_entropy(model(x), target))

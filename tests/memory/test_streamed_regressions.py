@@ -18,6 +18,7 @@ from streamed_oddities import (
     Attending,
     Pyramid,
     Shared,
+    Summary,
     Supervised,
     WholeNorm,
     supervise,
@@ -288,3 +289,10 @@ def test_weights_from_the_image() -> None:
     pm = mural.parallelize(Between(code).double(), mural.Plan(stream=(8, 8)), loss=both)
     with pytest.raises(mural.PlanError, match=r"conv2d at .* is computed from the image"):
         pm.step(images(1, (26, 30), 1)[0], torch.zeros(1, 26, 30).long())
+
+
+@pytest.mark.parametrize("keep", [None, "none", "host"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_gradients_of_what_all_tiles_make(batch: bool, keep: str | None) -> None:
+    """A kept vector has one gradient, but each tile, or each image, of the pass that made it counted it."""
+    oddity(lambda: Summary(batch), keep, F.cross_entropy)

@@ -163,7 +163,8 @@ class Streamed:
     def program(self, objective: Objective, given: Sequence[Given], kind: str) -> tuple[StreamProgram, bool]:
         """The program for these inputs, and whether it was known before: then its calls have to be verified."""
         modes = tuple(module.training for module in objective.model.modules())
-        key = (tuple(given), kind, modes)
+        state = (*objective.named_parameters(), *objective.named_buffers())
+        key = (tuple(given), kind, modes, tuple((name, tensor.shape, tensor.dtype) for name, tensor in state))
         known = key in self.programs
         if not known:
             self.programs[key] = stream_program(objective, given, self.plan.stream or (), self._room(), self.keep)

@@ -37,6 +37,9 @@ from mural.shard.ops.random.lattice import new_key
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, tile_of, tile_run
 
+CANNOT = (MuralError, RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError)
+"""What a rule raises that cannot run on a tile; the last two where it gets a tile for a parameter."""
+
 
 @dataclass
 class _Trial:
@@ -150,7 +153,7 @@ class _Prober:
                 check_axes(given, tensors_in(result))
             if not trial.windows and not trial.levels:
                 check_local(node, given)
-        except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
+        except CANNOT as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
         beside = 1 < len(node.makes) == len(trial.windows)
@@ -161,7 +164,7 @@ class _Prober:
         try:
             result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
             made = [from_one_rank(t) for t in tensors_in(result)] or self._returned(node)
-        except (MuralError, RuntimeError, NotImplementedError, ValueError):
+        except CANNOT:
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
         for place, tensor in zip(node.makes, made, strict=True):

@@ -94,9 +94,14 @@ class TileSweeps:
             tuple(k for k in known if k[0] in one.uses and k[0] in self.totals.differentiable),
         )
         grads = {place: self.kept[place].gradient(self.needs.kept_box(one, place, at)) for place in one.keeps
-                 if place in self.kept}  # fmt: skip
+                 if place in self.kept and self._counts(one, place, at)}  # fmt: skip
         adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
         return TileGiven(windows, held, known, wanted, {p: g for p, g in grads.items() if g is not None}, adjoints)
+
+    def _counts(self, one: StreamPass, place: Place, at: Coordinates) -> bool:
+        """Whether the gradient of a kept value is a tile's: of tiles that all make the same of it, the first one's."""
+        axes, grid = self.needs.graph.values[place].extents, self.needs.grid_of(one)
+        return all(axis in axes or number == grid.first[axis] for axis, number in at.items())
 
     def tile(self, one: StreamPass, at: Coordinates) -> TileFunction:
         """A tile as a function."""

@@ -124,7 +124,7 @@ class WholePass:
             if grad is not None:
                 layout = self._layout(place)
                 true = grad if layout is None else true_gradient(grad, layout)
-                copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in self._axes(place))
+                copies = prod(streamer.mesh.size(a) for a in ("data", *SPATIAL) if a not in self._axes(place))
                 streamer.source(place).add_gradient(self._own(place), true / copies)
         for name, grad in zip(names, found, strict=False):
             if grad is not None:
