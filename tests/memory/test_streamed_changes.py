@@ -86,3 +86,42 @@ def test_a_module_that_is_replaced() -> None:
         model[1] = module.double()
         target = torch.randint(3, (1, 26, 30))
         torch.testing.assert_close(pm.step(x, target), F.cross_entropy(model(x), target))
+
+
+class Casting(nn.Module):
+    """Convolutions under an autocast of their own."""
+
+    def __init__(self, lower: bool) -> None:
+        super().__init__()
+        self.lower, self.one, self.two = lower, nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.lower):
+            return self.two(self.one(x).relu()).float()
+
+
+def test_autocast_inside_of_a_model() -> None:
+    """It was lost: calls ran in the precision of the plan."""
+    x = images(1, (26, 30), 1)[0].float()
+    model = Casting(lower=False)
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8), precision="bfloat16"), loss=F.cross_entropy)
+    torch.testing.assert_close(pm(x).full(), model(x), rtol=1e-5, atol=1e-5)
+    lower = mural.parallelize(Casting(lower=True), mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
+    torch.testing.assert_close(lower(x).full(), lower.plain(x), rtol=0, atol=1e-3)
+    assert lower(x).full().bfloat16().float().equal(lower(x).full())
+
+
+def test_autocast_that_changes_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tape of one type ran for another one."""
+    x, target = images(1, (26, 30), 1)[0].float(), torch.zeros(1, 26, 30).long()
+    found: list[Tensor] = []
+    for warm_up in (0, 10**6):
+        monkeypatch.setattr(recorded_tiles, "WARM_UP", warm_up)
+        torch.manual_seed(0)
+        pm = mural.parallelize(nn.Conv2d(2, 3, 3, padding=1), mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
+        for dtype in (torch.bfloat16, torch.float16):
+            pm.zero_grad()
+            with torch.autocast("cpu", dtype):
+                pm.step(x, target)
+        found += [p.grad for p in pm.parameters() if p.grad is not None][:1]
+    assert found[0].equal(found[1])

@@ -37,6 +37,7 @@ CALL = (
     "writes",
     "returns",
     "detached",
+    "casts",
 )
 """What two captures of a call have in common if they are the same."""
 

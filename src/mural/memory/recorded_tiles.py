@@ -18,7 +18,7 @@ from torch import Tensor
 from mural.memory.passes import TotalKey
 from mural.memory.tape import Replay, Tape
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade
-from mural.shard.autocasting import is_autocast, without_autocast
+from mural.shard.autocasting import casts, is_autocast, without_autocast
 from mural.shard.tiles import OwnMoments
 
 WARM_UP = 2
@@ -107,7 +107,7 @@ def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
     written = {s for call in tile.one.calls for s in call.node.writes}
     # A norm that is noted knows the buffers in which it learns: others may have taken their place.
     learning = tuple(id(tensor) for name, tensor in given.held.items() if name in written)
-    return tile.one.number, forms, given.names, tensors, learning, is_autocast(tile.device)
+    return tile.one.number, forms, given.names, tensors, learning, is_autocast(tile.device), casts()
 
 
 def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:

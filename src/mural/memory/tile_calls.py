@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -106,9 +106,23 @@ def filled(item: Any, given: Sequence[Any], device: torch.device) -> Any:
     return pytree.tree_map_only(torch.device, lambda d: device if d == META else d, place)
 
 
-def following(node: Node) -> AbstractContextManager[Any]:
-    """A block for a call in which autograd follows it, unless it does not anyway or the model had turned it off."""
-    return torch.set_grad_enabled(torch.is_grad_enabled() and not node.detached)
+AS_OUTSIDE = nullcontext()
+
+
+def as_in_model(node: Node, device: torch.device) -> AbstractContextManager[Any]:
+    """A block for a call that does what the model did around it: gradients turned off, autocast changed."""
+    return changed_modes(node, device) if node.detached or node.casts else AS_OUTSIDE
+
+
+@contextmanager
+def changed_modes(node: Node, device: torch.device) -> Generator[None]:
+    """A block with the modes of a call."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled() and not node.detached))
+        for kind, enabled, dtype in node.casts:
+            if kind == device.type:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+        yield
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_calls import TileCall, TileValue, following, tensors_in
+from mural.memory.tile_calls import TileCall, TileValue, as_in_model, tensors_in
 from mural.memory.tile_needs import AxisNeeds, Needs
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -170,7 +170,7 @@ class TileTask:
         node = call.node
         given = [self._argument(call, place, values) for place in node.reads]
         try:
-            with following(node):
+            with as_in_model(node, self.device):
                 result = call.form.call(given, self.device)
         except _MeasuredStop:
             return

@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
-from mural.memory.tile_calls import Axes, following, tensors_in
+from mural.memory.tile_calls import Axes, as_in_model, tensors_in
 from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
@@ -102,7 +102,7 @@ class WholePass:
                 streamer.before_random(call.node.id)
             node = call.node
             given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
-            with following(node):
+            with as_in_model(node, streamer.device):
                 result = call.form.call(given, streamer.device)
             made = tensors_in(result) or [given[i] for i in node.returns]
             values.update(zip(node.makes, made, strict=True))
