@@ -68,10 +68,11 @@ def test_sinks_see_each_tile_once() -> None:
         def take(self, tile: ResultTile) -> None:
             self.seen[tuple(slice(*part) for part in tile.box)] += 1
 
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Hardtanh()).double()
+    clip = nn.Hardtanh()
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), clip).double()
     pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
     for limit in (1.0, 0.5):
-        model[1].max_val = limit
+        clip.max_val = limit
         sink = Sink()
         pm.evaluate_into(images(1, (26, 30), 1)[0], torch.zeros(1, 26, 30).long(), sink)
         assert sink.begun == 1
