@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import mural
 from mural import models
 from mural.errors import UnsupportedOp
-from mural.graph import Graph
+from mural.graph import Graph, capture
 
 IMAGE = (1, 3, 8, 8)
 

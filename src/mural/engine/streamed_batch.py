@@ -160,12 +160,22 @@ class StreamedBatch:
         """Sets torch's generator before a random call as a step in one piece would have found it."""
         seed_generators(self.held.draw(), self.device)
         states: dict[int, Tensor] = {}
+        seeds: dict[int, int] = {}  # of calls that draw by torch's own means, for which all tiles have to be alike
         for call in self.program.tiles.calls:
-            if call.random:
+            if call.random and (call.plain or call.refused):
+                seeds[call.node.id] = new_key()
+            elif call.random:
                 states[call.node.id] = torch.get_rng_state()
                 for _ in range(call.random):
                     new_key()
-        return lambda call: torch.set_rng_state(states[call])
+
+        def before(call: int) -> None:
+            if call in seeds:
+                seed_generators(seeds[call], self.device)
+            else:
+                torch.set_rng_state(states[call])
+
+        return before
 
     # -- results -------------------------------------------------------------------------------------------------------
 

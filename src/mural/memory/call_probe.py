@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mural.errors import MuralError, UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, Window
@@ -100,6 +101,17 @@ class _Trial:
     axes: tuple[str, ...] = ()
 
 
+class _Draws(TorchDispatchMode):
+    """Counts operations that draw random numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        self.count += torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
 def tile_graph(graph: Graph, inputs: Mapping[str, Axes]) -> TileGraph:
     """What the calls of a graph do to tiles, given the axes of its inputs."""
     # With gradients, also where nobody wants them: they tell which totals depend on others.
@@ -139,8 +151,9 @@ class _Prober:
     def _call(self, node: Node) -> TileCall:
         given = [self.made[place] for place in node.reads]
         if not any(isinstance(t, ShardedTensor) for t in given):
-            self._results(node, CallForm.of(node).call(given, META))
-            return TileCall(node, plain=True)
+            with _Draws() as draws:
+                self._results(node, CallForm.of(node).call(given, META))
+            return TileCall(node, plain=True, random=draws.count)
         trial = _Trial(axes=tuple(dict.fromkeys(a for t in given for a in axes_of(t))))
         before = torch.get_rng_state()
         try:
@@ -169,7 +182,7 @@ class _Prober:
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
-        return TileCall(node, refused=f"{node.op} at {node.site!r}: {why}")
+        return TileCall(node, random=1, refused=f"{node.op} at {node.site!r}: {why}")
 
     def _returned(self, node: Node) -> list[Tensor]:
         """The arguments that a call has written to and that stand for its results, as it returns nothing."""

@@ -138,7 +138,7 @@ class TileCall:
     levels: tuple[int, ...] = ()
     norm: bool = False
     random: int = 0
-    """How many keys it draws."""
+    """How many keys it draws; of a call that sees no tiles, whether it may draw numbers."""
     plain: bool = False
     beside: bool = False
     """Whether each window gives a result of its own; otherwise they follow each other."""
