@@ -198,3 +198,20 @@ class Siamese(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.end(torch.cat([self.norm(self.one(x)), self.norm(self.two(x))], 1))
+
+
+class Summary(nn.Module):
+    """A vector of each image, or of the whole batch, that tiles and calls on whole tensors read."""
+
+    def __init__(self, batch: bool) -> None:
+        super().__init__()
+        self.enter, self.down, self.end = conv(2, 4), nn.Conv2d(4, 4, 4, stride=4), conv(8, 3)
+        self.norm, self.gate, self.batch = nn.BatchNorm2d(4), nn.Linear(4, 4), batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        gate = self.gate(x.mean((0, 2, 3) if self.batch else (2, 3)))
+        normed = self.norm(x * gate[..., None, None])
+        low = self.down(x).flip(2)
+        low = low * gate.flip(-1).cumsum(0)[..., None, None]
+        return self.end(torch.cat([normed, F.interpolate(low, size=x.shape[2:])], 1))

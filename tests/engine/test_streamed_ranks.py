@@ -18,7 +18,7 @@ from ranks import run_on
 from streamed_law import apart, differences, images, streamed, wrong
 from streamed_losses import LOSSES, target_for
 from streamed_models import CLASSES, Spec
-from streamed_oddities import Attending, Pyramid, TwoHeads, WholeNorm
+from streamed_oddities import Attending, Pyramid, Summary, TwoHeads, WholeNorm
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: Spec(norm="batch", depth=2, block="residual", up="linear").build(),
@@ -29,6 +29,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: made(lambda: Attending(norm=True)),
     "pyramid": lambda: made(Pyramid),
     "whole norm": lambda: made(WholeNorm),
+    "summary": lambda: made(lambda: Summary(batch=False)),
+    "summary of all": lambda: made(lambda: Summary(batch=True)),
     "two heads": lambda: made(lambda: TwoHeads(norm=True)),
 }
 
@@ -106,6 +108,10 @@ CASES = [
     RankCase("frozen", data=2, loss="uncertain", given="sources"),
     RankCase("batch norm", data=2, loss="dice", keep="none"),
     RankCase("batch norm", (2, 1), keep="host", tile=(5, 29)),
+    RankCase("summary", (2, 1)),
+    RankCase("summary", data=2),
+    RankCase("summary of all", (1, 2)),
+    RankCase("summary of all", data=2),
 ]
 SLOW = [
     RankCase("batch norm", (4, 1), extents=(8, 6), tile=(3, 3)),  # some ranks have nothing of the lowest level

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import mural
 from mural import models
 from mural.errors import UnsupportedOp
-from mural.graph import Graph
+from mural.graph import Graph, capture
 
 IMAGE = (1, 3, 8, 8)
 
@@ -520,3 +520,24 @@ def test_monai_unet_has_a_rule_for_every_node() -> None:
 def test_examples_in_docstrings() -> None:
     for name in ("capture", "nodes", "origins", "recorder", "sites"):
         assert doctest.testmod(importlib.import_module(f"mural.graph.{name}")).failed == 0
+
+
+class Hooking(nn.Module):
+    """Registers a hook in its first forward, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "hooked", False):
+            self.conv.register_forward_hook(lambda module, given, result: result * 2)
+            self.hooked = True
+        return self.conv(x)
+
+
+def test_hooks_of_a_first_forward_are_forgotten() -> None:
+    """The hook stayed and the note of it did not, so each capture, and the model's own forward, had one hook more."""
+    model = Hooking()
+    assert [len(capture(model, (1, 2, 4, 4))) for _ in range(3)] == [2, 2, 2]
+    assert not model.conv._forward_hooks

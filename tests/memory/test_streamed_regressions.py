@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -14,17 +12,17 @@ from torch.nn import functional as F
 import mural
 from law import Expr, image
 from mural.engine.result_tiles import ResultTile
-from mural.memory import recorded_tiles
 from mural.memory.choice import Room, Speeds
 from mural.memory.host_memory import HostMemory, HostRows
 from mural.models import UNet
-from streamed_law import TOLERANCE, Case, Loss, apart, check_steps, images, streamed
+from streamed_law import Case, Loss, check_steps, images, streamed
 from streamed_losses import IGNORED, LOSSES, both
 from streamed_models import Spec
 from streamed_oddities import (
     Attending,
     Pyramid,
     Shared,
+    Summary,
     Supervised,
     WholeNorm,
     supervise,
@@ -196,113 +194,16 @@ def test_parameters_that_share_a_gradient() -> None:
     check_steps(TwoWeights().double(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
 
 
-class Middle(nn.Module):
-    """Two convolutions with something between them."""
+def test_a_norm_with_a_bias_alone() -> None:
+    """It had no gradient: the weight was asked whether there is one."""
 
-    def __init__(self, middle: Callable[[Middle, Tensor], Tensor]):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
-        self.last, self.norm, self.middle = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), middle
-        self.bias, self.factor = nn.Parameter(torch.rand(3)), torch.tensor(1.5, dtype=torch.float64)
+    class Model(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return F.batch_norm(self._conv_forward(input, self.weight, None), None, None, None, self.bias, True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.middle(self, x))
-
-
-def check_middle(middle: Callable[[Middle, Tensor], Tensor], **case: Any) -> None:
-    target = torch.randint(3, (1, 48, 40), generator=torch.Generator().manual_seed(5))
-    batches = [(x, target) for x in images(1, (48, 40))]
-    check_steps(Middle(middle).double(), F.cross_entropy, batches, mural.Plan(stream=(16, 16)), **case)
-
-
-def low(model: Middle, x: Tensor) -> Tensor:
-    """The spectrum of a small image."""
-    small = torch.fft.fft2(F.avg_pool2d(model.norm(model.first(x)), 8)).real
-    return F.interpolate(small, scale_factor=8)
-
-
-def overwritten(model: Middle, x: Tensor) -> Tensor:
-    """What a call on whole tensors reads is kept, and written to in the tile that made it."""
-    x = F.avg_pool2d(model.first(x), 4)
-    seen = torch.fft.fft2(x).abs().mean()
-    x.mul_(0.5)
-    return F.interpolate(x, scale_factor=4) * seen
-
-
-MIDDLES: dict[str, Callable[[Middle, Tensor], Tensor]] = {
-    "spectrum": low,  # gradients were lost: complex values counted as those without
-    "complex": lambda model, x: torch.complex(model.first(x), model.second(x)).abs(),
-    "overwritten": overwritten,  # what was kept was a view, and had the later values
-    "bias alone": lambda model, x: F.batch_norm(model.first(x), None, None, None, model.bias, True),  # had no gradient
-}
-
-
-@pytest.mark.parametrize("name", MIDDLES)
-def test_gradients_that_were_lost(name: str) -> None:
-    check_middle(MIDDLES[name])
-
-
-def test_tensors_that_are_no_buffers_may_change() -> None:
-    """Steps after the first one used the tensor that the first one had found."""
-    torch.manual_seed(2)
-    model = Middle(lambda model, x: model.first(x) * model.factor).double()
-    plain, weights = deepcopy(model), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-
-    def loss(scores: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(scores, target, weight=weights)
-
-    pm = mural.parallelize(model, mural.Plan(stream=(16, 16)), loss)
-    target = torch.randint(3, (1, 48, 40))
-    for number, x in enumerate(images(1, (48, 40), 3)):
-        factor = torch.tensor(1.5 + number, dtype=torch.float64)
-        weights = torch.tensor([1.0, 2.0 + number, 3.0], dtype=torch.float64)
-        for each in (model, plain):
-            each.factor = factor
-            each.zero_grad()
-        expected = loss(plain(x), target)
-        expected.backward()
-        assert apart(pm.step(x, target), expected) < TOLERANCE
-        assert apart(model.first.weight.grad, plain.first.weight.grad) < TOLERANCE
-
-
-def test_buffers_that_are_replaced_go_on_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles from a tape updated the buffers of the step in which it was made."""
-    monkeypatch.setattr(recorded_tiles, "WARM_UP", 0)
-    model = Middle(lambda model, x: model.norm(model.first(x))).double()
-    plain = deepcopy(model)
-    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)))
-    target = torch.randint(3, (1, 48, 40))
-    for x in images(1, (48, 40), 4):
-        pm.step(x, target)
-        F.cross_entropy(plain(x), target)
-        assert apart(model.norm.running_mean, plain.norm.running_mean) < TOLERANCE
-        assert apart(model.norm.running_var, plain.norm.running_var) < TOLERANCE
-        model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
-
-
-class Told:
-    """A sink that counts."""
-
-    def __init__(self) -> None:
-        self.begun, self.positions = 0, 0
-
-    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.begun += 1
-
-    def take(self, tile: ResultTile) -> None:
-        self.positions += tile.output.numel()
-
-
-def test_every_tile_is_delivered_once() -> None:
-    """The first one was delivered twice after a step that found the model changed."""
-    model = Middle(lambda model, x: model.first(x) * 2).double()
-    pm = mural.parallelize(model, mural.Plan(stream=(16, 16)))
-    for number, x in enumerate(images(1, (48, 40), 2)):
-        if number:
-            model.middle = lambda model, x: model.first(x) * 3
-        told = Told()
-        pm.evaluate_into(x, torch.randint(3, (1, 48, 40)), told)
-        assert (told.begun, told.positions) == (1, 3 * 48 * 40)
+    target = torch.randint(3, (1, 26, 30), generator=torch.Generator().manual_seed(5))
+    batches = [(x, target) for x in images(1, (26, 30))]
+    check_steps(Model(2, 3, 3, padding=1).double(), F.cross_entropy, batches, mural.Plan(stream=(8, 8)))
 
 
 def test_nothing_is_held_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +222,134 @@ def test_nothing_is_held_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made
 
 
+class Told:
+    """A sink that counts positions."""
+
+    def __init__(self) -> None:
+        self.positions = 0
+
+    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        assert shape == (1, 3, 40, 36)
+
+    def take(self, tile: ResultTile) -> None:
+        self.positions += tile.output.numel()
+
+
 def test_results_that_are_delivered_need_no_room() -> None:
     """They counted as kept, and on the host for large images, for which tiles become narrow bands."""
     model = UNet(in_channels=2, width=2, depth=2, classes=3).double().eval()
     pm = mural.parallelize(model, mural.Plan(stream=(12, 10)), F.cross_entropy)
     pm.way._room = lambda: Room(0, 2**40, 8, Speeds(link=1e18))  # type: ignore[union-attr]
-    pm.evaluate_into(images(1, (40, 36), 1)[0], torch.randint(3, (1, 40, 36)), Told())
+    told = Told()
+    pm.evaluate_into(images(1, (40, 36), 1)[0], torch.randint(3, (1, 40, 36)), told)
+    assert told.positions == 3 * 40 * 36
     (program,) = pm.way.programs.values()  # type: ignore[union-attr]
     assert not program.kept.host
+
+
+def test_parameters_that_share_a_gradient_of_the_loss() -> None:
+    """Totals give them one tensor, or an expanded one, and the next step added to it in place."""
+
+    class Penalty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Parameter(torch.rand(3)) for _ in range(2))
+
+        def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+            return F.cross_entropy(scores, target) + (self.one + self.two).square().sum() + self.one.sum()
+
+    target = torch.randint(3, (1, 26, 30), generator=torch.Generator().manual_seed(5))
+    batches = [(x, target) for x in images(1, (26, 30), 3)]
+    check_steps(
+        nn.Conv2d(2, 3, 3, padding=1).double(), Penalty().double(), batches, mural.Plan(stream=(8, 8)),
+        weights=(1.0, 1.0, 1.0), accumulate=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "code", ["x / x.std((2, 3), keepdim=True)", "x - torch.var_mean(x, (0, 2, 3), keepdim=True)[0]"]
+)
+def test_prediction_with_a_total_that_needs_another_one(code: str) -> None:
+    """Without gradients, nothing told that a variance needs the mean of all tiles: each took its own."""
+    model, x = Between(code).double(), images(2, (26, 30), 1)[0]
+    pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=both)
+    torch.testing.assert_close(pm(x).full(), model(x), rtol=1e-10, atol=1e-10)
+    with torch.inference_mode():
+        torch.testing.assert_close(pm(x).full(), model(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x * torch.complex(x, 2 * x).mean((2, 3), keepdim=True).abs()",
+        "x + F.interpolate(torch.fft.irfft2(torch.fft.rfft2(F.avg_pool2d(x, 3)), s=(8, 10)), x.shape[2:])",
+        "x + F.interpolate(torch.fft.fft2(torch.complex(*[F.avg_pool2d(x, 3)] * 2)).abs(), x.shape[2:])",
+    ],
+)
+def test_complex_values(code: str) -> None:
+    """They were taken for values without a gradient."""
+    oddity(lambda: Between(code), None, extents=(26, 30))
+
+
+def test_a_loss_of_a_complex_total() -> None:
+    """The gradient of a complex number was guessed, but gradients are not proportional to it."""
+    batches = [(x, image(2, 3, 26, 30, seed=9)) for x in images(2, (26, 30))]
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return torch.complex(y[:, 0] - target[:, 0], y[:, 1]).mul(1 + 2j).mean().abs()
+
+    check_steps(nn.Conv2d(2, 3, 3, padding=1).double(), loss, batches, mural.Plan(stream=(8, 8)))
+
+
+class Blind(nn.Module):
+    """Statistics, a net and a part on whole tensors that have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv2d(2, 3, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        with torch.no_grad():
+            scale, other = y.std((2, 3), keepdim=True), self.two(x).relu()
+            low = F.avg_pool2d(self.three(x), 4).flip(2)
+            y.mul_(2)
+        return y / scale + other * y + F.interpolate(low, x.shape[2:])
+
+
+@pytest.mark.parametrize("keep", [None, "none", "host"])
+def test_what_the_model_computes_without_gradients(keep: str | None) -> None:
+    """`torch.no_grad` inside of a model was lost: its calls had gradients."""
+    oddity(Blind, keep)
+
+
+def test_inputs_and_parameters_as_results() -> None:
+    """Nobody kept them, which was an internal error."""
+
+    class Model(nn.Conv2d):
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return super().forward(input), input, self.weight
+
+    model, x = Model(2, 3, 3, padding=1).double(), images(2, (26, 30), 1)[0]
+    scores, given, weight = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=both)(x)
+    torch.testing.assert_close(scores.full(), model(x)[0])
+    assert given.full().equal(x)
+    assert weight.equal(model.weight)
+    pm = mural.parallelize(nn.Identity(), mural.Plan(stream=(8, 8)), loss=both)
+    with pytest.raises(mural.UnsupportedOp, match="nothing is computed"):
+        pm(x)
+
+
+def test_weights_from_the_image() -> None:
+    """A convolution with such weights was an internal error."""
+    code = "F.conv2d(x, x.mean((0, 2, 3)).expand(4, 4)[:, :, None, None])"
+    pm = mural.parallelize(Between(code).double(), mural.Plan(stream=(8, 8)), loss=both)
+    with pytest.raises(mural.PlanError, match=r"conv2d at .* is computed from the image"):
+        pm.step(images(1, (26, 30), 1)[0], torch.zeros(1, 26, 30).long())
+
+
+@pytest.mark.parametrize("keep", [None, "none", "host"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_gradients_of_what_all_tiles_make(batch: bool, keep: str | None) -> None:
+    """A kept vector has one gradient, but each tile, or each image, of the pass that made it counted it."""
+    oddity(lambda: Summary(batch), keep, F.cross_entropy)

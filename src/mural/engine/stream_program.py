@@ -25,7 +25,10 @@ Given = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of an input."""
 
 
-CALL = ("func", "args", "kwargs", "inputs", "picks", "after", "output_shapes", "dtypes", "writes", "returns")
+CALL = (
+    "func", "args", "kwargs", "inputs", "picks", "after", "output_shapes", "dtypes", "writes", "returns", "detached",
+    "casts",
+)  # fmt: skip
 """What two captures of a call have in common if they are the same."""
 
 
@@ -68,10 +71,7 @@ class StreamProgram:
 
     def update(self, found: Mapping[str, Tensor]) -> bool:
         """Take constants that were found now; whether they are others."""
-        same = all(
-            one is (other := found[name]) or (one.dtype == other.dtype and torch.equal(one, other))
-            for name, one in self.constants.items()
-        )
+        same = same_constants(self.constants, found)
         self.constants.update(found)
         return not same
 
@@ -109,7 +109,10 @@ def stream_program(
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
     whole = whole_calls(tiles, tile)
     kept = KeptChoice(tiles, whole, room, delivered).choose(keep)
-    return StreamProgram(tiles, passes_of(tiles, kept.values, whole), kept, names, dict(graph.held))
+    passes = passes_of(tiles, kept.values, whole)
+    if not passes.passes:
+        raise UnsupportedOp("nothing is computed from the image: there is nothing to stream")
+    return StreamProgram(tiles, passes, kept, names, dict(graph.held))
 
 
 def captured(objective: Objective, given: Sequence[Given]) -> Graph:
@@ -152,6 +155,16 @@ def same_calls(one: Graph, other: Graph) -> bool:
         return all(getattr(a, name) == getattr(b, name) for a, b in pairs for name in CALL)
     except (RuntimeError, ValueError):
         return False
+
+
+def same_constants(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether calls read the same constants, or new ones with the same numbers."""
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        return a is b or (alike and torch.equal(a, b))
+
+    return one.keys() == other.keys() and all(same(a, other[name]) for name, a in one.items())
 
 
 def check_stream(plan_stream: Sequence[int], image: Sequence[int]) -> None:

@@ -72,6 +72,7 @@ class Streamed:
         def run(batch: StreamedBatch) -> Tensor:
             self.predicted = predicted_step(batch)
             if held.observe is not None:
+                batch.streamer.do_meanwhile()  # a model that has changed is found before a tile is shown
                 batch.streamer.deliver = batch.observer(held.observe)
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
@@ -107,6 +108,7 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Any:
             if into is not None:
+                batch.streamer.do_meanwhile()
                 batch.streamer.deliver = batch.writer(into)
             plain = self._infer(batch)
             return None if into is not None else batch.joined(plain)
@@ -125,13 +127,10 @@ class Streamed:
     def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
         """The loss of the whole batch, while the sink takes result and target tile by tile. Collective."""
 
-        begun: list[Any] = []  # once, also if the model is found to have changed at the first tile
-
         def run(batch: StreamedBatch) -> Tensor:
+            batch.streamer.do_meanwhile()
             facts = batch.single("use evaluate(…)")
-            if (facts.shape, facts.dtype) not in begun:
-                sink.begin(facts.shape, facts.dtype)
-                begun.append((facts.shape, facts.dtype))
+            sink.begin(facts.shape, facts.dtype)
             batch.streamer.deliver = batch.teller(sink)
             return batch.result(batch.streamer.loss_place, self._infer(batch))
 
@@ -174,7 +173,8 @@ class Streamed:
     ) -> tuple[StreamProgram, bool]:
         """The program for these inputs, and whether it was known before: then its calls have to be verified."""
         modes = tuple(module.training for module in objective.model.modules())
-        key = (tuple(given), kind, delivered, modes)
+        state = (*objective.named_parameters(), *objective.named_buffers())
+        key = (tuple(given), kind, delivered, modes, tuple((name, t.shape, t.dtype) for name, t in state))
         found = self.programs.pop(key, None)
         known = found is not None
         if found is None:

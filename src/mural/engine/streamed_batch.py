@@ -159,12 +159,22 @@ class StreamedBatch:
         """Sets torch's generator before a random call as a step in one piece would have found it."""
         seed_generators(self.held.draw(), self.device)
         states: dict[int, Tensor] = {}
+        seeds: dict[int, int] = {}  # of calls that draw by torch's own means, for which all tiles have to be alike
         for call in self.program.tiles.calls:
-            if call.random:
+            if call.random and (call.plain or call.refused):
+                seeds[call.node.id] = new_key()
+            elif call.random:
                 states[call.node.id] = torch.get_rng_state()
                 for _ in range(call.random):
                     new_key()
-        return lambda call: torch.set_rng_state(states[call])
+
+        def before(call: int) -> None:
+            if call in seeds:
+                seed_generators(seeds[call], self.device)
+            else:
+                torch.set_rng_state(states[call])
+
+        return before
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -182,13 +192,16 @@ class StreamedBatch:
         """One of the results, from those that are no tiles or from what passes kept."""
         if place in plain:
             return plain[place]
-        facts, kept = self.program.tiles.values[place], self.streamer.kept[place]
+        facts, source = self.program.tiles.values[place], str(place[0])
+        if source in self.streamer.held:  # the model returns a parameter as it is
+            return self.streamer.held[source].detach()
+        read = self.inputs[source].at_once if source in self.inputs else self.streamer.kept[place].read
         if not any(facts.axes):
-            return kept.read(kept.box)
+            return read(self.needs.region_box(place))
         dims = zip(facts.axes, facts.shape, strict=True)
         cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
         layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
-        return ShardedTensor(kept.read(layout.box), layout, "", facts.folds)
+        return ShardedTensor(read(layout.box), layout, "", facts.folds)
 
     def single(self, instead: str) -> TileValue:
         """The model's result, which has to be one tensor with the image's dims."""

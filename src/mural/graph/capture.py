@@ -28,6 +28,8 @@ from mural.graph.without_memory import META, twin_of
 Shapes = Sequence[int] | Sequence[Sequence[int]]
 Dtypes = torch.dtype | Sequence[torch.dtype] | None
 REGISTERED = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+         "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")  # fmt: skip
 
 
 def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
@@ -138,7 +140,7 @@ def constants_of(model: nn.Module) -> dict[int, str]:
 def unchanged(model: nn.Module) -> Generator[None]:
     """Give all modules their attributes back as they were, so that what a forward keeps there is forgotten."""
     held = [vars(module) for module in model.modules()]
-    held += [attributes[name] for attributes in held for name in REGISTERED]
+    held += [attributes[name] for attributes in held for name in (*REGISTERED, *HOOKS)]
     before = [dict(attributes) for attributes in held]
     try:
         yield

@@ -32,6 +32,8 @@ def differentiable(graph: Graph, image: bool = False, leaves: Collection[str] | 
     found: set[Place] = {(v.name, 0) for v in values if carries(v.dtype)}
     passing: set[int] = set()
     for node in graph:
+        if node.detached and not node.writes:
+            continue
         if follows(node) and (any(read in found for read in node.reads) or not passing.isdisjoint(node.after)):
             made = [place for place, dtype in zip(node.makes, node.dtypes, strict=True) if carries(dtype)]
             found.update(made)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.graph.sites import At, ModuleCall
+from mural.shard.autocasting import Casts
 
 Shape = tuple[int, ...]
 Source = int | str
@@ -69,7 +70,8 @@ class Node:
     `call` is the index of the innermost call of a module that it happened in, `gradients` says for each output whether
     it requires a gradient, and `returns` which inputs are the outputs of a call that writes and returns nothing.
     `result` is what it returned, with a `Ref` for each output, and `same` says for each output which input it is
-    itself. `time` counts all calls, including those outside the dataflow.
+    itself. `detached` says that the model had turned gradients off (`torch.no_grad`), `casts` what it had changed of
+    autocast. `time` counts all calls, including those outside the dataflow.
     """
 
     id: int
@@ -94,6 +96,8 @@ class Node:
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     result: Any = field(default=None, compare=False, repr=False)
     same: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
+    detached: bool = field(default=False, compare=False, repr=False)
+    casts: tuple[Casts, ...] = field(default=(), compare=False, repr=False)
     time: int = field(default=0, compare=False, repr=False)
 
     @cached_property

@@ -25,6 +25,7 @@ from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
 from mural.graph.sites import At, sites
 from mural.graph.without_memory import META, MOVES, statistics_written, staying, staying_named, twin_of
 from mural.shard import functions, scripted
+from mural.shard.autocasting import casts
 from mural.shard.table import KINDS, TABLE, name_of
 
 VALUES = frozenset([
@@ -65,6 +66,7 @@ class Recorder(TorchFunctionMode):
         self._nodes: list[Node] = []
         self._saving: list[Tensor] = []  # what autograd saved in the call that runs
         self._held: dict[str, Tensor] = {}  # constants with memory, by name
+        self._outside = torch.is_grad_enabled(), casts()
         self._inside = False  # whether a call runs that is noted as one: what it calls in turn is not
         self.modules = ModuleCalls(self._at, lambda: len(self._nodes))
         self.refused: UnsupportedOp | None = None
@@ -147,6 +149,8 @@ class Recorder(TorchFunctionMode):
             kwargs=with_refs(called.kwargs, count),
             result=with_refs(result, Counter(refs=0)),
             same=tuple(next((i for i, t in enumerate(read) if t is tensor), None) for tensor in made),
+            detached=self._outside[0] and not torch.is_grad_enabled(),
+            casts=tuple(each for each in casts() if each not in self._outside[1]),
         )
         for tensor in written:
             self._origins.write(tensor, number)

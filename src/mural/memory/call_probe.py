@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mural.errors import MuralError, UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, Window
@@ -28,6 +29,9 @@ from mural.shard.layout import Layout
 from mural.shard.ops.random.lattice import new_key
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, tile_of, tile_run
+
+CANNOT = (MuralError, RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError)
+"""What a rule raises that cannot run on a tile; the last two where it gets a tile for a parameter."""
 
 
 @dataclass
@@ -63,7 +67,7 @@ class _Trial:
             found: Iterator[Any] = iter(torch.autograd.grad(real.sum(), leaves, retain_graph=True, allow_unused=True))
             level = max((1 + self.levels[i] for i, g in enumerate(found) if g is not None), default=0)
         made = torch.empty_like(part).requires_grad_(carries(part.dtype))
-        if carries(part.dtype):
+        if made.requires_grad:
             self.totals.append(made)
         self.levels.append(level)
         if len(self.totals) != len(self.levels):
@@ -88,9 +92,22 @@ class _Trial:
     axes: tuple[str, ...] = ()
 
 
+class _Draws(TorchDispatchMode):
+    """Counts operations that draw random numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        self.count += torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
 def tile_graph(graph: Graph, inputs: Mapping[str, Axes]) -> TileGraph:
     """What the calls of a graph do to tiles, given the axes of its inputs."""
-    return _Prober(graph, inputs).probe()
+    # With gradients, also where nobody wants them: they tell which totals depend on others.
+    with torch.inference_mode(False), torch.enable_grad():
+        return _Prober(graph, inputs).probe()
 
 
 class _Prober:
@@ -125,8 +142,9 @@ class _Prober:
     def _call(self, node: Node) -> TileCall:
         given = [self.made[place] for place in node.reads]
         if not any(isinstance(t, ShardedTensor) for t in given):
-            self._results(node, CallForm.of(node).call(given, META))
-            return TileCall(node, plain=True)
+            with _Draws() as draws:
+                self._results(node, CallForm.of(node).call(given, META))
+            return TileCall(node, plain=True, random=draws.count)
         trial = _Trial(axes=tuple(dict.fromkeys(a for t in given for a in axes_of(t))))
         before = torch.get_rng_state()
         try:
@@ -139,7 +157,7 @@ class _Prober:
                 check_axes(given, tensors_in(result))
             if not trial.windows and not trial.levels:
                 check_local(node, given)
-        except (MuralError, RuntimeError, NotImplementedError, ValueError) as error:
+        except CANNOT as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
         beside = 1 < len(node.makes) == len(trial.windows)
@@ -149,16 +167,21 @@ class _Prober:
         """A call that sees whole tensors: what it makes, as on one rank."""
         try:
             result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
-            made = [from_one_rank(t) for t in tensors_in(result)]
-        except (MuralError, RuntimeError, NotImplementedError, ValueError):
+            made = [from_one_rank(t) for t in tensors_in(result)] or self._returned(node)
+        except CANNOT:
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
-        return TileCall(node, refused=f"{node.op} at {node.site!r}: {why}")
+        return TileCall(node, random=1, refused=f"{node.op} at {node.site!r}: {why}")
+
+    def _returned(self, node: Node) -> list[Tensor]:
+        """The arguments that a call has written to and that stand for its results, as it returns nothing."""
+        return [self.made[node.reads[i]] for i in node.returns]
 
     def _results(self, node: Node, result: Any) -> None:
         for place, tensor in made_by(node, result, [self.made[place] for place in node.reads]).items():
+            tensor = tensor.detach() if node.detached and not node.writes else tensor
             self._enter(place, tensor)
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import groupby
 
 from mural.errors import UnsupportedOp
-from mural.graph.nodes import Place
+from mural.graph.nodes import Place, Source
 from mural.memory.tile_calls import TileCall, TileGraph
 
 TotalKey = tuple[int, int]
@@ -117,6 +117,7 @@ class _Planner:
 
     def plan(self) -> Passes:
         for call in self.graph.calls:
+            self._check_aliases(call)
             self._time(call)
         tiles = 1 + max((self.made[p] for p in self.kept if self.call_of[p].node.id not in self.whole), default=-1)
         tiles = max([tiles, *(self.first[c.node.id] + c.rounds for c in self.graph.calls if self._reduces(c))])
@@ -138,7 +139,8 @@ class _Planner:
             others = [self.made[p] + (p in self.kept) for p in node.reads if p not in same]
             at = max([0, *others, *(self.made[p] for p in same)])
         else:
-            at = max([0, *map(self._use, node.reads)])
+            before = [i for i in node.after if i not in self.whole and not self._only_learns(self.graph.calls[i])]
+            at = max([0, *map(self._use, node.reads), *(self.first[i] for i in before)])
         self.first[node.id] = at
         done = at + (call.rounds if self._reduces(call) else 0)
         self.made.update(dict.fromkeys(node.makes, done))
@@ -223,11 +225,43 @@ class _Planner:
                     f"{self.call_of[place].node.op} at {self.call_of[place].node.site!r} adds up all images for a call "
                     f"that sees whole tensors: reduce image by image first, or raise stream"
                 )
+        self._check_written(calls, chosen)
         inside = {p for c in calls for p in c.node.reads}
         read_later = {p for c in self.graph.calls if c not in calls for p in c.node.reads}
         read_later |= {(o.source, o.pick) for o in self.graph.graph.outputs}
         keeps = tuple(p for p in sorted(own, key=str) if p in read_later or p in self.kept or p not in inside)
         return StreamPass(number, calls, reads, keeps, (), (), whole=True)
+
+    def _check_aliases(self, call: TileCall) -> None:
+        """Raise if a call reads what was written in place through another tensor, and passes hold the two apart.
+
+        A value that is kept is read anew, with the views of it that a pass makes; a view that is kept is on its own.
+        """
+        here = call.node.id in self.whole
+        for place in call.node.reads:
+            if place not in self.call_of and place not in self.inputs:
+                continue
+            for writer in (self.graph.calls[i].node for i in call.node.after):
+                if place[0] not in writer.writes:
+                    continue
+                kept = {s for s in writer.writes for p in self.graph.values if p[0] == s and self._stored(p)}
+                apart = not kept.issubset([first_of(writer.writes)])
+                if (writer.id not in self.whole) if here else (writer.id in self.whole or apart):
+                    raise UnsupportedOp(
+                        f"{writer.op} at {writer.site!r} writes in place to memory that {call.node.op} at "
+                        f"{call.node.site!r} reads through another tensor, in another pass: use the operation that "
+                        f"returns a new tensor"
+                    )
+
+    def _check_written(self, calls: Sequence[TileCall], chosen: set[int]) -> None:
+        """Raise if a call writes to memory that tensors from elsewhere share: each of them is read by itself."""
+        for call in calls:
+            node = call.node
+            if len({s for s in node.writes if s not in chosen and (isinstance(s, int) or (s, 0) in self.inputs)}) > 1:
+                raise UnsupportedOp(
+                    f"{node.op} at {node.site!r} writes in place to a view of a tensor, between calls that see whole "
+                    f"tensors: write to a copy, or use the operation that returns a new tensor"
+                )
 
     def _tail(self) -> tuple[TileCall, ...]:
         """The calls that make the results that are no tiles, once all totals are known."""
@@ -246,4 +280,11 @@ class _Planner:
                 other = self.call_of.get(place)
                 if other is not None and other.node.id not in self.whole:
                     todo.append(other)
+            todo += [self.graph.calls[i] for i in call.node.after if i not in self.whole]
         return tuple(found[i] for i in sorted(found))
+
+
+def first_of(sources: Sequence[Source]) -> Source | None:
+    """The source of the tensor that the others are views of: an input, or what was made first."""
+    named = [s for s in sources if isinstance(s, str)]
+    return named[0] if named else min(sources, key=int, default=None)

@@ -18,7 +18,7 @@ from torch import Tensor
 from mural.memory.passes import TotalKey
 from mural.memory.tape import Replay, Tape
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade
-from mural.shard.autocasting import is_autocast, without_autocast
+from mural.shard.autocasting import casts, is_autocast, without_autocast
 from mural.shard.tiles import OwnMoments
 
 WARM_UP = 2
@@ -104,9 +104,9 @@ def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
     """Equal for tiles that can be one function: geometry, the form of all tensors, and buffers that norms update."""
     forms = tuple((axis, tile.needs.form(tile.one, axis, at)) for axis, at in tile.at.items())
     tensors = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in given.tensors)
+    # A norm that is noted knows the buffers in which it learns: others may have taken their place.
     learning = tuple(id(given.held[name]) for name in tile.one.learning if name in given.held)
-    casts = torch.get_autocast_dtype(tile.device.type) if is_autocast(tile.device) else None
-    modes = casts, torch.are_deterministic_algorithms_enabled()
+    modes = is_autocast(tile.device), casts(), torch.are_deterministic_algorithms_enabled()
     return tile.one.number, forms, given.names, tensors, learning, modes
 
 

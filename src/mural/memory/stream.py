@@ -45,7 +45,7 @@ class Streamer(TileSweeps):
     def _begin(self) -> None:
         """There is no first tile to wait for where the first pass runs on whole tensors."""
         if self.passes.passes[0].whole:
-            self._do_meanwhile()
+            self.do_meanwhile()
 
     @property
     def loss_place(self) -> Place:
@@ -182,7 +182,8 @@ class Streamer(TileSweeps):
     def add_shared(self, name: str, grad: Tensor) -> None:
         """Add a gradient that has the scale of sharded tensors: its mean over the ranks is the true one."""
         held = self.shared.get(name)
-        self.shared[name] = grad if held is None else held + grad
+        # A copy: two parameters may have one gradient, and it may be expanded.
+        self.shared[name] = grad.clone() if held is None else held + grad
 
     def _copies(self, key: TotalKey) -> int:
         """How many ranks find the same gradient for a total, of which each takes its part.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,6 +110,25 @@ def filled(item: Any, given: Sequence[Any], device: torch.device) -> Any:
     return pytree.tree_map_only(torch.device, lambda d: device if d == META else d, place)
 
 
+AS_OUTSIDE = nullcontext()
+
+
+def as_in_model(node: Node, device: torch.device) -> AbstractContextManager[Any]:
+    """A block for a call that does what the model did around it: gradients turned off, autocast changed."""
+    return changed_modes(node, device) if node.detached or node.casts else AS_OUTSIDE
+
+
+@contextmanager
+def changed_modes(node: Node, device: torch.device) -> Generator[None]:
+    """A block with the modes of a call."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled() and not node.detached))
+        for kind, enabled, dtype in node.casts:
+            if kind == device.type:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+        yield
+
+
 @dataclass(frozen=True)
 class TileCall:
     """One call: the windows that its rules read, one after the other, and the totals that it asks for.
@@ -122,7 +142,7 @@ class TileCall:
     levels: tuple[int, ...] = ()
     norm: bool = False
     random: int = 0
-    """How many keys it draws."""
+    """How many keys it draws; of a call that sees no tiles, whether it may draw numbers."""
     plain: bool = False
     beside: bool = False
     """Whether each window gives a result of its own; otherwise they follow each other."""

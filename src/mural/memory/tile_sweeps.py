@@ -96,9 +96,14 @@ class TileSweeps:
             tuple(k for k in known if k[0] in one.uses and k[0] in self.totals.differentiable),
         )
         grads = {place: self.kept[place].gradient(self.needs.kept_box(one, place, at)) for place in one.keeps
-                 if place in self.kept}  # fmt: skip
+                 if place in self.kept and self._counts(one, place, at)}  # fmt: skip
         adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
         return TileGiven(windows, held, known, wanted, {p: g for p, g in grads.items() if g is not None}, adjoints)
+
+    def _counts(self, one: StreamPass, place: Place, at: Coordinates) -> bool:
+        """Whether the gradient of a kept value is a tile's: of tiles that all make the same of it, the first one's."""
+        axes, grid = self.needs.graph.values[place].extents, self.needs.grid_of(one)
+        return all(axis in axes or number == grid.first[axis] for axis, number in at.items())
 
     def tile(self, one: StreamPass, at: Coordinates) -> TileFunction:
         """A tile as a function."""
@@ -117,7 +122,6 @@ class TileSweeps:
             for at in self._told(one, self.in_turn(one), "forward"):
                 given = self.given(one, at)
                 made = self.compute(self.tile(one, at), given)
-                self._do_meanwhile()  # before anybody is given something of it
                 self._keep(one, at, given, made)
                 self.collect(at, made, sums, moments)
         self.settle(sums, moments)
@@ -191,12 +195,13 @@ class TileSweeps:
             self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
-            self._do_meanwhile()
+            self.do_meanwhile()
             self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
 
-    def _do_meanwhile(self) -> None:
+    def do_meanwhile(self) -> None:
+        """Do what was to be done meanwhile, if it was not yet."""
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_calls import TileCall, TileValue, made_by
+from mural.memory.tile_calls import TileCall, TileValue, as_in_model, made_by
 from mural.memory.tile_needs import AxisNeeds, Needs
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
@@ -170,17 +170,16 @@ class TileTask:
         node = call.node
         given = [self._argument(call, place, values) for place in node.reads]
         try:
-            result = call.form.call(given, self.device)
+            with as_in_model(node, self.device):
+                result = call.form.call(given, self.device)
         except _MeasuredStop:
             return
         for place, tensor in made_by(node, result, given).items():
             values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
-                tile = cropped(tensor, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
-                if place[0] in self.one.written:  # by a later call of the tile
-                    tile = ShardedTensor(tile.local.clone(), tile.placement, "", tile.folds)
-                self.kept[place] = tile
+                tile = self._unwritten(place, tensor)
+                self.kept[place] = cropped(tile, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
 
     def _argument(self, call: TileCall, place: Place, values: Mapping[Place, Any]) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""
@@ -193,9 +192,17 @@ class TileTask:
             x = values[place]
             return cropped(x, self._own_spans(value)) if isinstance(x, ShardedTensor) else x
         x = values[place]
+        if call.norm and call.node.id in self.one.measured_calls and isinstance(x, ShardedTensor):
+            return self._unwritten(place, x)
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
         return cropped(x, self._out_spans(call, value), written=bool(call.node.writes))
+
+    def _unwritten(self, place: Place, tile: ShardedTensor) -> ShardedTensor:
+        """A tile that is looked at when all calls have been made: a copy, if one of them writes to it."""
+        if place[0] not in self.one.written:
+            return tile
+        return ShardedTensor(tile.local.clone(), tile.placement, "", tile.folds)
 
     def _own_spans(self, value: TileValue) -> Spans:
         return {a: self.grid.own(a, n, self.at[a]) for a, n in value.extents.items() if a in self.at}

@@ -13,7 +13,7 @@ from torch import Tensor
 from mural.geometry import Box, Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass
-from mural.memory.tile_calls import Axes, made_by
+from mural.memory.tile_calls import Axes, as_in_model, made_by
 from mural.memory.tile_function import gradients_of
 from mural.ranks import SPATIAL
 from mural.shard.gradient_scale import true_gradient
@@ -55,7 +55,8 @@ class WholePass:
                 if grad is None or place not in self.streamer.graded:
                     continue
                 made = self._region(place, values[place])
-                roots.append((made, grad * self.streamer.mesh.replicas))
+                if made.requires_grad:
+                    roots.append((made, grad * self.streamer.mesh.replicas))
         self._differentiate(one, roots, leaves)
 
     def finish(self, one: StreamPass, weight: float) -> Tensor:
@@ -80,6 +81,7 @@ class WholePass:
         streamer = self.streamer
         values: dict[Place, Any] = {}
         leaves: dict[Place, Tensor] = {}
+        kept: dict[Place, Any] = {}  # copies of what later calls write to
         for place in one.reads:
             box = self._own(place)
             source = streamer.source(place)
@@ -99,8 +101,12 @@ class WholePass:
                 streamer.before_random(call.node.id)
             node = call.node
             given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
-            values |= made_by(node, call.form.call(given, streamer.device), given)
-        return values, leaves
+            with as_in_model(node, streamer.device):
+                result = call.form.call(given, streamer.device)
+            values |= made_by(node, result, given)
+            if node.id in one.written:
+                kept |= {p: values[p].clone() for p in node.makes if p in one.keeps}
+        return values | kept, leaves
 
     def _differentiate(
         self, one: StreamPass, roots: list[tuple[Tensor, Tensor]], leaves: Mapping[Place, Tensor]
@@ -110,7 +116,7 @@ class WholePass:
         for place, grad in of_values.items():
             layout = self._layout(place)
             true = grad if layout is None else true_gradient(grad, layout)
-            copies = prod(streamer.mesh.size(a) for a in SPATIAL if a not in self._axes(place))
+            copies = prod(streamer.mesh.size(a) for a in ("data", *SPATIAL) if a not in self._axes(place))
             streamer.source(place).add_gradient(self._own(place), true / copies)
         for name, grad in of_held.items():
             streamer.add_shared(name, grad)

@@ -19,6 +19,15 @@ def is_autocast(device: torch.device) -> bool:
     return torch.is_autocast_enabled(device.type)
 
 
+Casts = tuple[str, bool, torch.dtype]
+"""A kind of device, whether calls on it are cast, and to which type."""
+
+
+def casts() -> tuple[Casts, ...]:
+    """What torch casts on each kind of device."""
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A block in which nothing is cast."""
     return meta_casts(None) if device.type == "meta" else torch.autocast(device.type, enabled=False)

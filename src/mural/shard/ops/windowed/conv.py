@@ -11,6 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from mural.errors import UnsupportedOp
 from mural.geometry import Window
 from mural.shard.autocasting import is_autocast
 from mural.shard.halo.conv_strips import ConvArguments, strip_conv, strips
@@ -128,8 +129,12 @@ def whole_output(
     return None if any(layout.is_cut(d) or target.is_cut(d) for d in dims) else target
 
 
-def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
+def whole_channels(x: ShardedTensor, weight: Tensor, bias: Tensor | None, dims: int) -> ShardedTensor:
     """The tensor with its channels whole on every rank, if a permutation has cut them."""
+    if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or isinstance(bias, ShardedTensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UnsupportedOp(
+            "a convolution whose weight or bias is computed from the image has no rule: scale its input or its output"
+        )
     channel = x.ndim - dims - 1
     return gather(x, (channel,), "convolution") if channel >= 0 and x.placement.is_cut(channel) else x
 
@@ -156,7 +161,7 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     """A convolution: by halo strips if they apply, otherwise on the attached window."""
     x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
     n = weight.ndim - 2
-    x = whole_channels(x, n)
+    x = whole_channels(x, weight, bias, n)
     if weight.shape[0] % groups:
         raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
@@ -244,8 +249,8 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """A transposed convolution."""
     x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
     n = int(name_of(func)[-2])
-    x = whole_channels(x, n)
     bias, _, padding, more, groups, _ = rest
+    x = whole_channels(x, weight, bias, n)
     check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
     rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)
     whole = of_whole_images(x, rule, lambda piece: func(piece, weight, *rest))
