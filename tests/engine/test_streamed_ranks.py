@@ -53,6 +53,8 @@ class RankCase:
     keep: str | None = None
     extents: tuple[int, int] = (37, 29)
     tile: tuple[int, int] = (11, 9)
+    count: int = 2
+    """How many images a batch has."""
 
     @property
     def world(self) -> int:
@@ -71,9 +73,9 @@ def compared(case: RankCase) -> dict[str, float]:
     plain_loss = deepcopy(loss) if isinstance(loss, nn.Module) else loss
     grid = Grid(case.spatial, case.data)
     found: dict[str, float] = {}
-    for number, x in enumerate(images(2, case.extents)):
+    for number, x in enumerate(images(case.count, case.extents)):
         pixels = case.model not in ("classifier", "two heads")
-        target = target_for(case.loss, (2, CLASSES, *(case.extents if pixels else ())), "a tile", number)
+        target = target_for(case.loss, (case.count, CLASSES, *(case.extents if pixels else ())), "a tile", number)
         theirs = x.clone().requires_grad_()
         expected = plain_loss(plain(theirs), target)
         expected.backward()
@@ -108,6 +110,7 @@ CASES = [
     RankCase("frozen", data=2, loss="uncertain", given="sources"),
     RankCase("batch norm", data=2, loss="dice", keep="none"),
     RankCase("batch norm", (2, 1), keep="host", tile=(5, 29)),
+    RankCase("batch norm", data=2, given="sources", count=1),  # a rank has no image
     RankCase("summary", (2, 1)),
     RankCase("summary", data=2),
     RankCase("summary of all", (1, 2)),
@@ -118,6 +121,9 @@ SLOW = [
     RankCase("frozen", (2, 2), extents=(7, 5), tile=(3, 3)),
     RankCase("classifier", (4, 1), extents=(9, 9), tile=(4, 4), keep="host"),
     RankCase("batch norm", (1, 2), keep="none"),
+    RankCase("attention", data=2, loss="dice", given="sources", count=1, keep="host"),
+    RankCase("classifier", (1, 2), data=2, given="sources", count=1),
+    RankCase("frozen", data=2, loss="per image", count=1),
     RankCase("frozen", (2, 1), loss="ignoring", given="sources"),
     RankCase("group norm", (2, 1), loss="dice", given="sharded"),
     RankCase("whole norm", data=2),

@@ -131,7 +131,9 @@ class StreamedBatch:
             return formed((window[:, 0] if flat else window).to(dtype), form)
 
         memory = self.way.memory()
-        return SourceInput(chosen, here.start, settled(self.device), convert, self.cache, memory, 2 - flat)
+        return SourceInput(
+            chosen, here.start, settled(self.device), convert, self.cache, memory, 2 - flat, sources[0].shape[0]
+        )
 
     # -- places --------------------------------------------------------------------------------------------------------
 

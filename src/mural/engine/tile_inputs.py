@@ -82,24 +82,24 @@ class PieceInput(KeptTensor):
 class SourceInput:
     """Images that are read from sources, by threads and ahead of their use; `first` is the number of the first one.
 
-    Bytes that were decoded are kept for other passes, within the budget of `cache`.
+    Bytes that were decoded are kept for other passes, within the budget of `cache`. A rank may have no image at all.
     """
 
     wanted = False
 
     def __init__(
         self, sources: Sequence[Readable], first: int, device: torch.device, convert: Callable[[Tensor], Tensor],
-        cache: DecodedCache, buffers: Buffers, lead: int,
+        cache: DecodedCache, buffers: Buffers, lead: int, channels: int,
     ):  # fmt: skip
         self.sources, self.first, self.device, self.convert = list(sources), first, device, convert
-        self.cache, self.buffers, self.lead = cache, buffers, lead
+        self.cache, self.buffers, self.lead, self.channels = cache, buffers, lead, channels
         self.reads: WindowReads | None = None
         self.next = 0
 
     def plan(self, boxes: Sequence[Box]) -> None:
         """Begin to read the windows of a pass."""
         self.close()
-        windows = [(box[0].start - self.first, box[self.lead :]) for box in boxes]
+        windows = [(box[0].start - self.first, box[self.lead :]) for box in boxes if box[0].size]
         self.reads = WindowReads(
             self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers, convert=self.convert
         )
@@ -107,6 +107,8 @@ class SourceInput:
 
     def read(self, box: Box) -> Tensor:
         """The next window."""
+        if not box[0].size:
+            return self._nothing(box)
         if self.reads is None:
             raise RuntimeError("windows are read after they were planned")
         self.next += 1
@@ -114,9 +116,16 @@ class SourceInput:
 
     def at_once(self, box: Box) -> Tensor:
         """A window that was not planned, read now."""
+        if not box[0].size:
+            return self._nothing(box)
         parts = [self.sources[i - self.first] for i in range(*box[0])]
         read = [s.read([(0, s.shape[0]), *map(tuple, box[self.lead :])]) for s in parts]
         return self.convert(torch.stack(read).to(self.device))
+
+    def _nothing(self, box: Box) -> Tensor:
+        """A window of no image."""
+        extents = [i.size for i in box[self.lead :]]
+        return self.convert(torch.empty(0, self.channels, *extents, device=self.device))
 
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Files have no gradient."""

@@ -23,7 +23,7 @@ from mural.memory.tile_calls import TileGraph
 
 LOOSE = 4
 """How many times the positions of a tile a whole tensor may have."""
-SHARE = 0.25
+SHARE = 0.14
 """The part of all results that may be kept where nothing says how much memory there is."""
 SWEEPS = 4
 """How often all values are tried."""

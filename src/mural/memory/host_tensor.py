@@ -56,6 +56,11 @@ class HostTensor:
     def _inward(self, bands: Sequence[Tensor]) -> Tensor:
         return (bands[0][None] if len(bands) == 1 else torch.stack(list(bands))).permute(self.back)
 
+    def _nothing(self, box: Box, like: HostRows) -> Tensor:
+        """A window of no image, or of no rows."""
+        shape = [box[d].size for d in self.order]
+        return torch.empty(shape, dtype=like.dtype, device=self.memory.device).permute(self.back)
+
     def plan(self, boxes: Sequence[Box]) -> None:
         """Learn which windows are read next, in order, and where gradients are added."""
         bands = [(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images if rows.size]
@@ -81,7 +86,9 @@ class HostTensor:
         if self.values is None:
             raise RuntimeError("a kept value is read before it was written")
         images, rows = self._bands(box)
-        bands = [self.values.read(image, rows) if rows.size else self.values.rows[image, :0] for image in images]
+        if not images or not rows.size:
+            return self._nothing(box, self.values)
+        bands = [self.values.read(image, rows) for image in images]
         return self._inward([band.to(self.memory.device)[:, *self._inner(box)] for band in bands])
 
     # -- gradients -----------------------------------------------------------------------------------------------------
@@ -164,6 +171,8 @@ class HostTensor:
         if self.grads is None:
             return None
         images, rows = self._bands(box)
+        if not images or not rows.size:
+            return self._nothing(box, self.grads)
         found = self._inward([self._gradient_rows(image, rows)[:, *self._inner(box)] for image in images])
         return found if self.scale is None else found * self.scale
 
