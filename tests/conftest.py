@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 # A loaded machine is slow without anything being wrong, so no test fails for the time that it takes.
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 
-settings.register_profile("fixed", derandomize=True, database=None, max_examples=20, **COMMON)
+settings.register_profile("fixed", derandomize=True, database=None, max_examples=30, **COMMON)
 # Each failing case ends the ranks, so a search for the smallest one would take an hour: the blob brings it back.
 FOUND = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("fresh", max_examples=200, phases=FOUND, **COMMON)
