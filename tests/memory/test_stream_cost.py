@@ -53,6 +53,18 @@ def batch(dims: int, extent: int, images: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(images, 3, *shape), torch.zeros(images, *shape, dtype=torch.long)
 
 
+def counted_peak(pm: Any, image: Tensor, mask: Tensor) -> int:
+    """The bytes that a second step takes at most, as they are counted."""
+    pm.step(image, mask)
+    pm.plain.zero_grad(set_to_none=True)
+    tally = CountedStep(ROUNDED["cuda"])
+    for tensor in (*pm.plain.parameters(), *pm.plain.buffers(), image, mask):
+        tally.enter(tensor)
+    with tally:
+        pm.step(image, mask)
+    return tally.peak
+
+
 CASES = {
     "plain": (lambda: UNet(width=4, depth=2, norm=None), 2, 96, 32),
     "training": (lambda: UNet(width=4, depth=2), 2, 96, 32),
@@ -70,28 +82,14 @@ def test_predicted_peak_is_the_counted_one(name: str) -> None:
     build, dims, extent, tile = CASES[name]
     model = build()
     pm, (image, mask) = streamed(model, (tile,) * dims), batch(dims, extent)
-    pm.step(image, mask)
-    model.zero_grad(set_to_none=True)
-    tally = CountedStep(ROUNDED["cuda"])
-    for tensor in (*model.parameters(), *model.buffers(), image, mask):
-        tally.enter(tensor)
-    with tally:
-        pm.step(image, mask)
-    predicted = pm.way.report()["predicted_peak"]
-    assert predicted == pytest.approx(tally.peak, rel=0.03)  # kernels of norms and convolutions copy on a GPU
+    # Kernels of norms and convolutions copy on a GPU.
+    assert counted_peak(pm, image, mask) == pytest.approx(pm.way.report()["predicted_peak"], rel=0.03)
 
 
 def test_predicted_peak_under_autocast() -> None:
     model = UNet(width=4, depth=2, norm=None)
     pm, (image, mask) = streamed(model, (32, 32), "bfloat16"), batch(2, 96)
-    pm.step(image, mask)
-    model.zero_grad(set_to_none=True)
-    tally = CountedStep(ROUNDED["cuda"])
-    for tensor in (*model.parameters(), image, mask):
-        tally.enter(tensor)
-    with tally:
-        pm.step(image, mask)
-    assert pm.way.report()["predicted_peak"] == pytest.approx(tally.peak, rel=0.03)
+    assert counted_peak(pm, image, mask) == pytest.approx(pm.way.report()["predicted_peak"], rel=0.03)
 
 
 def test_predictions_know_blocks_that_are_computed_again() -> None:
@@ -101,15 +99,9 @@ def test_predictions_know_blocks_that_are_computed_again() -> None:
         model = UNet(width=4, depth=2, norm=None)
         plan = mural.Plan(stream=(32, 32), recompute=recompute)
         pm, (image, mask) = mural.parallelize(model, plan, loss=F.cross_entropy), batch(2, 96)
-        pm.step(image, mask)
-        model.zero_grad(set_to_none=True)
-        tally = CountedStep(ROUNDED["cuda"])
-        for tensor in (*model.parameters(), image, mask):
-            tally.enter(tensor)
-        with tally:
-            pm.step(image, mask)
+        counted = counted_peak(pm, image, mask)
         report = pm.way.report()
-        assert report["predicted_peak"] == pytest.approx(tally.peak, rel=0.1)
+        assert report["predicted_peak"] == pytest.approx(counted, rel=0.1)
         peaks.append(report["predicted_peak"])
         flops.append(report["predicted_flops"])
     assert peaks[1] < 0.9 * peaks[0]
