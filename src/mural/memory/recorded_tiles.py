@@ -24,6 +24,8 @@ from mural.shard.tiles import OwnMoments
 WARM_UP = 2
 """How many tiles of a kind run by the rules before one runs under a tape, which takes longer."""
 
+MOST_KINDS = 10_000
+"""How many kinds are known at a time: a model whose buffers are replaced in each step has others in each."""
 PARTS = ("sums", "kept", "moments", "of_windows", "of_held")
 """The parts of `TileMade` whose names are those of all tiles of a kind."""
 Label = tuple[str, Any]
@@ -85,6 +87,8 @@ class RecordedTiles:
         """What a tile gives."""
         if any(call.random for call in tile.one.calls):
             return tile(given)  # random numbers depend on the place
+        if len(self.kinds) > MOST_KINDS:
+            self.kinds.clear()
         kind, place = self.kinds.setdefault(key_of(tile, given), TileKind()), tile.place
         kind.seen += 1
         if kind.differ or kind.seen <= WARM_UP:
