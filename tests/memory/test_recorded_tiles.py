@@ -221,3 +221,21 @@ def test_constants_are_not_written_to() -> None:
 
     replay = noted(function, torch.zeros(3)).replay()
     assert [replay(torch.ones(3))[0].tolist() for _ in range(2)] == [[2.0, 3.0, 4.0]] * 2
+
+
+def test_views_that_change_nothing_are_not_run_again() -> None:
+    """A tile's slices and detached tensors are such views, and each takes the host as long as a small kernel."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        same = x.detach()[:, :].view(x.shape)
+        same.mul_(2)  # which x sees, too
+        turned, part, numbers = same.t(), same[:, :1], same.view(torch.int32)
+        return [x + 1, turned, part, numbers]
+
+    tape = noted(function, torch.rand(2, 2))
+    assert [str(func) for func, *_ in tape.steps] == [
+        "aten.mul_.Tensor", "aten.t.default", "aten.slice.Tensor", "aten.view.dtype", "aten.add.Tensor",
+    ]  # fmt: skip
+    given = torch.rand(2, 2)
+    expected = function(given.clone())
+    assert all(a.equal(b) for a, b in zip(tape.replay()(given), expected, strict=True))

@@ -70,6 +70,21 @@ def test_with_room_each_block_is_decoded_once() -> None:
     assert cache.bytes == source.values.nbytes
 
 
+def test_decoded_blocks_are_copied_by_few_tasks() -> None:
+    """A task for each block took longer than the copies, while the GPU waited for its window."""
+    values = image((1, 512, 4096))
+    source = window_source.WindowSource(CountedImage(values, (256, 256)), 0)
+    cache, window, out = DecodedCache(10**8), (Interval(0, 512), Interval(0, 4096)), torch.empty(1, 512, 4096).byte()
+    counts = []
+    for _ in range(2):
+        fills = list(source.fills(window, out.zero_(), 4, cache))
+        for fill, _ in fills:
+            fill()
+        assert torch.equal(out, values)
+        counts.append(len(fills))
+    assert counts == [8, 4]
+
+
 def test_a_small_budget_saves_what_fits_in_every_pass() -> None:
     source = CountedImage(image((1, 2048, 1024)), (512, 512))
     cache, windows, counts = DecodedCache(3 * 512**2), grid_windows((2048, 1024), 512, 0), []

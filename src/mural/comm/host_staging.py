@@ -22,8 +22,12 @@ class Pinned:
     def __init__(self, size: int):
         self.registered = False
         area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                area.madvise(mmap.MADV_HUGEPAGE)
         with torch.inference_mode(False):  # buffers outlive evaluations
             self.memory = torch.frombuffer(area, dtype=torch.uint8)
+        self.memory.zero_()  # all cores find the pages, which one alone would do while they are registered
         portable = 1  # pinned for every GPU of the process
         runtime: Any = torch.cuda.cudart()
         if int(runtime.cudaHostRegister(self.memory.data_ptr(), size, portable)) == 0:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mural.comm.failure.shared_fate import shared_fate
+from mural.engine.garbage import older_objects_aside
 from mural.engine.held_model import HeldModel
 from mural.engine.inputs import Image, Needs, check_filled
 from mural.engine.memory_room import device_limit, free_for_each, least_of_ranks, room_for_kept
@@ -150,6 +151,7 @@ class Streamed:
         device = self.held.device
         with ExitStack() as stack:
             stack.enter_context(generators_kept(device))
+            stack.enter_context(older_objects_aside())
             if self.plan.precision == "bfloat16":
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16))
             yield

@@ -15,7 +15,10 @@ from mural.ranks import SPATIAL, Mesh
 MOST_TIMES = 8.0
 """How many times as large the tiles of a pass may be that makes little of them."""
 LEAST_BANDS = 16
-"""How many bands a pass has at least, unless tiles are larger: the first one travels while nothing computes."""
+"""How many bands a pass has at least, unless tiles are larger: the first one travels while nothing computes.
+
+Half as many where a pass makes so little of them that the host takes longer to queue their calls.
+"""
 
 
 def tile_grids(
@@ -84,5 +87,5 @@ def as_bands(tile: dict[str, int], extents: dict[str, int], times: float = 1.0) 
     """
     rest = {axis: extents[axis] for axis in tile if axis != SPATIAL[0]}
     area = prod(min(size, extents[axis]) for axis, size in tile.items()) // max(1, prod(rest.values()))
-    most = max(area, extents[SPATIAL[0]] // LEAST_BANDS)
+    most = max(area, int(max(1.0, 2 * times / MOST_TIMES) * extents[SPATIAL[0]] / LEAST_BANDS))
     return {SPATIAL[0]: max(1, min(int(times * area), most)), **rest}

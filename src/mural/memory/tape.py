@@ -44,6 +44,8 @@ class Constant:
 NAN = math.nan
 FRESH = torch.ops.aten.lift_fresh.default
 """Through here, a tensor that Python made of numbers reaches torch's operations."""
+READ_BY = ("size", "stride", "storage_offset", "is_conj", "is_neg")
+"""What says how the numbers of a view are read from memory."""
 Step = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 """An operation, its arguments, and its results; tensors are slots."""
 Replay = Callable[..., Sequence[Tensor]]
@@ -69,6 +71,9 @@ class Tape(TorchDispatchMode):
         else:
             noted = tuple(map(self._argument, args)), {n: self._argument(item) for n, item in (kwargs or {}).items()}
         made = func(*args, **(kwargs or {}))
+        if func.is_view and isinstance(made, Tensor) and isinstance(noted[0][0], Slot) and same_view(made, args[0]):
+            self.slots[made] = noted[0][0]  # nothing to run again
+            return made
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.failed = f"{func} is random"
         self.steps.append((func, *noted, self._result(made)))
@@ -153,6 +158,11 @@ class ReplayText:
         body = "".join(f"    {line}\n" for line in (*self.lines, f"return {result}") if line)
         exec(compile(f"def replay({', '.join(given)}):\n{body}", "<tape>", "exec"), self.names)
         return self.names["replay"]
+
+
+def same_view(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors that share memory are the same numbers in it, read alike."""
+    return all(getattr(one, name)() == getattr(other, name)() for name in READ_BY) and one.dtype == other.dtype
 
 
 def slots_in(item: Any) -> list[Slot]:

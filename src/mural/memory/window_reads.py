@@ -19,7 +19,10 @@ from mural.memory.pinned import Buffers, Sent, settled
 from mural.memory.readable import Readable
 from mural.memory.reader_threads import readers
 from mural.memory.window_source import HeldImage, WindowSource, pairs
+from mural.ranks.spawn import processors
 
+THREADS = min(8, max(2, processors() // 2))
+"""How many threads read: half of the cores that there are, up to a few."""
 NOT_THE_SOURCE = (MemoryError, torch.OutOfMemoryError)
 """Errors that say nothing about a source: raised as they are."""
 
@@ -48,7 +51,7 @@ class WindowReads:
         windows: Sequence[tuple[int, Box]],
         *,
         device: torch.device | str = "cpu",
-        threads: int = 4,
+        threads: int = THREADS,
         ahead: int = 3,
         cache: DecodedCache | None = None,
         buffers: Buffers | None = None,

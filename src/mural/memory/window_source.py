@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -81,7 +81,8 @@ class WindowSource:
         """What to call, each on any thread, to fill `out` (C, *window) with a window.
 
         Without a budget, the window is divided into about that many `parts`, between tiles of the file. A tensor is in
-        memory already, so nothing of it is kept.
+        memory already, so nothing of it is kept. Blocks that are decoded already are copied by at most `parts` calls:
+        a call for each would take longer than the copies.
         """
         if not volume(window):
             return
@@ -89,6 +90,7 @@ class WindowSource:
             for part in split(window, self.tile, parts, MOST_AT_ONCE):
                 yield partial(self.fill, part, out[(slice(None), *slices(part, window))]), None
             return
+        decoded: list[Callable[[], None]] = []
         for index in touched(window, self.block):
             box = tile_at(index, self.block, self.extents)
             part = overlap(box, window)
@@ -98,8 +100,12 @@ class WindowSource:
                 yield partial(self.fill, part, target), None
             elif mine:
                 yield partial(self.decode, part, target, box, block, cache), block
+            elif block.pixels.done():
+                decoded.append(partial(self.copy, part, target, box, block))
             else:
                 yield partial(self.copy, part, target, box, block), None
+        for first in range(min(parts, len(decoded))):
+            yield partial(call_each, decoded[first::parts]), None
 
     def fill(self, part: Box, target: Tensor) -> None:
         """Read a part of a window to its place."""
@@ -129,6 +135,12 @@ class WindowSource:
             self.fill(part, target)
         else:
             target.copy_(pixels[(slice(None), *slices(part, box))])
+
+
+def call_each(calls: Sequence[Callable[[], None]]) -> None:
+    """One call after the other."""
+    for call in calls:
+        call()
 
 
 def pairs(box: Box) -> tuple[tuple[int, int], ...]:
