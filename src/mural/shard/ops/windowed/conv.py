@@ -18,6 +18,7 @@ from mural.shard.halo.conv_strips import ConvArguments, strip_conv, strips
 from mural.shard.halo.fuse import through
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
+from mural.shard.ops.windowed.few_outputs import pointwise
 from mural.shard.relayout import gather
 from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed, windowed_tile
 from mural.shard.table import name_of, register
@@ -106,6 +107,7 @@ def conv_rule(
 def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> Windowed:
     """The rule of a convolution with those windows."""
     n, arguments = len(found.windows), found.arguments
+    is_pointwise = arguments.groups == 1 and {*weight.shape[2:], *arguments.stride} == {1}
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
         borders = [place.border for place in places]
@@ -113,6 +115,8 @@ def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> 
         extra = [m for border, b in zip(borders[::-1], both[::-1], strict=True) for m in (border[0] - b, border[1] - b)]
         if any(extra):
             piece = F.pad(piece, extra)
+        if is_pointwise and not any(both):
+            return pointwise(CONVS[n], piece, weight, bias)
         return CONVS[n](piece, weight, bias, arguments.stride, both, arguments.dilation, arguments.groups)
 
     return Windowed(f"conv{n}d", found.windows, run)
