@@ -60,8 +60,8 @@ def test_few_shapes(
     shapes: dict[tuple[int, Any], set[Any]] = {}
     given = TileSweeps.given
 
-    def watched(self: TileSweeps, one: Any, at: Any, grad: bool = False) -> Any:
-        found = given(self, one, at, grad)
+    def watched(self: TileSweeps, one: Any, *rest: Any) -> Any:
+        found = given(self, one, *rest)
         key = one.number, tuple(one.reads)
         shapes.setdefault(key, set()).add(tuple(tuple(window.shape) for window in found.windows.values()))
         return found

@@ -3,7 +3,8 @@
 A value that is kept is computed once and read by later passes; one that is not is computed again in each. On the device
 there is room for some; the others go to the host and come back, which takes time on the link while the device computes.
 So the choice is by time: beginning with everything that a norm measures, values are left out and taken in again one by
-one, the largest first, as long as that makes more of it fit or the step faster.
+one, the largest first, as long as that makes more of it fit or the step faster. Where not everything fits, a second
+choice begins with nothing and takes the value that saves most for its bytes; the better one counts.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from math import prod
+from math import inf, prod
 
 from mural.errors import PlanError
 from mural.graph.nodes import Place
 from mural.graph.work_and_depth import work
-from mural.memory.passes import StreamPass, passes_of
+from mural.memory.joined_passes import Joins, joined_passes
+from mural.memory.passes import Passes, StreamPass, passes_of
 from mural.memory.tile_calls import TileGraph
 
 LOOSE = 4
@@ -29,6 +31,8 @@ SWEEPS = 4
 """How often all values are tried."""
 MOST_TRIED = 48
 """How many values are tried, the largest ones."""
+FEW = 24
+"""Of so many values, all are looked at again after each that is taken."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,29 @@ class KeptChoice:
         if keep == "all":
             return Kept(kept)
         order = sorted(self.candidates, key=lambda p: (-self.bytes_of(p), str(p)))[:MOST_TRIED]
+        starts = [kept] if not self._price(kept)[0] else [kept, self._filled(order)]
+        found = [self._refined(start, order) for start in starts]
+        return self._placed(min(found, key=self._price))
+
+    def _filled(self, order: Sequence[Place]) -> frozenset[Place]:
+        """As much as fits, beginning with nothing: each time the value that saves most for its bytes."""
+        kept, best = self.needed, self._price(self.needed)
+        last = dict.fromkeys(order, inf)
+        while last:
+            place = max(last, key=lambda p: last[p])
+            if last.pop(place) <= 0:
+                break
+            price = self._price(kept | {place})
+            saves = (best[1] - price[1]) / max(1, self.bytes_of(place)) if price[0] <= best[0] else -1.0
+            if saves < max(last.values(), default=0.0):
+                last[place] = saves  # those that seemed to save more come first
+            elif saves > 0:
+                kept, best = kept | {place}, price
+                last = dict.fromkeys(last, inf) if len(order) <= FEW else last
+        return kept
+
+    def _refined(self, kept: frozenset[Place], order: Sequence[Place]) -> frozenset[Place]:
+        """What is kept after all changes that make it better."""
         best = self._price(kept)
         tight = best[0] > 0
         for _ in range(SWEEPS):
@@ -142,7 +169,7 @@ class KeptChoice:
                 kept, best = self._improved(kept, best, [{a, b} for a, b in combinations(order, 2)], swaps=True)
             if best == before:
                 break
-        return self._placed(kept)
+        return kept
 
     def _improved(
         self, kept: frozenset[Place], best: tuple[int, float], changes: Sequence[set[Place]], swaps: bool = False
@@ -159,7 +186,7 @@ class KeptChoice:
     def _price(self, kept: Collection[Place]) -> tuple[int, float]:
         """What is to be as small as possible: bytes that do not fit on the host, then seconds."""
         placed = self._placed(kept)
-        passes = passes_of(self.graph, placed.values, self.whole).passes
+        passes = passes_of(self.graph, placed.values, self.whole)
         return max(0, self._hosted(placed, passes) - self.room.host), self._seconds(placed, passes)
 
     def bytes_of(self, place: Place) -> int:
@@ -167,9 +194,10 @@ class KeptChoice:
         value = self.graph.values[place]
         return prod(value.shape) * min(value.dtype.itemsize, self.room.itemsize)
 
-    def _hosted(self, kept: Kept, passes: Sequence[StreamPass]) -> int:
-        """Bytes on the host: values, and gradients of those that several passes read. Others take a value's place."""
-        times = Counter(place for one in passes for place in one.reads)
+    def _hosted(self, kept: Kept, passes: Passes) -> int:
+        """Bytes on the host: values, and gradients of those that several passes find. Others take a value's place."""
+        joins = joined_passes(passes)
+        times = Counter(place for one in passes.passes if not joins.skips(one) for place in one.reads)
         return sum(self.bytes_of(p) * (2 if times[p] > 1 else 1) for p in kept.host)
 
     def _placed(self, kept: Collection[Place]) -> Kept:
@@ -205,17 +233,19 @@ class KeptChoice:
             found[call.node.id] = forward, 2 * forward
         return found
 
-    def _seconds(self, placed: Kept, found: Sequence[StreamPass]) -> float:
+    def _seconds(self, placed: Kept, passes: Passes) -> float:
         """The time of a step."""
-        total, later = 0.0, set[Place]()
+        total, later, found = 0.0, set[Place](), passes.passes
+        joins = joined_passes(passes)
         for one, before, after in reversed(list(zip(found, (None, *found), (*found[1:], None), strict=False))):
-            total += self._pass_seconds(one, before, after, later, placed)
+            total += self._pass_seconds(one, before, after, later, placed, joins)
             later |= set(one.reads)
         return total
 
     def _pass_seconds(
-        self, one: StreamPass, before: StreamPass | None, after: StreamPass | None, later: set[Place], kept: Kept
-    ) -> float:
+        self, one: StreamPass, before: StreamPass | None, after: StreamPass | None, later: set[Place], kept: Kept,
+        joins: Joins,
+    ) -> float:  # fmt: skip
         """The time of a pass, forward and backward, between its neighbours; gradients of what is read `later` are
         there in backward, and are added to.
         """
@@ -232,6 +262,10 @@ class KeptChoice:
         read, made, reads = seconds(one.reads), seconds(one.keeps), set(one.reads)
         there = new(reads.intersection(before.keeps if before else ()))
         first = 0.0 if after is None else max(forward, read - there, made)
+        if joins.skips(one):
+            return first
+        if (join := joins.of(one)) is not None:
+            first += max(forward + sum(self._costs[c.node.id][1] for c in join.rest) / 2, read + made)
         fresh = {*one.keeps, *reads.intersection(later)}.intersection(after.reads if after else ())
         return first + max(forward + backward, read + made + seconds(reads & later) - new(fresh), read)
 

@@ -191,9 +191,11 @@ class HostTensor:
 
     def rescale(self, factor: Tensor) -> None:
         """Scale the gradient, once, as it is read; a factor of 0 forgets it."""
+        if self.grads is None:
+            return
         if bool(factor):
             self.scale = factor
-        elif self.grads is not None:
+        else:
             self.grads.drop()
             self.grads, self.carry, self.covered, self.pending = None, None, {}, {}
 

@@ -31,7 +31,8 @@ TotalKey = tuple[int, int]
 class StreamPass:
     """One pass: its calls in order, the values that it reads and keeps, and the totals that it measures.
 
-    `whole` says that it runs once, on whole tensors. `uses` are the totals that it takes as known.
+    `whole` says that it runs once, on whole tensors. `uses` are the totals that it takes as known. Its tiles are those
+    of the pass `like`, if there is one.
     """
 
     number: int
@@ -41,6 +42,7 @@ class StreamPass:
     measures: tuple[TotalKey, ...]
     uses: tuple[TotalKey, ...]
     whole: bool = False
+    like: int | None = None
 
     @cached_property
     def measured_calls(self) -> frozenset[int]:

@@ -38,7 +38,8 @@ class Streamer(TileSweeps):
             self.run(one)
         loss = self._last(last, weight)
         for one in reversed(others):
-            self.run_backward(one)
+            if not self.joins.skips(one):
+                self.run_backward(one)
         self.learn()
         return loss
 
@@ -78,8 +79,11 @@ class Streamer(TileSweeps):
 
     def run_backward(self, one: StreamPass) -> None:
         """One pass backward."""
+        join = self.joins.of(one)
         if one.whole:
             self.whole.backward(one)
+        elif join is not None:
+            self.backward_of_both(join)
         else:
             self.backward(one)
         self.end_backward(one)
@@ -102,13 +106,17 @@ class Streamer(TileSweeps):
     def _in_one(self, last: StreamPass, weight: float) -> Tensor | None:
         """Forward and backward of the last pass in one, where its only total with a gradient is one number.
 
-        Its gradient is guessed, and all gradients are scaled in the end: they are proportional to it.
+        Its gradient is guessed, and all gradients are scaled in the end: they are proportional to it. If the pass is
+        joined to the one before it, that sweep finds the gradients of what the other one measured, and a second one
+        all others.
         """
+        join = self.joins.of(last)
+        of, name = (None, "backward") if join is None else (join.before.measures, "adjoints")
         sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
         guess: Tensor | None = None
         single: TotalKey | None = None
-        for at in self._told(last, self.in_turn(last), "forward and backward"):
-            given, tile = self.given(last, at, grad=True), self.tile(last, at)
+        for at in self._told(last, self.in_turn(last), f"forward and {name}"):
+            given, tile = self.given(last, at, True, of), self.tile(last, at)
             if single is None:
                 given = given.with_leaves()
                 task = tile.run(given)
@@ -120,19 +128,27 @@ class Streamer(TileSweeps):
                     return None  # several numbers; or each image has a total of its own
                 single, guess = found[0], self._guess(found[0], part)
                 made = tile.made(replace(given, adjoints={(single, None): guess}), task)
+                del task, part  # backward may have gone through a part of the graph alone
             elif self._adds_nothing(last, given):
                 continue
             else:
                 made = self.compute(tile, replace(given, adjoints={(single, None): guess}))
             self.collect(at, made, sums, {})
             self.add_gradients(last, at, made)
-        self.end_backward(last)
+        if join is None:
+            self.end_backward(last)
         self.settle(sums, {})
         loss, adjoints = self._tail(weight)
         if single is not None and guess is not None:
-            found = adjoints.pop((single, None), torch.zeros_like(guess))
+            found = adjoints[single, None] if (single, None) in adjoints else torch.zeros_like(guess)
+            if join is None:
+                adjoints.pop((single, None), None)
             self._rescale(found * prod(map(self.mesh.size, self.totals.axes[single])) / guess)
         self._add_adjoints(adjoints)
+        if join is not None:
+            self.complete(last)
+            self.backward_joined(join)
+            self.end_backward(last)
         return loss
 
     def _adds_nothing(self, last: StreamPass, given: TileGiven) -> bool:

@@ -22,7 +22,7 @@ from mural.cost.hardware import Hardware
 from mural.geometry import Interval
 from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Node, Place
-from mural.graph.work_and_depth import node_costs
+from mural.memory.joined_passes import joined_passes
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream_memory import StreamPeak, Sweep
 from mural.memory.sweep_costs import StreamCost, SweepCost
@@ -30,7 +30,7 @@ from mural.memory.tile_calls import TileCall, TileValue
 from mural.memory.tile_needs import AxisNeeds, Needs, hull
 
 NOTHING = Interval(0, 0)
-HOST_FORWARD, HOST_BACKWARD = 3.0e-4, 3.2e-4
+HOST_FORWARD, HOST_BACKWARD = 1.0e-4, 1.3e-4
 """Seconds that the host takes to queue a call on a tile, while the GPU computes: measured for U-Net and ResNet."""
 
 
@@ -49,15 +49,21 @@ def stream_cost(
     """
     tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last, blocks or {})
     by_number = {(one.number, one.whole): one for one in passes.passes}
+    by_number |= {(join.both.number, False): join.both for join in tools.joins.found.values()}
     found: list[SweepCost] = []
     sent = Sent(recent)
     for sweep in peak.sweeps:
         one = by_number[sweep.number, sweep.whole]
         found.append(tools.cost(sweep, one, sent))
-        sent = sent.after(
-            {(p, True) for p in one.reads} if sweep.kind != "forward" else {(p, False) for p in one.keeps}
-        )
+        sent = sent.after(written_by(sweep, one))
     return StreamCost(tuple(found))
+
+
+def written_by(sweep: Sweep, one: StreamPass) -> set[tuple[Place, bool]]:
+    """What a sweep writes: values, and gradients (True)."""
+    if "adjoints" in sweep.kind:
+        return set()
+    return {(p, False) for p in one.keeps} if sweep.kind == "forward" else {(p, True) for p in one.reads}
 
 
 @dataclass(frozen=True)
@@ -93,18 +99,13 @@ class _SweepCosts:
     ):  # fmt: skip
         self.passes, self.needs, self.types, self.lower = passes, needs, types, lower
         self.hosted, self.hardware, self.channels_last, self.blocks = hosted, hardware, channels_last, blocks
-        self.values = passes.graph.values
+        self.values, self.joins = passes.graph.values, joined_passes(passes)
         self.model = None if hardware is None else replace(load(hardware.model), rates=hardware.rates)
 
     @cached_property
     def wanted(self) -> Collection[Place]:
         """The tensors that have gradients."""
         return differentiable(self.passes.graph.graph)
-
-    @cached_property
-    def operations(self) -> list[tuple[float, float]]:
-        """Operations of each call on the whole image, forward and backward."""
-        return [(each.result.work, each.backward.work) for each in node_costs(self.passes.graph.graph)]
 
     def cost(self, sweep: Sweep, one: StreamPass, sent: Sent) -> SweepCost:
         """The cost of one sweep."""
@@ -113,16 +114,19 @@ class _SweepCosts:
         back = sweep.kind != "forward"
         groups = one.groups(self.blocks) if back and not one.whole else ()
         again = {c.node.id for calls, twice in groups if twice for c in calls}
-        own = [(self.operations[t.call.node.id], t.share, 1 + (t.call.node.id in again)) for t in tasks]
-        flops = [(times * ahead + back * behind, share) for (ahead, behind), share, times in own]
+        behind = self.backward_parts(sweep, one)
+        own = [(self.passes.graph.work[t.call.node.id], t.share, t.call.node.id) for t in tasks]
+        flops = [((1 + (i in again)) * to + behind.get(i, 0.0) * fro, share) for (to, fro), share, i in own]
         works = [(work_of(t.node, self.wanted), t.times) for t in tasks]
         twice = [work for work, task in zip(works, tasks, strict=True) if task.call.node.id in again]
+        backs = [(w, n * behind[t.call.node.id]) for (w, n), t in zip(works, tasks, strict=True)
+                 if t.call.node.id in behind]  # fmt: skip
         read = sum(times * w.read for w, times in (*works, *twice))
-        read += back * sum(times * (w.read + w.written) for w, times in works)
+        read += sum(times * (w.read + w.written) for w, times in backs)
         written = sum(times * w.written for w, times in (*works, *twice))
-        written += back * sum(times * w.gradients for w, times in works)
+        written += sum(times * w.gradients for w, times in backs)
         inward, outward, copied = self.moved(sweep, one, sent)
-        seconds, link = self.seconds(works, back, copied, twice), None
+        seconds, link = self.seconds([*works, *twice], backs, copied), None
         if seconds is not None and self.hardware is not None and self.hardware.kind == "cuda":
             seconds = max(seconds, self.count(one) * len(tasks) * (HOST_FORWARD + back * HOST_BACKWARD))
         if self.hardware is not None:
@@ -132,12 +136,18 @@ class _SweepCosts:
             read + copied, written + copied, inward, outward, self.pixels(one), seconds, link,
         )  # fmt: skip
 
-    def seconds(self, works: Works, back: bool, copied: float, twice: Works) -> float | None:
-        """Seconds of computing, with copies of kept values and with what backward computes again."""
+    def backward_parts(self, sweep: Sweep, one: StreamPass) -> dict[int, float]:
+        """The calls that a sweep goes back through, and which part of their backward it computes."""
+        if "adjoints" in sweep.kind:
+            return {c.node.id: 0.5 for c in self.joins.found[one.number].rest}  # no gradients of parameters
+        return {} if sweep.kind == "forward" else {c.node.id: 1.0 for c in one.calls}
+
+    def seconds(self, ahead: Works, behind: Works, copied: float) -> float | None:
+        """Seconds of computing forward and backward, with copies of kept values."""
         if self.model is None:
             return None
         total = 2 * copied / self.model.rates.bandwidth
-        phases: list[tuple[Works, Phase]] = [([*works, *twice], "forward"), (works if back else [], "backward")]
+        phases: list[tuple[Works, Phase]] = [(ahead, "forward"), (behind, "backward")]
         for each, phase in phases:
             total += sum(n * s for (_, n), s in zip(each, self.calls(each, phase), strict=True))
         return total
@@ -239,15 +249,16 @@ class _SweepCosts:
 
     def moved(self, sweep: Sweep, one: StreamPass, sent: Sent) -> tuple[float, float, float]:
         """Bytes of kept values from the host, to the host, and copied on the device, with those of gradients."""
-        back = sweep.kind != "forward"
+        back, adjoints = sweep.kind != "forward", "adjoints" in sweep.kind
         read = {p: self.window_positions(one, p) * self.itemsize(p) for p in one.reads if not isinstance(p[0], str)}
         made = {p: prod(self.values[p].shape) * self.itemsize(p) for p in one.keeps}
         inward = {(p, False): size for p, size in read.items()}
         if back:
             inward |= {(p, True): size for p, size in made.items()}
-            inward |= {(p, True): size for p, size in read.items() if (p, True) in sent.ever}  # to be added to
-        outward = read if back else made
-        copied = sum(read.values()) * (1 + back) + sum(made.values())
+            # To be added to, but by a sweep that finds the gradients of totals alone.
+            inward |= {(p, True): size for p, size in read.items() if (p, True) in sent.ever and not adjoints}
+        outward = {} if adjoints else read if back else made
+        copied = sum(read.values()) * (1 + (back and not adjoints)) + sum(made.values())
         hosted = {key: size for key, size in inward.items() if key[0] in self.hosted}
         there = min(sent.recent, sum(size for key, size in hosted.items() if key in sent.last))
         return sum(hosted.values()) - there, sum(n for p, n in outward.items() if p in self.hosted), copied

@@ -30,7 +30,10 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Once through the tiles of a pass: forward, backward (which computes forward again), or both in one."""
+    """Once through the tiles of a pass: forward, backward (which computes forward again), or both in one.
+
+    "adjoints" stands for a backward that goes no further than to the norms of the pass before.
+    """
 
     number: int
     whole: bool
@@ -153,7 +156,7 @@ class MetaStreamer(Streamer):
         """Note the peak of the sweep that ends, and begin another."""
         self.end()
         before = self.sweeps[-1] if self.sweeps else None
-        if before is not None and (before.number, before.kind) == (one.number, "forward and backward"):
+        if before is not None and before.number == one.number and before.kind.startswith("forward and"):
             self.sweeps.pop()  # it was tried, and is not possible
         self.sweeps.append(Sweep(one.number, one.whole, kind))
         self.tally.forget()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mural.graph.nodes import Place
+from mural.memory.joined_passes import joined_passes
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream_memory import Sweep
 
@@ -86,7 +87,8 @@ def site_names(passes: Passes) -> dict[Place, str]:
 
 def describe_step(passes: Passes, cost: StreamCost, hosted: Collection[Place] = ()) -> str:
     """One line for each pass: its tiles, what it keeps and measures, and the operations and bytes of its sweeps."""
-    lines = [line_of(passes, one, cost, hosted) for one in passes.passes]
+    both = {join.after.number: join.both.number for join in joined_passes(passes).found.values()}
+    lines = [line_of(passes, one, cost, hosted, both) for one in passes.passes]
     peak = max((one.sweep.peak for one in cost.sweeps), default=0)
     total = (
         f"step: {len(cost.sweeps)} sweeps, {cost.flops / 1e12:.2f} TFLOP, halo {cost.halo:.3f}, "
@@ -97,10 +99,13 @@ def describe_step(passes: Passes, cost: StreamCost, hosted: Collection[Place] = 
     return "\n".join([*lines, total if seconds is None else f"{total}, {seconds:.3f} s"])
 
 
-def line_of(passes: Passes, one: StreamPass, cost: StreamCost, hosted: Collection[Place]) -> str:
-    """The line of one pass."""
+def line_of(
+    passes: Passes, one: StreamPass, cost: StreamCost, hosted: Collection[Place], both: Mapping[int, int]
+) -> str:
+    """The line of one pass; `both` has the number of a pass that goes back through it and the one before it."""
     names = site_names(passes)
-    mine = [c for c in cost.sweeps if (c.sweep.number, c.sweep.whole) == (one.number, one.whole)]
+    numbers = [(one.number, one.whole), *([(both[one.number], False)] if one.number in both and not one.whole else [])]
+    mine = [c for c in cost.sweeps if (c.sweep.number, c.sweep.whole) in numbers]
     kept = ", ".join(f"{names.get(p, p[0])}{' (host)' if p in hosted else ''}" for p in one.keeps) or "nothing"
     measured = ", ".join(dict.fromkeys(passes.graph.calls[c].node.site for c, _ in one.measures)) or "nothing"
     tiles = "whole tensors" if one.whole else f"{mine[0].tiles if mine else 0} tiles"

@@ -16,6 +16,7 @@ from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Graph, Node, Place, Ref
 from mural.graph.without_memory import META, staying, staying_named
+from mural.graph.work_and_depth import node_costs
 from mural.ranks.mesh import SPATIAL
 from mural.shard.folds.regroup import Folds
 
@@ -166,6 +167,11 @@ class TileGraph:
     graph: Graph
     calls: tuple[TileCall, ...]
     values: Mapping[Place, TileValue]
+
+    @cached_property
+    def work(self) -> tuple[tuple[float, float], ...]:
+        """Operations of each call on the whole image, forward and backward."""
+        return tuple((each.result.work, each.backward.work) for each in node_costs(self.graph))
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -102,7 +102,7 @@ class Needs:
 
     def grid_of(self, one: StreamPass) -> TileGrid:
         """The tiles of a pass."""
-        return self.grids.get(one.number, self.grid)
+        return self.grids.get(one.number if one.like is None else one.like, self.grid)
 
     def region(self, place: Place, axis: str) -> Interval:
         """The positions of a value that this rank reads, and its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,6 +15,7 @@ from mural.graph.differentiable import carries, differentiable
 from mural.graph.nodes import Place
 from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor
+from mural.memory.joined_passes import Join, joined_passes
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade, Wanted, as_tile
@@ -68,6 +69,7 @@ class TileSweeps:
         leaves = {name for name, given in inputs.items() if given.wanted}
         leaves |= {name for name, tensor in held.items() if tensor.requires_grad}
         self.graded = differentiable(passes.graph.graph, leaves=leaves)
+        self.joins = joined_passes(passes)
         self.compute: Callable[[TileFunction, TileGiven], TileMade] = TileFunction.__call__
         """Computes a tile."""
 
@@ -80,8 +82,10 @@ class TileSweeps:
         axes = [a for a in grid.cuts if spatial or a == "data"]
         return [dict(zip(axes, at, strict=True)) for at in product(*(grid.coordinates(a) for a in axes))]
 
-    def given(self, one: StreamPass, at: Coordinates, grad: bool = False) -> TileGiven:
-        """All that a tile depends on, read now."""
+    def given(
+        self, one: StreamPass, at: Coordinates, grad: bool = False, of: Collection[TotalKey] | None = None
+    ) -> TileGiven:
+        """All that a tile depends on, read now; with gradients, those of some totals alone if they are named."""
         boxes = {place: self.needs.window(one, place, at) for place in one.reads}
         windows = {place: self.source(place).read(box) for place, box in boxes.items() if box is not None}
         held = {name: self.held[name] for name in one.names if name in self.held}
@@ -90,11 +94,13 @@ class TileSweeps:
         known = {k: v for k, v in self.totals.values.items() if k[0] in mine and k[1] in chunks}
         if not grad:
             return TileGiven(windows, held, known)
-        wanted = Wanted(
+        totals = {*one.uses} - {*one.measures} if of is None else {*of}
+        of_totals = tuple(k for k in known if k[0] in totals & self.totals.differentiable)
+        wanted = Wanted(known=of_totals) if of is not None else Wanted(
             tuple(place for place in windows if place in self.graded),
             tuple(name for name, tensor in held.items() if tensor.requires_grad),
-            tuple(k for k in known if k[0] in one.uses and k[0] in self.totals.differentiable),
-        )
+            of_totals,
+        )  # fmt: skip
         grads = {place: self.kept[place].gradient(self.needs.kept_box(one, place, at)) for place in one.keeps
                  if place in self.kept and self._counts(one, place, at)}  # fmt: skip
         adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
@@ -217,13 +223,29 @@ class TileSweeps:
 
     def backward(self, one: StreamPass) -> None:
         """One pass with gradients: from those of what it made to those of what it read."""
-        self._complete(one)
+        self.complete(one)
+        self._back(one, "backward")
+
+    def backward_of_both(self, join: Join) -> None:
+        """Two passes with gradients in two sweeps: first those of what the first one measured, then all others."""
+        self.complete(join.after)
+        self._back(join.after, "adjoints", join.before.measures)
+        self.backward_joined(join)
+
+    def backward_joined(self, join: Join) -> None:
+        """All gradients of two passes, once those of what the first one measured are there."""
+        self.complete(join.before)
+        self.end_backward(join.before)  # it reads nothing more
+        self._back(join.both, "backward")
+
+    def _back(self, one: StreamPass, name: str, of: Collection[TotalKey] | None = None) -> None:
+        """A sweep with all gradients, or with those of some totals."""
         tiles = self.in_turn(one)
         for place in one.keeps:
             if place in self.kept:
                 self.kept[place].plan_gradient([self.needs.kept_box(one, place, at) for at in tiles])
-        for at in self._told(one, tiles, "backward"):
-            given = self.given(one, at, grad=True)
+        for at in self._told(one, tiles, name):
+            given = self.given(one, at, True, of)
             if given.wanted and (given.grads or given.adjoints):
                 self.add_gradients(one, at, self.compute(self.tile(one, at), given))
 
@@ -243,7 +265,7 @@ class TileSweeps:
         self.kept.clear()
         self.deliver = self.meanwhile = None
 
-    def _complete(self, one: StreamPass) -> None:
+    def complete(self, one: StreamPass) -> None:
         """Add up the gradients of a pass's totals over the ranks."""
         for key, chunk in [k for k in self.totals.adjoints if k[0] in one.measures]:
             found = self.totals.adjoints[key, chunk]

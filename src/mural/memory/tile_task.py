@@ -111,7 +111,7 @@ class TileTask:
         if key in self.one.measures:
             self.moments[key] = own()
         found = self.known.get((key, self.chunk(key)))
-        if found is None or key in self.one.measures:
+        if found is None or key not in self.one.uses:
             raise _MeasuredStop
         return found
 

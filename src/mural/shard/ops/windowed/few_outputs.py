@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.shard.autocasting import is_autocast
-
 FEW = range(2, 5)
 """Numbers of outputs for which there is no fast kernel."""
 HALF = (torch.float16, torch.bfloat16)
@@ -43,10 +41,11 @@ class FewOutputs(torch.autograd.Function):
 
 def pointwise(conv: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A 1 × 1 convolution without stride, padding and groups, whichever way is fast."""
-    cast = is_autocast(x.device)
-    dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
-    few = weight.shape[0] in FEW and x.ndim == weight.ndim
-    if not (few and x.is_cuda and dtype in HALF and torch.is_grad_enabled()):
+    if not (x.is_cuda and weight.shape[0] in FEW and x.ndim == weight.ndim and torch.is_grad_enabled()):
+        return conv(x, weight, bias)
+    cast = torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if cast else x.dtype
+    if dtype not in HALF:
         return conv(x, weight, bias)
     given = [tensor.to(dtype) if cast and tensor is not None else tensor for tensor in (x, weight, bias)]
     return FewOutputs.apply(conv, *given)
