@@ -23,7 +23,7 @@ from mural.graph.nodes import Place
 from mural.graph.sites import At
 from mural.memory.decoded_cache import DecodedCache
 from mural.memory.pinned import settled
-from mural.memory.readable import Readable
+from mural.memory.readable import Converted, Readable
 from mural.memory.stream import Streamer
 from mural.memory.tile_calls import TileValue
 from mural.memory.tile_needs import Needs as TileNeeds
@@ -127,12 +127,18 @@ class StreamedBatch:
         if not mask and isinstance(getattr(chosen[0] if chosen else None, "dtype", None), torch.dtype):
             check_scaled(chosen[0], chosen[0].dtype)  # type: ignore[attr-defined]
 
+        one = chosen[0] if chosen else None
+        alike = isinstance(one, Converted) and all(one.same_values(other) for other in chosen)
+        stored = [cast("Converted", source).stored for source in chosen] if alike else chosen
+
         def convert(window: Tensor) -> Tensor:
+            if alike and len(window):  # one image at a time
+                window = cast("Converted", one).values_of(window[0])[None]
             return formed((window[:, 0] if flat else window).to(dtype), form)
 
         memory = self.way.memory()
         return SourceInput(
-            chosen, here.start, settled(self.device), convert, self.cache, memory, 2 - flat, sources[0].shape[0]
+            stored, here.start, settled(self.device), convert, self.cache, memory, 2 - flat, sources[0].shape[0]
         )
 
     # -- places --------------------------------------------------------------------------------------------------------

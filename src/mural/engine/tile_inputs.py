@@ -119,8 +119,8 @@ class SourceInput:
         if not box[0].size:
             return self._nothing(box)
         parts = [self.sources[i - self.first] for i in range(*box[0])]
-        read = [s.read([(0, s.shape[0]), *map(tuple, box[self.lead :])]) for s in parts]
-        return self.convert(torch.stack(read).to(self.device))
+        read = (s.read([(0, s.shape[0]), *map(tuple, box[self.lead :])]) for s in parts)
+        return torch.cat([self.convert(one[None].to(self.device)) for one in read])
 
     def _nothing(self, box: Box) -> Tensor:
         """A window of no image."""

@@ -57,7 +57,7 @@ class Pixels:
         if low:
             values.sub_(low)
         if high - low != 1:
-            values.div_(high - low)
+            values.div_(numbers([high - low], values))
 
     def limits(self, dtype: torch.dtype) -> tuple[float, float]:
         """The values of a type of file that become 0 and 1."""
@@ -74,11 +74,10 @@ class Pixels:
 
     def normalise(self, piece: Tensor) -> None:
         """Subtract the mean and divide by the deviation of each channel, in place."""
-        each = (-1, *(1,) * (piece.ndim - 1))
         if self.mean is not None:
-            piece.sub_(torch.tensor(self.mean, dtype=piece.dtype).view(each))
+            piece.sub_(numbers(self.mean, piece))
         if self.std is not None:
-            piece.div_(torch.tensor(self.std, dtype=piece.dtype).view(each))
+            piece.div_(numbers(self.std, piece))
 
     def check_channels(self, image: Source) -> None:
         """Raise unless mean and deviation fit an image."""
@@ -128,6 +127,15 @@ class Pixels:
         return found
 
 
+def numbers(values: Sequence[float], like: Tensor) -> Tensor:
+    """One number per channel, or one for all, next to a tensor (C, …).
+
+    A GPU divides by a number of Python's by multiplying, which rounds differently, and waits for one that is copied.
+    """
+    each = [torch.full((1,) * like.ndim, value, dtype=like.dtype, device=like.device) for value in values]
+    return torch.cat(each)
+
+
 def per_channel(values: Sequence[float] | float | None) -> tuple[float, ...] | None:
     """One number per channel, from a number or several.
 
@@ -153,12 +161,23 @@ class ScaledSource(Source):
         self.levels, self.chunks, self.counter = source.levels, source.chunks, source.counter
 
     def read(self, box: Box | None = None, level: int = 0) -> Tensor:
-        raw = self.source.read(box, level)
+        return self.values_of(self.source.read(box, level), 0 if box is None else box[0][0])
+
+    @property
+    def stored(self) -> Source:
+        """The source as it is stored."""
+        return self.source
+
+    def values_of(self, raw: Tensor, first: int = 0) -> Tensor:
+        """What is read for pixels (C, …) of the stored source, on any device; `first` is the first of its channels."""
         values = raw.to(self.pixels.work, copy=True)
         self.pixels.rescale(values, raw.dtype)
-        first = 0 if box is None else box[0][0]
         self._of_channels(first, first + len(values)).normalise(values)
         return values.to(self.dtype)
+
+    def same_values(self, other: object) -> bool:
+        """Whether another source is converted in the same way."""
+        return isinstance(other, ScaledSource) and other.pixels == self.pixels
 
     def _of_channels(self, start: int, stop: int) -> Pixels:
         """The conversion of some channels."""

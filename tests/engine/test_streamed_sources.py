@@ -1,0 +1,70 @@
+"""Images of integers that a source scales: they travel as they are stored, and are converted where the model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import mural
+from mural.data import ComputedSource, Source, scaled
+from mural.geometry import slices
+from mural.memory.pinned import Buffers
+from streamed_law import apart, differences, wrong
+from streamed_models import Spec
+
+CONVERSIONS: dict[str, dict[str, Any]] = {
+    "range": {}, "number": {"scale": 200.0}, "channels": {"mean": (0.1, 0.2), "std": (0.3, 0.7)},
+    "one for all": {"scale": (3.0, 90.0), "mean": 0.5},
+}  # fmt: skip
+
+
+def stored(dtype: torch.dtype, seed: int) -> tuple[Source, Tensor]:
+    """A source of integers, and all of it."""
+    most = torch.iinfo(dtype).max
+    values = torch.randint(0, most, (2, 21, 26), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return ComputedSource(lambda box: values[slices(box)], (2, 21, 26), dtype, f"image {seed}"), values
+
+
+@pytest.mark.parametrize("dtypes", [(torch.uint8, torch.uint8), (torch.uint8, torch.int16)])
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_scaled_sources(conversion: str, dtypes: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    travelled: set[torch.dtype] = set()
+    new = Buffers.new
+
+    def watched(self: Buffers, shape: Any, dtype: torch.dtype, *rest: Any, **more: Any) -> Tensor:
+        travelled.add(dtype)
+        return new(self, shape, dtype, *rest, **more)
+
+    monkeypatch.setattr(Buffers, "new", watched)
+    sources = [scaled(stored(dtype, seed)[0], **CONVERSIONS[conversion]) for seed, dtype in enumerate(dtypes)]
+    whole = torch.stack([source.converted(torch.float64).read() for source in sources])  # type: ignore[attr-defined]
+    target = torch.randint(0, 3, (2, 21, 26), generator=torch.Generator().manual_seed(7))
+    plain = Spec(norm="batch").build()
+    expected = F.cross_entropy(plain(whole), target)
+    expected.backward()
+    pm = mural.parallelize(Spec(norm="batch").build(), mural.Plan(stream=(9, 10)))
+    assert apart(pm.step(sources, target), expected) < 1e-10
+    assert not wrong(differences(pm, plain, F.cross_entropy, []))
+    assert travelled == set(dtypes)
+
+
+def test_sources_that_are_scaled_differently() -> None:
+    """Each is then converted as it is read."""
+    sources = [scaled(stored(torch.uint8, seed)[0], scale=factor) for seed, factor in enumerate((100.0, 255.0))]
+    whole = torch.stack([source.read() for source in sources]).double()
+    pm, plain = (Spec(norm="frozen").build() for _ in range(2))
+    found = mural.parallelize(pm, mural.Plan(stream=(9, 10)))(sources)
+    assert apart(found.full(), plain(whole)) < 1e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_a_gpu_converts_to_the_same_bits(conversion: str) -> None:
+    """By a number of Python's it would divide by multiplying."""
+    source, values = stored(torch.uint8, 1)
+    converted: Any = scaled(source, **CONVERSIONS[conversion])
+    assert converted.values_of(values.cuda()).cpu().equal(converted.read())
