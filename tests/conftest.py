@@ -1,5 +1,6 @@
 """Settings of every test: hypothesis draws fixed cases or fresh ones, and torch leaves the other core to others."""
 
+import gc
 import os
 
 import torch
@@ -15,5 +16,6 @@ settings.register_profile("fresh", max_examples=200, phases=FOUND, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 torch.set_num_threads(1)
+gc.set_threshold(100_000, 50, 100)  # thousands of collected tests are there for good: looking at them takes a minute
 
 collect_ignore = ["gpu"]  # what make test-gpu runs; test_gpu_families.py tries it on the CPU

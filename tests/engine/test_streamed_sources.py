@@ -13,7 +13,8 @@ import mural
 from mural.data import ComputedSource, Source, scaled
 from mural.geometry import slices
 from mural.memory.pinned import Buffers
-from streamed_law import apart, differences, wrong
+from mural.memory.window_reads import WindowReads
+from streamed_law import apart, differences, streamed, wrong
 from streamed_models import Spec
 
 CONVERSIONS: dict[str, dict[str, Any]] = {
@@ -50,6 +51,29 @@ def test_scaled_sources(conversion: str, dtypes: tuple[torch.dtype, ...], monkey
     assert apart(pm.step(sources, target), expected) < 1e-10
     assert not wrong(differences(pm, plain, F.cross_entropy, []))
     assert travelled == set(dtypes)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_read_is_kept_on_the_host(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps after the first one read no source, where values are on the host as well."""
+    sweeps: list[int] = []
+    begin = WindowReads.__init__
+
+    def watched(self: WindowReads, sources: Any, windows: Any, **more: Any) -> None:
+        sweeps.append(len(windows))
+        begin(self, sources, windows, **more)
+
+    monkeypatch.setattr(WindowReads, "__init__", watched)
+    whole = torch.stack([stored(torch.uint8, seed)[1] for seed in range(count)]).double() / 255
+    classes = torch.randint(0, 3, (count, 1, 21, 26), generator=torch.Generator().manual_seed(7)).byte()
+    masks = [ComputedSource(lambda box, mask=mask: mask[slices(box)], (1, 21, 26), torch.uint8) for mask in classes]
+    plain = Spec(norm="batch", depth=2).build()
+    pm = streamed(Spec(norm="batch", depth=2).build(), F.cross_entropy, mural.Plan(stream=(9, 10)), "host")
+    for number in range(2):
+        F.cross_entropy(plain(whole), classes[:, 0].long()).backward()
+        pm.step([scaled(stored(torch.uint8, seed)[0], dtype=torch.float64) for seed in range(count)], masks)
+        assert not wrong(differences(pm, plain, F.cross_entropy, []))
+        assert len(sweeps) == 2 * (number + 1), "image and mask are read once in a step"
 
 
 def test_sources_that_are_scaled_differently() -> None:

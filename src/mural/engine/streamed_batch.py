@@ -14,7 +14,7 @@ from mural.engine.memory_room import MOST_DECODED
 from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, check_stream
-from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, formed, memory_format
+from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, as_stored, formed, memory_format
 from mural.engine.tile_sizes import tile_grids
 from mural.errors import LayoutError, PlanError
 from mural.geometry import Cuts, Interval
@@ -23,7 +23,7 @@ from mural.graph.nodes import Place
 from mural.graph.sites import At
 from mural.memory.decoded_cache import DecodedCache
 from mural.memory.pinned import settled
-from mural.memory.readable import Converted, Readable
+from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
 from mural.memory.tile_calls import TileValue
 from mural.memory.tile_needs import Needs as TileNeeds
@@ -80,9 +80,18 @@ class StreamedBatch:
         self.streamer.blocks = self._blocks()
         self.streamer.compute = self.program.recorded.run
         if self.program.kept.host:
-            self.streamer.host, self.streamer.memory = self.program.kept.host, way.host_memory(self.program.kept.recent)
+            self._keep_on_host(int(decoded))
         if known:
             self.streamer.meanwhile = lambda: way.verify(objective, given, self.program)
+
+    def _keep_on_host(self, most: int) -> None:
+        """Have values kept on the host; and what is read from sources, up to so many bytes of each."""
+        memory = self.way.host_memory(self.program.kept.recent)
+        self.streamer.host, self.streamer.memory = self.program.kept.host, memory
+        alone = all(self.mesh.size(axis) == 1 for axis in SPATIAL)  # then all passes read all rows
+        for given in self.inputs.values():
+            if alone and isinstance(given, SourceInput):
+                given.keep_in(memory, most)
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
@@ -127,13 +136,10 @@ class StreamedBatch:
         if not mask and isinstance(getattr(chosen[0] if chosen else None, "dtype", None), torch.dtype):
             check_scaled(chosen[0], chosen[0].dtype)  # type: ignore[attr-defined]
 
-        one = chosen[0] if chosen else None
-        alike = isinstance(one, Converted) and all(one.same_values(other) for other in chosen)
-        stored = [cast("Converted", source).stored for source in chosen] if alike else chosen
+        stored, values = as_stored(chosen)
 
         def convert(window: Tensor) -> Tensor:
-            if alike and len(window):  # one image at a time
-                window = cast("Converted", one).values_of(window[0])[None]
+            window = values(window)
             return formed((window[:, 0] if flat else window).to(dtype), form)
 
         memory = self.way.memory()
@@ -272,7 +278,7 @@ class StreamedBatch:
             self.streamer.release()
         for given in getattr(self, "inputs", {}).values():
             if isinstance(given, SourceInput):
-                given.close()
+                given.release()
 
 
 def several(image: Image) -> bool:

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from mural.comm import stack
 from mural.comm.exchange import CHANNELS_LAST, order_of
-from mural.geometry import Box, slices
+from mural.geometry import Box, Interval, slices
 from mural.memory.decoded_cache import DecodedCache
+from mural.memory.host_memory import HostMemory
+from mural.memory.host_tensor import HostTensor, united
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.pinned import Buffers
-from mural.memory.readable import Readable
+from mural.memory.readable import Converted, Readable
 from mural.memory.window_reads import WindowReads
-from mural.ranks import Mesh
+from mural.ranks import SPATIAL, Mesh
 from mural.shard import ShardedTensor
 from mural.shard.gradient_scale import raw_gradient
 
@@ -83,6 +85,8 @@ class SourceInput:
     """Images that are read from sources, by threads and ahead of their use; `first` is the number of the first one.
 
     Bytes that were decoded are kept for other passes, within the budget of `cache`. A rank may have no image at all.
+
+    Where values are kept on the host by rows, so is what was read (`keep_in`): later sweeps then need no thread.
     """
 
     wanted = False
@@ -95,24 +99,56 @@ class SourceInput:
         self.cache, self.buffers, self.lead, self.channels = cache, buffers, lead, channels
         self.reads: WindowReads | None = None
         self.next = 0
+        self.kept: HostTensor | None = None
+        """What was read, as it is stored."""
+        self.covered: dict[int, tuple[Interval, ...]] = {}
+        """Its rows, of each image."""
+
+    def keep_in(self, memory: HostMemory, most: int) -> None:
+        """Keep what is read on the host, if it is of one type and takes no more than so many bytes."""
+        kinds = [getattr(source, "dtype", None) for source in self.sources]
+        kind = kinds[0] if len(set(kinds)) == 1 else None
+        if not isinstance(kind, torch.dtype) or prod(self.sources[0].shape) * len(self.sources) * kind.itemsize > most:
+            return
+        images = Interval(self.first, self.first + len(self.sources))
+        dims = len(self.sources[0].shape) - 1
+        box = (images, *(Interval(0, extent) for extent in self.sources[0].shape))
+        self.kept = HostTensor(box, ("data", None, *SPATIAL[:dims]), memory, 0)
+
+    def _stored(self, box: Box) -> Box:
+        """A window in the dims of what is stored: image, channels, and those of the image."""
+        return (box[0], Interval(0, self.channels), *box[self.lead :])
+
+    def _is_kept(self, box: Box) -> bool:
+        """Whether the rows of a window were read before."""
+        return any(held.contains(box[self.lead]) for held in self.covered.get(box[0].start, ()))
 
     def plan(self, boxes: Sequence[Box]) -> None:
         """Begin to read the windows of a pass."""
         self.close()
-        windows = [(box[0].start - self.first, box[self.lead :]) for box in boxes if box[0].size]
-        self.reads = WindowReads(
-            self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers, convert=self.convert
-        )
-        self.next = 0
+        boxes, self.next = [box for box in boxes if box[0].size], 0
+        if self.kept is not None and all(map(self._is_kept, boxes)):
+            self.kept.plan(list(map(self._stored, boxes)))
+            return
+        windows = [(box[0].start - self.first, box[self.lead :]) for box in boxes]
+        self.reads = WindowReads(self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers)
 
     def read(self, box: Box) -> Tensor:
         """The next window."""
         if not box[0].size:
             return self._nothing(box)
         if self.reads is None:
-            raise RuntimeError("windows are read after they were planned")
+            if self.kept is None:
+                raise RuntimeError("windows are read after they were planned")
+            return self.convert(self.kept.read(self._stored(box)))
         self.next += 1
-        return self.reads[self.next - 1]
+        window = self.reads[self.next - 1]
+        # Rows are held whole.
+        if self.kept is not None and self._stored(box)[3:] == self.kept.box[3:] and not self._is_kept(box):
+            self.kept.write(self._stored(box), window)
+            number = box[0].start
+            self.covered[number] = united(self.covered.get(number, ()), box[self.lead])
+        return self.convert(window)
 
     def at_once(self, box: Box) -> Tensor:
         """A window that was not planned, read now."""
@@ -141,6 +177,22 @@ class SourceInput:
         if self.reads is not None:
             self.reads.close()
             self.reads = None
+
+    def release(self) -> None:
+        """End the threads, and give all memory back."""
+        self.close()
+        if self.kept is not None:
+            self.kept.drop()
+            self.kept, self.covered = None, {}
+
+
+def as_stored(sources: Sequence[Readable]) -> tuple[list[Readable], Callable[[Tensor], Tensor]]:
+    """Sources as they are stored, and what makes of a window (1, C, …) what they give; of no image, nothing."""
+    one = sources[0] if sources else None
+    if not isinstance(one, Converted) or not all(one.same_values(other) for other in sources):
+        return list(sources), lambda window: window
+    stored = [source.stored for source in sources if isinstance(source, Converted)]
+    return stored, lambda window: one.values_of(window[0])[None] if len(window) else window
 
 
 def formed(tensor: Tensor, form: torch.memory_format) -> Tensor:
