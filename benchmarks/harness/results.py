@@ -54,12 +54,12 @@ def command_line(name: str, arguments: list[str]) -> str:
 
 
 def scrubbed(text: str) -> str:
-    """A text without folders of this machine.
+    """A text without folders of this machine; names with slashes stay.
 
-    >>> scrubbed("File /home/me/torch/nn/conv.py broke, --output=/tmp/x.json")
-    'File conv.py broke, --output=x.json'
+    >>> scrubbed("File /home/me/torch/nn/conv.py broke, --output=/tmp/x.json --only unet/plain/bf16")
+    'File conv.py broke, --output=x.json --only unet/plain/bf16'
     """
-    return re.sub(r"(?:/[\w.+~-]+)+/([\w.+~-]+)", r"\1", text)
+    return re.sub(r"(?<![\w.*+~-])(?:/[\w.+~-]+)+/([\w.+~-]+)", r"\1", text)
 
 
 class Log:
