@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mural.graph.nodes import Node, Place
 from mural.memory.passes import StreamPass, TotalKey
-from mural.memory.tile_function import TileGiven, gradients_of
+from mural.memory.tile_function import TileFunction, TileGiven, TileMade, gradients_of
 from mural.memory.tile_sweeps import TileSweeps
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.memory.whole_pass import WholePass
@@ -113,43 +113,47 @@ class Streamer(TileSweeps):
         join = self.joins.of(last)
         of, name = (None, "backward") if join is None else (join.before.measures, "adjoints")
         sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
-        guess: Tensor | None = None
-        single: TotalKey | None = None
+        root: tuple[TotalKey, Tensor] | None = None
         for at in self._told(last, self.in_turn(last), f"forward and {name}"):
             given, tile = self.given(last, at, True, of), self.tile(last, at)
-            if single is None:
-                given = given.with_leaves()
-                task = tile.run(given)
-                found = [key for key, part in task.sums.items() if part.requires_grad]
-                if task.moments or len(found) != 1:
+            if root is None:
+                if (found := self._first_in_one(tile, given)) is None:
                     return None
-                part = task.sums[found[0]]
-                if part.numel() != 1 or part.is_complex() or task.chunk(found[0]) is not None:
-                    return None  # several numbers; or each image has a total of its own
-                single, guess = found[0], self._guess(found[0], part)
-                made = tile.made(replace(given, adjoints={(single, None): guess}), task)
-                del task, part  # backward may have gone through a part of the graph alone
+                root, made = found
             elif self._adds_nothing(last, given):
                 continue
             else:
-                made = self.compute(tile, replace(given, adjoints={(single, None): guess}))
+                made = self.compute(tile, replace(given, adjoints={(root[0], None): root[1]}))
             self.collect(at, made, sums, {})
             self.add_gradients(last, at, made)
         if join is None:
             self.end_backward(last)
         self.settle(sums, {})
         loss, adjoints = self._tail(weight)
-        if single is not None and guess is not None:
-            found = adjoints[single, None] if (single, None) in adjoints else torch.zeros_like(guess)
-            if join is None:
-                adjoints.pop((single, None), None)
-            self._rescale(found * prod(map(self.mesh.size, self.totals.axes[single])) / guess)
+        if root is not None:
+            single, guess = root
+            true = adjoints.get((single, None), torch.zeros_like(guess))
+            self._rescale(true * prod(map(self.mesh.size, self.totals.axes[single])) / guess)
+            adjoints = {at: grad for at, grad in adjoints.items() if join is not None or at != (single, None)}
         self._add_adjoints(adjoints)
         if join is not None:
             self.complete(last)
             self.backward_joined(join)
             self.end_backward(last)
         return loss
+
+    def _first_in_one(self, tile: TileFunction, given: TileGiven) -> tuple[tuple[TotalKey, Tensor], TileMade] | None:
+        """The only total of the last pass with a gradient, the guess for it, and what the first tile gives with it."""
+        given = given.with_leaves()
+        task = tile.run(given)
+        found = [key for key, part in task.sums.items() if part.requires_grad]
+        if task.moments or len(found) != 1:
+            return None
+        single, part = found[0], task.sums[found[0]]
+        if part.numel() != 1 or part.is_complex() or task.chunk(single) is not None:
+            return None  # several numbers; or each image has a total of its own
+        guess = self._guess(single, part)
+        return (single, guess), tile.made(replace(given, adjoints={(single, None): guess}), task)
 
     def _adds_nothing(self, last: StreamPass, given: TileGiven) -> bool:
         """Whether a tile adds nothing to loss and gradients: its targets are all of the class that the loss ignores."""
