@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counted_image import CountedImage, box, grid_windows, image, threads_of_readers
-from mural.geometry import Box, Interval, slices, whole
+from mural.geometry import Box, Interval, slices
 from mural.memory import window_source
 from mural.memory.decoded_cache import DecodedCache, block_extents
 from mural.memory.window_reads import WindowReads
@@ -151,12 +151,6 @@ def test_tensors_are_returned_as_views_on_their_own_device() -> None:
     assert found.data_ptr() == values[:, 3:, 5:].data_ptr()
     assert not found.requires_grad
     assert torch.equal(found[0], values.detach()[:, 3:20, 5:40])
-
-
-def test_windows_are_converted_as_they_arrive() -> None:
-    values = image((1, 30, 40))
-    with WindowReads([CountedImage(values)], [(0, whole((30, 40)))], convert=lambda x: x[:, 0].long()) as reads:
-        assert torch.equal(reads[0], values.long())
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])

@@ -62,7 +62,7 @@ def test_few_windows_are_on_the_device_however_many_there_are() -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with WindowReads([values], windows(4096, 512, 32)[:count], device="cuda", convert=lambda x: x) as reads:
+        with WindowReads([values], windows(4096, 512, 32)[:count], device="cuda") as reads:
             for window in reads:
                 busy(window)
         peaks.append(torch.cuda.max_memory_allocated() - before)

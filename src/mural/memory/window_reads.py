@@ -38,9 +38,9 @@ class WindowReads:
     (C, *extents), or have `shape` and `read`; one that says its `dtype` and `chunks` is read without a trial, and along
     its tiles. Tensors on the device, or on a CPU that computes, are returned as views: do not write to them.
 
-    `cache` keeps decoded blocks for other passes. Pixels travel in the type of the source; `convert` then makes of a
-    window on the device what the model takes. On a GPU, `buffers` keeps pinned memory from pass to pass. The CPU does
-    not queue work for more than one window after the one that the GPU is at, so windows do not pile up there.
+    `cache` keeps decoded blocks for other passes. Pixels travel in the type of the source. On a GPU, `buffers` keeps
+    pinned memory from pass to pass. The CPU does not queue work for more than one window after the one that the GPU is
+    at, so windows do not pile up there.
 
     Use it in a `with` block: leaving it ends the threads and frees what was read and not used.
     """
@@ -55,7 +55,6 @@ class WindowReads:
         ahead: int = 3,
         cache: DecodedCache | None = None,
         buffers: Buffers | None = None,
-        convert: Callable[[Tensor], Tensor] | None = None,
     ):
         if threads < 1 or ahead < 0:
             raise LayoutError(
@@ -67,7 +66,7 @@ class WindowReads:
                 raise LayoutError(f"a window of image {number}, but the images are 0 to {len(self.images) - 1}")
             self.images[number].check(box)
         self.device, self.threads, self.ahead = settled(device), threads, ahead
-        self.cache, self.convert = cache, convert
+        self.cache = cache
         if buffers is not None and buffers.device != self.device:
             raise LayoutError(f"buffers for {buffers.device} do not bring windows to {self.device}: make them for it")
         self.owned = buffers is None
@@ -95,8 +94,7 @@ class WindowReads:
             self._begin(range(i, min(i + self.ahead + 1, len(self))))
             self._keep_up()
             number, box = self.windows[i]
-            found = self.images[number].read(box)[None].to(self.device) if self.ready[number] else self._arrived(i)
-        return found if self.convert is None else self.convert(found)
+            return self.images[number].read(box)[None].to(self.device) if self.ready[number] else self._arrived(i)
 
     def _begin(self, coming: range) -> None:
         """Have these windows read, in order, and give up all others."""
