@@ -20,7 +20,7 @@ from mural.errors import PlanError
 from mural.graph.nodes import Place
 from mural.graph.work_and_depth import work
 from mural.memory.joined_passes import Joins, joined_passes
-from mural.memory.passes import Passes, StreamPass, passes_of
+from mural.memory.passes import StreamPass, passes_of
 from mural.memory.tile_calls import TileGraph
 
 LOOSE = 4
@@ -187,17 +187,18 @@ class KeptChoice:
         """What is to be as small as possible: bytes that do not fit on the host, then seconds."""
         placed = self._placed(kept)
         passes = passes_of(self.graph, placed.values, self.whole)
-        return max(0, self._hosted(placed, passes) - self.room.host), self._seconds(placed, passes)
+        joins = joined_passes(passes)
+        most = self._hosted(placed, passes.passes, joins)
+        return max(0, most - self.room.host), self._seconds(placed, passes.passes, joins)
 
     def bytes_of(self, place: Place) -> int:
         """The size of a value."""
         value = self.graph.values[place]
         return prod(value.shape) * min(value.dtype.itemsize, self.room.itemsize)
 
-    def _hosted(self, kept: Kept, passes: Passes) -> int:
+    def _hosted(self, kept: Kept, passes: Sequence[StreamPass], joins: Joins) -> int:
         """Bytes on the host: values, and gradients of those that several passes find. Others take a value's place."""
-        joins = joined_passes(passes)
-        times = Counter(place for one in passes.passes if not joins.skips(one) for place in one.reads)
+        times = Counter(place for one in passes if not joins.skips(one) for place in one.reads)
         return sum(self.bytes_of(p) * (2 if times[p] > 1 else 1) for p in kept.host)
 
     def _placed(self, kept: Collection[Place]) -> Kept:
@@ -233,10 +234,9 @@ class KeptChoice:
             found[call.node.id] = forward, 2 * forward
         return found
 
-    def _seconds(self, placed: Kept, passes: Passes) -> float:
+    def _seconds(self, placed: Kept, found: Sequence[StreamPass], joins: Joins) -> float:
         """The time of a step."""
-        total, later, found = 0.0, set[Place](), passes.passes
-        joins = joined_passes(passes)
+        total, later = 0.0, set[Place]()
         for one, before, after in reversed(list(zip(found, (None, *found), (*found[1:], None), strict=False))):
             total += self._pass_seconds(one, before, after, later, placed, joins)
             later |= set(one.reads)

@@ -41,6 +41,16 @@ class Sweep:
     peak: int = 0
     """The most bytes on the device while it ran."""
 
+    @property
+    def back(self) -> bool:
+        """Whether it computes with gradients."""
+        return self.kind != "forward"
+
+    @property
+    def writes_gradients(self) -> bool:
+        """Whether it finds the gradients of what it reads, not of totals alone."""
+        return self.back and "adjoints" not in self.kind
+
 
 @dataclass(frozen=True)
 class StreamPeak:
