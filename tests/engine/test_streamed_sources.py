@@ -30,7 +30,7 @@ def stored(dtype: torch.dtype, seed: int) -> tuple[Source, Tensor]:
     return ComputedSource(lambda box: values[slices(box)], (2, 21, 26), dtype, f"image {seed}"), values
 
 
-@pytest.mark.parametrize("dtypes", [(torch.uint8, torch.uint8), (torch.uint8, torch.int16)])
+@pytest.mark.parametrize("dtypes", [(torch.uint16, torch.uint16), (torch.uint8, torch.int16)])
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_scaled_sources(conversion: str, dtypes: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     travelled: set[torch.dtype] = set()
@@ -41,8 +41,10 @@ def test_scaled_sources(conversion: str, dtypes: tuple[torch.dtype, ...], monkey
         return new(self, shape, dtype, *rest, **more)
 
     monkeypatch.setattr(Buffers, "new", watched)
-    sources = [scaled(stored(dtype, seed)[0], **CONVERSIONS[conversion]) for seed, dtype in enumerate(dtypes)]
-    whole = torch.stack([source.converted(torch.float64).read() for source in sources])  # type: ignore[attr-defined]
+    sources: list[Any] = [
+        scaled(stored(dtype, seed)[0], **CONVERSIONS[conversion]) for seed, dtype in enumerate(dtypes)
+    ]
+    whole = torch.stack([source.converted(torch.float64).read() for source in sources])
     target = torch.randint(0, 3, (2, 21, 26), generator=torch.Generator().manual_seed(7))
     plain = Spec(norm="batch").build()
     expected = F.cross_entropy(plain(whole), target)
@@ -87,8 +89,9 @@ def test_sources_that_are_scaled_differently() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("conversion", CONVERSIONS)
-def test_a_gpu_converts_to_the_same_bits(conversion: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+def test_a_gpu_converts_to_the_same_bits(conversion: str, dtype: torch.dtype) -> None:
     """By a number of Python's it would divide by multiplying."""
-    source, values = stored(torch.uint8, 1)
+    source, values = stored(dtype, 1)
     converted: Any = scaled(source, **CONVERSIONS[conversion])
     assert converted.values_of(values.cuda()).cpu().equal(converted.read())

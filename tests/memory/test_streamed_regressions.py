@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -238,12 +239,12 @@ class Told:
 def test_results_that_are_delivered_need_no_room() -> None:
     """They counted as kept, and on the host for large images, for which tiles become narrow bands."""
     model = UNet(in_channels=2, width=2, depth=2, classes=3).double().eval()
-    pm = mural.parallelize(model, mural.Plan(stream=(12, 10)), F.cross_entropy)
-    pm.way._room = lambda: Room(0, 2**40, 8, Speeds(link=1e18))  # type: ignore[union-attr]
+    pm: Any = mural.parallelize(model, mural.Plan(stream=(12, 10)), F.cross_entropy)
+    pm.way._room = lambda: Room(0, 2**40, 8, Speeds(link=1e18))
     told = Told()
     pm.evaluate_into(images(1, (40, 36), 1)[0], torch.randint(3, (1, 40, 36)), told)
     assert told.positions == 3 * 40 * 36
-    (program,) = pm.way.programs.values()  # type: ignore[union-attr]
+    (program,) = pm.way.programs.values()
     assert not program.kept.host
 
 
