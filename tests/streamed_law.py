@@ -71,7 +71,7 @@ def streamed(model: nn.Module, loss: Loss, plan: mural.Plan, keep: str | None) -
     """
     pm = mural.parallelize(deepcopy(model), plan, deepcopy(loss) if isinstance(loss, nn.Module) else loss)
     if keep == "host":
-        pm.way._room = lambda: Room(0, 2**40, 8, Speeds(link=1e18), recent=4000)
+        pm.way._room = lambda: Room(0, 2**40, 8, Speeds(link=1e18), bands=4000)
     else:
         pm.way.keep = keep
     return pm

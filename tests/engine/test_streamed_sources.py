@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import mural
 from mural.data import ComputedSource, Source, scaled
+from mural.engine.tile_inputs import formed
 from mural.geometry import slices
 from mural.memory.pinned import Buffers
 from mural.memory.window_reads import WindowReads
@@ -76,6 +77,15 @@ def test_what_is_read_is_kept_on_the_host(count: int, monkeypatch: pytest.Monkey
         pm.step([scaled(stored(torch.uint8, seed)[0], dtype=torch.float64) for seed in range(count)], masks)
         assert not wrong(differences(pm, plain, F.cross_entropy, []))
         assert len(sweeps) == 2 * (number + 1), "image and mask are read once in a step"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_windows_have_the_strides_of_their_memory_format(channels: int) -> None:
+    """A single image may have any stride along the batch, and gradients were copied to another memory format for it."""
+    window = torch.rand(5, 7, channels).permute(2, 0, 1)[None]
+    found = formed(window, torch.channels_last)
+    assert found.equal(window)
+    assert found.stride() == torch.empty(1, channels, 5, 7).to(memory_format=torch.channels_last).stride()
 
 
 def test_sources_that_are_scaled_differently() -> None:

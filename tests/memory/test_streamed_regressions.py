@@ -218,7 +218,7 @@ def test_nothing_is_held_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in (lambda: pm.evaluate(x, target), lambda: pm(x), lambda: pm.step(x, target)):
         run()
         memory = pm.way.hosted
-        assert not memory.recent.bands
+        assert not memory.bands.bands
         assert all(not rows.users for rows in made)
         assert made
 

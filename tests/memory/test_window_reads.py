@@ -70,6 +70,18 @@ def test_with_room_each_block_is_decoded_once() -> None:
     assert cache.bytes == source.values.nbytes
 
 
+@pytest.mark.parametrize(("tile", "kept"), [(256, True), (8, False)])
+def test_a_single_pass_keeps_what_it_tears_apart(tile: int, kept: bool) -> None:
+    """Tiles of the file that several windows touch are decoded once; others are not copied to be kept."""
+    source, cache = CountedImage(image((3, 900, 1300)), (tile, tile)), DecodedCache(10**8)
+    windows = grid_windows(source.shape[1:], 300, 5)
+    with WindowReads([source], windows, cache=cache, once=True) as reads:
+        for (_, place), found in zip(windows, reads, strict=True):
+            assert torch.equal(found[0], source.values[(slice(None), *slices(place))])
+    assert bool(len(cache)) == kept
+    assert set(Counter(source.boxes).values()) == {1}
+
+
 def test_decoded_blocks_are_copied_by_few_tasks() -> None:
     """A task for each block took longer than the copies, while the GPU waited for its window."""
     values = image((1, 512, 4096))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +64,16 @@ class CudaLanes:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(moment)
         tensor.record_stream(stream)
+
+    def wait(self, moments: Iterable[Moment]) -> None:
+        """Make the calling stream wait for moments."""
+        for moment in moments:
+            torch.cuda.current_stream(self.device).wait_event(moment)
+
+    def catch_up(self) -> None:
+        """Make the calling stream wait for all that travels."""
+        for stream in (self.inward, self.outward):
+            torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def finish(self, moment: Moment) -> None:
         moment.synchronize()

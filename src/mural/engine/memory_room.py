@@ -12,17 +12,17 @@ from mural.memory.choice import Room
 from mural.memory.machine_memory import machine_memory
 from mural.ranks import Mesh
 
-DEVICE_SHARE, HOST_SHARE = 0.2, 0.7
+DEVICE_SHARE, HOST_SHARE = 0.2, 0.8
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
-RECENT_SHARE = 0.2
-"""The part of the device's memory for what was sent to the host lately."""
+BANDS_SHARE = 0.35
+"""The part of the device's memory through which values pass on their way to the host and back."""
 MOST_DECODED = 0.25
-"""The part of the host's free memory that decoded pixels may take for later passes."""
+"""The part of the host's free memory that decoded pixels may take for later passes, if no values are kept there."""
 
 
 def room_for_kept(device: int, host: int, itemsize: int) -> Room:
     """The room for kept values on a device with that memory, next to a host with that much free memory."""
-    return Room(int(device * DEVICE_SHARE), int(host * HOST_SHARE), itemsize, recent=int(device * RECENT_SHARE))
+    return Room(int(device * DEVICE_SHARE), int(host * HOST_SHARE), itemsize, bands=int(device * BANDS_SHARE))
 
 
 def device_limit(device: torch.device) -> int:

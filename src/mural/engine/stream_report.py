@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,15 +82,8 @@ class PredictedStep:
         """The peak of each sweep."""
         return stream_peak(
             self.program.passes, self.needs, self.inputs, self.held, lower=self.lower, there=self.there,
-            hosted=self.program.kept.host, more=self.more + self._recent, blocks=self.blocks,
+            hosted=self.program.kept.host, more=self.more, blocks=self.blocks, bands=self.program.kept.bands,
         )  # fmt: skip
-
-    @property
-    def _recent(self) -> int:
-        """Bytes of what was sent to the host lately and is still here."""
-        kept, values = self.program.kept, self.program.tiles.values
-        sizes = (prod(values[p].shape) * (self.lower or values[p].dtype).itemsize for p in kept.host)
-        return min(kept.recent, sum(sizes))
 
     @cached_property
     def cost(self) -> StreamCost:
@@ -99,7 +91,7 @@ class PredictedStep:
         return stream_cost(
             self.program.passes, self.needs, self.peak, lower=self.lower, hosted=self.program.kept.host,
             hardware=self.hardware, channels_last=self.channels_last, blocks=self.blocks,
-            recent=self.program.kept.recent,
+            bands=self.program.kept.bands,
         )  # fmt: skip
 
     def describe(self) -> str:

@@ -206,11 +206,11 @@ class Streamed:
         """How many bytes of the host are free for this rank. Collective."""
         return free_for_each(self.held.world_mesh, self.held.device)
 
-    def host_memory(self, recent: int) -> HostMemory:
-        """The host memory of kept values for a step that begins; `recent` bytes of them stay on the device a while."""
+    def host_memory(self, bands: int) -> HostMemory:
+        """The host memory of kept values for a step that begins; they pass through so many bytes on the device."""
         if self.hosted is None:
             self.hosted = HostMemory(settled(self.held.device))
-        self.hosted.begin(recent)
+        self.hosted.begin(bands)
         return self.hosted
 
     def memory(self) -> Buffers:

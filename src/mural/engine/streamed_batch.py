@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.engine.inputs import Image, all_readable, check_scaled, converted
-from mural.engine.memory_room import MOST_DECODED
+from mural.engine.memory_room import HOST_SHARE, MOST_DECODED
 from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, check_stream
@@ -63,7 +63,8 @@ class StreamedBatch:
         self.cuts = self._cuts(given[0][0])
         self.grid, grids = tile_grids(self.program, given[0][0], way.plan.stream or (), self.cuts, self.mesh)
         self.needs = TileNeeds(self.program.passes, self.grid, grids)
-        decoded = way.free_host() * MOST_DECODED if len(self.program.passes.passes) > 1 else 0
+        share = (1 - HOST_SHARE) / 2 if self.program.kept.host else MOST_DECODED
+        decoded = way.free_host() * share if len(self.program.passes.passes) > 1 else 0
         self.cache = DecodedCache(int(decoded))
         self.inputs = {
             name: self._input(part, name, number)
@@ -86,7 +87,7 @@ class StreamedBatch:
 
     def _keep_on_host(self, most: int) -> None:
         """Have values kept on the host; and what is read from sources, up to so many bytes of each."""
-        memory = self.way.host_memory(self.program.kept.recent)
+        memory = self.way.host_memory(self.program.kept.bands)
         self.streamer.host, self.streamer.memory = self.program.kept.host, memory
         alone = all(self.mesh.size(axis) == 1 for axis in SPATIAL)  # then all passes read all rows
         for given in self.inputs.values():
@@ -209,7 +210,7 @@ class StreamedBatch:
         facts, source = self.program.tiles.values[place], str(place[0])
         if source in self.streamer.held:  # the model returns a parameter as it is
             return self.streamer.held[source].detach()
-        read = self.inputs[source].at_once if source in self.inputs else self.streamer.kept[place].read
+        read = self.inputs[source].at_once if source in self.inputs else self.streamer.kept[place].copied
         if not any(facts.axes):
             return read(self.needs.region_box(place))
         dims = zip(facts.axes, facts.shape, strict=True)
@@ -274,11 +275,11 @@ class StreamedBatch:
 
     def close(self) -> None:
         """Give all memory back, and end the threads that read."""
-        if hasattr(self, "streamer"):
-            self.streamer.release()
         for given in getattr(self, "inputs", {}).values():
             if isinstance(given, SourceInput):
                 given.release()
+        if hasattr(self, "streamer"):
+            self.streamer.release()
 
 
 def several(image: Image) -> bool:

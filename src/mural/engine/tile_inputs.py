@@ -131,7 +131,10 @@ class SourceInput:
             self.kept.plan(list(map(self._stored, boxes)))
             return
         windows = [(box[0].start - self.first, box[self.lead :]) for box in boxes]
-        self.reads = WindowReads(self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers)
+        self.reads = WindowReads(
+            self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers,
+            once=self.kept is not None,
+        )  # fmt: skip
 
     def read(self, box: Box) -> Tensor:
         """The next window."""
@@ -196,8 +199,15 @@ def as_stored(sources: Sequence[Readable]) -> tuple[list[Readable], Callable[[Te
 
 
 def formed(tensor: Tensor, form: torch.memory_format) -> Tensor:
-    """A window in the memory format of the model's convolutions."""
-    return tensor.contiguous(memory_format=form) if CHANNELS_LAST.get(tensor.ndim) == form else tensor
+    """A window in the memory format of the model's convolutions.
+
+    The stride of a single image may be any; but it decides to which format torch brings the gradients of convolutions.
+    """
+    if CHANNELS_LAST.get(tensor.ndim) != form:
+        return tensor
+    dense = tensor.contiguous(memory_format=form)
+    strides = torch.empty(dense.shape, device="meta", memory_format=form).stride()
+    return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
 
 
 def memory_format(model: nn.Module) -> torch.memory_format:

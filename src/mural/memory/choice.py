@@ -48,24 +48,24 @@ class Speeds:
 class Room:
     """How many bytes kept values may take on the device and on the host, and how many bytes a number has.
 
-    Without a number for the device: a part of what a step in one piece would keep. `recent` are bytes on the device for
-    what was sent to the host lately.
+    Without a number for the device: a part of what a step in one piece would keep. `bands` are bytes on the device
+    through which values pass on their way to the host and back.
     """
 
     device: int | None = None
     host: int = 0
     itemsize: int = 4
     speeds: Speeds = Speeds()
-    recent: int = 0
+    bands: int = 0
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The values that are kept, and those of them that are on the host; of these, `recent` bytes stay a while."""
+    """The values that are kept, and those of them that are on the host, which pass through `bands` bytes here."""
 
     values: frozenset[Place] = frozenset()
     host: frozenset[Place] = frozenset()
-    recent: int = 0
+    bands: int = 0
 
 
 def whole_calls(graph: TileGraph, tile: Sequence[int]) -> frozenset[int]:
@@ -211,7 +211,7 @@ class KeptChoice:
                 here.append(self.bytes_of(place))
             else:
                 host.add(place)
-        return Kept(frozenset(kept), frozenset(host), self.room.recent if host else 0)
+        return Kept(frozenset(kept), frozenset(host), self.room.bands if host else 0)
 
     @cached_property
     def _device_room(self) -> int:
@@ -257,7 +257,7 @@ class KeptChoice:
 
         def new(places: Iterable[Place]) -> float:
             """What the sweep before has just sent to the host, as far as it is still here."""
-            return min(kept.recent / self.room.speeds.link, seconds(places))
+            return min(kept.bands / self.room.speeds.link, seconds(places))
 
         read, made, reads = seconds(one.reads), seconds(one.keeps), set(one.reads)
         there = new(reads.intersection(before.keeps if before else ()))

@@ -7,16 +7,15 @@ block of memory:
     write    rows 512 … 767 of a tile ─────────────────▶ on a stream of their own, after the tile
     read     rows 510 … 769 ◀───── asked for one window ahead, on another stream
 
-Sweeps go through the image down and up in turn. So what one sweep wrote last, the next one reads first, and it need not
-travel: the newest bands stay on the device, as far as there is room (`RecentBands`).
+On the device, bands are in one block of memory, in which the newest ones stay as long as there is room (`DeviceBands`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch import Tensor
 from mural.comm.copy_streams import CudaLanes, Moment
 from mural.comm.host_staging import PageableMemory, Pinned
 from mural.geometry import Interval
+from mural.memory.device_bands import DeviceBands, Part, RecentBand
 
 AHEAD = 2
 """How many windows are asked for before they are used, that in use included."""
@@ -38,16 +38,26 @@ class HostMemory:
     def __init__(self, device: torch.device):
         self.device = device
         self.lanes = CudaLanes(device) if device.type == "cuda" else None
-        self.recent = RecentBands(0)
+        self.bands = DeviceBands(device, 0)
         self.idle: list[Pinned | PageableMemory] = []
         self.unused: list[Pinned | PageableMemory] = []
         """Those of the idle buffers that nobody has taken since the step began."""
 
-    def begin(self, recent: int) -> None:
-        """Begin a step; so many bytes on the device are for bands that were written lately."""
-        self.recent = RecentBands(recent)
+    def begin(self, bands: int) -> None:
+        """Begin a step; bands have so many bytes on the device."""
+        self.bands = DeviceBands(self.device, bands, self.lanes)
         self.idle = [b for b in self.idle if not any(b is other for other in self.unused)]
         self.unused = list(self.idle)
+
+    def end_tile(self) -> None:
+        """All that computes a tile was asked for: bands that it read are free for others after it."""
+        self.bands.end_tile(None if self.lanes is None else self.lanes.now())
+
+    def end(self) -> None:
+        """End a step: give the memory on the device back, to be used once nothing travels through it."""
+        if self.lanes is not None:
+            self.lanes.catch_up()
+        self.bands = DeviceBands(self.device, 0)
 
     def take(self, size: int) -> Pinned | PageableMemory:
         """A buffer of at least that many bytes."""
@@ -69,59 +79,14 @@ class HostMemory:
         self.idle.append(buffer)
 
 
-@dataclass(eq=False)
-class RecentBand:
-    """Rows of a tensor that are on the device as well."""
+class Coming(NamedTuple):
+    """A band on its way to the device, or there: its image and rows, and when its numbers are there."""
 
-    owner: HostRows
-    image: int
-    at: Interval
+    key: tuple[int, Interval]
     band: Tensor
     moment: Moment
-    sweep: int
-    used: bool = False
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self.band.numel() * self.band.element_size()
-
-
-class RecentBands:
-    """Bands that were written lately, within a room of bytes."""
-
-    def __init__(self, room: int):
-        self.room, self.sweep, self.bands = room, 0, list[RecentBand]()
-
-    def turn(self) -> bool:
-        """Begin a sweep; whether it goes up."""
-        self.sweep += 1
-        return self.sweep % 2 == 0
-
-    def add(self, owner: HostRows, image: int, at: Interval, band: Tensor, moment: Moment) -> None:
-        """Keep a band that is written; what it replaces goes."""
-        self.forget(owner, image, at)
-        if self.room:
-            self.bands.append(RecentBand(owner, image, at, band, moment, self.sweep))
-        while sum(held.size for held in self.bands) > self.room:
-            self.bands.remove(min(self.bands, key=self._worth))
-
-    def _worth(self, held: RecentBand) -> int:
-        """Bands that were read are not read again soon. This sweep reads those of the one before it, the next one
-        those of this one, the last ones first.
-        """
-        if held.used or held.sweep < self.sweep - 1:
-            return 0
-        return 1 if held.sweep == self.sweep else 2
-
-    def of(self, owner: HostRows, image: int, at: Interval) -> list[RecentBand]:
-        """The bands that have rows of an interval."""
-        return [held for held in self.bands if held.owner is owner and held.image == image and (held.at & at).size]
-
-    def forget(self, owner: HostRows, image: int | None = None, at: Interval | None = None) -> None:
-        """Let go of all bands of a tensor, or of those that have rows of an interval."""
-        gone = [b for b in self.bands if b.owner is owner] if image is None or at is None else self.of(owner, image, at)
-        self.bands = [held for held in self.bands if not any(held is other for other in gone)]
+    part: Part | None
+    """Its memory; None if it is that of torch, or of the host."""
 
 
 class HostRows:
@@ -137,83 +102,115 @@ class HostRows:
         self.rows = self.buffer.memory[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
         self.written: Moment = None
         self.queue: deque[tuple[int, Interval]] = deque()
-        self.coming: deque[tuple[tuple[int, Interval], Tensor, Moment]] = deque()
+        self.coming: deque[Coming] = deque()
 
     def write(self, image: int, at: Interval, band: Tensor) -> None:
-        """Send a band of rows to the host; do not write to it afterwards."""
-        lanes, target = self.memory.lanes, self.rows[image, at.start : at.stop]
+        """Send a band of rows to the host."""
+        lanes, bands, target = self.memory.lanes, self.memory.bands, self.rows[image, at.start : at.stop]
+        bands.forget(self, image, at)
+        found, part = bands.take(band.shape, band.dtype) or (band, None)
+        if part is not None:
+            if lanes is not None:
+                lanes.wait(part.after)
+            found.copy_(band)
         now = None if lanes is None else lanes.now()
-        self.memory.recent.add(self, image, at, band, now)
         if lanes is None:
-            target.copy_(band)
-            return
-        self.written = lanes.copy(target, band, True, [now])
-        band.record_stream(lanes.outward)
+            target.copy_(found)
+        else:
+            self.written = lanes.copy(target, found, True, [now])
+        if part is not None:
+            part.after = () if self.written is None else (self.written,)
+            bands.keep(self, image, at, found, now, part)
+        elif lanes is not None:
+            found.record_stream(lanes.outward)
 
     def plan(self, bands: Sequence[tuple[int, Interval]]) -> None:
         """Learn which bands are read next, in order."""
-        self.queue, self.coming = deque(bands), deque()
+        self._pass_over(len(self.coming))
+        self.queue = deque(bands)
+
+    def _pass_over(self, count: int) -> None:
+        """Let go of the first bands that are under way."""
+        for _ in range(count):
+            if (part := self.coming.popleft().part) is not None:
+                self.memory.bands.release(part)
 
     def read(self, image: int, at: Interval) -> Tensor:
-        """The next band on the device; the one after it is on its way. Do not write to it."""
+        """The next band on the device, until the tile ends; the one after it is on its way. Do not write to it."""
         while len(self.coming) < AHEAD and self.queue:
             self._ask(*self.queue.popleft())
-        while self.coming and self.coming[0][0] != (image, at):
-            self.coming.popleft()
+        while self.coming and self.coming[0].key != (image, at):
+            self._pass_over(1)
         if not self.coming:
             self._ask(image, at)
-        _, band, moment = self.coming.popleft()
-        if self.memory.lanes is not None and moment is not None:
-            self.memory.lanes.join(moment, band)
-        return band
+        found, lanes = self.coming.popleft(), self.memory.lanes
+        if lanes is not None and found.moment is not None:
+            lanes.join(found.moment, found.band)
+        if found.part is not None:
+            self.memory.bands.release(found.part, reading=True)
+        return found.band
 
     def _ask(self, image: int, at: Interval) -> None:
         """Have a band brought to the device, or put together of what is there."""
-        key, lanes = (image, at), self.memory.lanes
-        recent = self.memory.recent.of(self, image, at)
+        lanes, bands = self.memory.lanes, self.memory.bands
+        recent = bands.of(self, image, at)
         for held in recent:
             held.used = True
         if len(recent) == 1 and recent[0].at.contains(at):
-            first = at.start - recent[0].at.start
-            self.coming.append((key, recent[0].band[first : first + at.size], recent[0].moment))
+            first, held = at.start - recent[0].at.start, recent[0]
+            held.part.holders += 1
+            self.coming.append(Coming((image, at), held.band[first : first + at.size], held.moment, held.part))
             return
         if lanes is None and not recent:
-            self.coming.append((key, self.rows[image, at.start : at.stop], None))
+            self.coming.append(Coming((image, at), self.rows[image, at.start : at.stop], None, None))
             return
-        shape = (at.size, *self.rows.shape[2:])
-        if lanes is None:
-            band = torch.empty(shape, dtype=self.rows.dtype)
-        else:
-            with torch.cuda.stream(lanes.inward):
-                band = torch.empty(shape, dtype=self.rows.dtype, device=lanes.device)
+        for held in recent:
+            held.part.holders += 1  # until it is copied
+        band, part = self._memory_for((at.size, *self.rows.shape[2:]))
         moment: Moment = None
         for rows, source, after in self._sources(image, at, recent):
             target = band[rows.start - at.start : rows.stop - at.start]
             if lanes is None:
                 target.copy_(source)
                 continue
-            moment = lanes.copy(target, source, False, [] if after is None else [after])
-            if source.is_cuda:
-                source.record_stream(lanes.inward)
-        self.coming.append((key, band, moment))
+            moment = lanes.copy(target, source, False, [*(() if part is None else part.after), *after])
+        for held in recent:
+            held.part.after = held.part.after if moment is None else (*held.part.after, moment)
+            bands.release(held.part)
+        self.coming.append(Coming((image, at), band, moment, part))
+
+    def _memory_for(self, shape: tuple[int, ...]) -> tuple[Tensor, Part | None]:
+        """Memory on the device for a band that comes."""
+        lanes = self.memory.lanes
+        if (found := self.memory.bands.take(shape, self.dtype)) is not None:
+            return found
+        if lanes is None:
+            return torch.empty(shape, dtype=self.dtype, device=self.memory.device), None
+        with torch.cuda.stream(lanes.inward):
+            return torch.empty(shape, dtype=self.dtype, device=lanes.device), None
 
     def _sources(
         self, image: int, at: Interval, recent: Sequence[RecentBand]
-    ) -> Iterator[tuple[Interval, Tensor, Moment]]:
-        """The rows of an interval from where they are, with the moment when they are there."""
-        start = at.start
+    ) -> Iterator[tuple[Interval, Tensor, list[Moment]]]:
+        """The rows of an interval from where they are, with the moments after which they are there."""
+        start, written = at.start, [] if self.written is None else [self.written]
         for held in sorted(recent, key=lambda held: held.at.start):
             both = held.at & at
             if start < both.start:
-                yield Interval(start, both.start), self.rows[image, start : both.start], self.written
-            yield both, held.band[both.start - held.at.start : both.stop - held.at.start], held.moment
+                yield Interval(start, both.start), self.rows[image, start : both.start], written
+            yield (
+                both,
+                held.band[both.start - held.at.start : both.stop - held.at.start],
+                [] if held.moment is None else [held.moment],
+            )
             start = both.stop
         if start < at.stop:
-            yield Interval(start, at.stop), self.rows[image, start : at.stop], self.written
+            yield Interval(start, at.stop), self.rows[image, start : at.stop], written
 
     def drop(self) -> None:
         """Give the memory back, once nothing travels."""
-        self.memory.recent.forget(self)
+        self._pass_over(len(self.coming))
+        self.memory.bands.forget(self)
         if self.memory.lanes is not None and self.written is not None:
             self.memory.lanes.finish(self.written)
         self.users.remove(self)

@@ -91,6 +91,10 @@ class HostTensor:
         bands = [self.values.read(image, rows) for image in images]
         return self._inward([band.to(self.memory.device)[:, *self._inner(box)] for band in bands])
 
+    def copied(self, box: Box) -> Tensor:
+        """A window in memory of its own, which stays as it is."""
+        return self.read(box).clone()
+
     # -- gradients -----------------------------------------------------------------------------------------------------
 
     def add_gradient(self, box: Box, grad: Tensor) -> None:
@@ -126,7 +130,8 @@ class HostTensor:
         for part in without(rows, following):
             self._settle(image, part, band[slices([part], [rows])])
         both = rows & following
-        self.carry = (image, both, band[slices([both], [rows])]) if both.size else None
+        # A copy: the gradient may lie where the next tile's will.
+        self.carry = (image, both, band[slices([both], [rows])].clone()) if both.size else None
 
     def _settle(self, image: int, rows: Interval, band: Tensor) -> None:
         """Write rows that are complete, added to what other passes found."""

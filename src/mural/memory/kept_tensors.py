@@ -38,6 +38,10 @@ class KeptTensor:
             raise RuntimeError("a kept value is read before it was written")
         return compact(self.values[slices(box, self.box)], self.values)
 
+    def copied(self, box: Box) -> Tensor:
+        """A window that stays as it is."""
+        return self.read(box)
+
     def add_gradient(self, box: Box, grad: Tensor) -> None:
         """Add the gradient of a window."""
         if self.grads is None:

@@ -22,6 +22,7 @@ from mural.cost.hardware import Hardware
 from mural.geometry import Interval
 from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Node, Place
+from mural.memory.host_memory import AHEAD
 from mural.memory.joined_passes import joined_passes
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream_memory import StreamPeak, Sweep
@@ -42,17 +43,18 @@ Works = list[tuple[CallFeatures, float]]
 def stream_cost(
     passes: Passes, needs: Needs, peak: StreamPeak, *, lower: torch.dtype | None = None,
     hosted: Collection[Place] = (), hardware: Hardware | None = None, channels_last: bool = False,
-    blocks: Mapping[int, str] | None = None, recent: int = 0,
+    blocks: Mapping[int, str] | None = None, bands: int = 0,
 ) -> StreamCost:  # fmt: skip
     """The cost of a step with the sweeps and types that were found with its peak; see `stream_peak`.
 
-    Of what is on the host, `recent` bytes that a sweep wrote last are on the device when the next one begins.
+    What is on the host passes through `bands` bytes. What a sweep wrote last is still there when the next one begins,
+    but for the room that windows under way take.
     """
     tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last, blocks or {})
     by_number = {(one.number, one.whole): one for one in passes.passes}
     by_number |= {(join.both.number, False): join.both for join in tools.joins.found.values()}
     found: list[SweepCost] = []
-    sent = Sent(recent)
+    sent = Sent(bands)
     for sweep in peak.sweeps:
         one = by_number[sweep.number, sweep.whole]
         found.append(tools.cost(sweep, one, sent))
@@ -71,13 +73,13 @@ def written_by(sweep: Sweep, one: StreamPass) -> set[tuple[Place, bool]]:
 class Sent:
     """What was sent to the host: values, and gradients (True), by the sweep before and by all, and how much stays."""
 
-    recent: int
+    bands: int
     last: frozenset[tuple[Place, bool]] = frozenset()
     ever: frozenset[tuple[Place, bool]] = frozenset()
 
     def after(self, more: Collection[tuple[Place, bool]]) -> Sent:
         """After another sweep."""
-        return Sent(self.recent, frozenset(more), self.ever.union(more))
+        return Sent(self.bands, frozenset(more), self.ever.union(more))
 
 
 @dataclass(frozen=True)
@@ -261,8 +263,10 @@ class _SweepCosts:
         outward = made if not sweep.back else read if sweep.writes_gradients else {}
         copied = sum(read.values()) * (1 + sweep.writes_gradients) + sum(made.values())
         hosted = {key: size for key, size in inward.items() if key[0] in self.hosted}
-        there = min(sent.recent, sum(size for key, size in hosted.items() if key in sent.last))
-        return sum(hosted.values()) - there, sum(n for p, n in outward.items() if p in self.hosted), copied
+        written = sum(n for p, n in outward.items() if p in self.hosted)
+        under_way = (AHEAD * sum(hosted.values()) + written) / max(1, self.count(one))
+        there = min(max(0, sent.bands - under_way), sum(size for key, size in hosted.items() if key in sent.last))
+        return sum(hosted.values()) - there, written, copied
 
     def itemsize(self, place: Place) -> int:
         """The bytes of a number of a value."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from mural.geometry import Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.call_probe import ALONE
-from mural.memory.host_memory import HostMemory, HostRows
+from mural.memory.host_memory import Coming, HostMemory, HostRows
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream import Streamer
@@ -68,7 +68,7 @@ class StreamPeak:
 
 
 class MetaRows(HostRows):
-    """Rows on the host, of which those count that are on the device: in use, under way here, and under way there."""
+    """Rows on the host, of which those count that are on the device and have no place in the block for bands."""
 
     def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype):
         self.memory, self.shape, self.dtype, self.written = memory, shape, dtype, None
@@ -77,15 +77,21 @@ class MetaRows(HostRows):
 
     def write(self, image: int, at: Interval, band: Tensor) -> None:
         """Send a band of rows to the host."""
-        self.going = band
+        bands = self.memory.bands
+        bands.forget(self, image, at)
+        found = bands.take(band.shape, band.dtype)
+        self.going = band if found is None else None
+        if found is not None:
+            bands.keep(self, image, at, found[0], None, found[1])
 
     def _ask(self, image: int, at: Interval) -> None:
-        band = torch.empty((at.size, *self.shape[2:]), dtype=self.dtype, device=META)
-        self.coming.append(((image, at), band, None))
+        band, part = self._memory_for((at.size, *self.shape[2:]))
+        self.coming.append(Coming((image, at), band, None, part))
 
     def drop(self) -> None:
         """Nothing travels any more."""
-        self.coming.clear()
+        self._pass_over(len(self.coming))
+        self.memory.bands.forget(self)
         self.going = None
 
 
@@ -106,7 +112,8 @@ class MetaStreamer(Streamer):
     ):  # fmt: skip
         cuts = {axis: Cuts.of((0, cut.bounds[-1])) for axis, cut in needs.grid.cuts.items()}
         super().__init__(passes, needs, inputs, held, ALONE, cuts, META, lambda _: None)
-        self.host, self.memory, self.tally = frozenset(hosted), MetaHostMemory(META), tally
+        self.memory = self.host_memory = MetaHostMemory(META)
+        self.host, self.tally = frozenset(hosted), tally
         self.sweeps: list[Sweep] = []
         self.types: dict[Place, torch.dtype] = {}
 
@@ -189,14 +196,14 @@ def without_memory(tensor: Tensor) -> Tensor:
 def stream_peak(
     passes: Passes, needs: Needs, inputs: Mapping[str, TileInput], held: Mapping[str, Tensor], *,
     lower: torch.dtype | None = None, hosted: Collection[Place] = (), there: Sequence[Tensor] = (), more: int = 0,
-    training: bool = True, blocks: Mapping[int, str] | None = None,
+    training: bool = True, blocks: Mapping[int, str] | None = None, bands: int = 0,
 ) -> StreamPeak:  # fmt: skip
     """The peak of a step, and of each of its sweeps.
 
     `inputs` give windows without memory; `there` are tensors of them that are on the device as a whole. `held` are
     parameters, buffers and constants, `hosted` the kept values that are on the host. Under autocast, `lower` is its
     type. `more` are other bytes on the device: gradients of earlier steps, and what torch's libraries hold. `blocks`
-    has the block of each call that backward computes again.
+    has the block of each call that backward computes again; `bands` are the bytes through which `hosted` ones pass.
     """
     tally = GpuTally()
     tally.hold(more)
@@ -210,6 +217,7 @@ def stream_peak(
     generator = torch.get_rng_state()
     try:
         with tally, meta_autocast(lower), torch.set_grad_enabled(training):
+            streamer.host_memory.begin(bands)
             streamer.step() if training else streamer.infer()
             streamer.end()
     finally:

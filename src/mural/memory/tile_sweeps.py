@@ -139,8 +139,9 @@ class TileSweeps:
             box = self.needs.kept_box(one, place, at)
             if self.deliver is not None and place in self.results:
                 boxes = {p: self.needs.window(one, p, at) or () for p in given.windows}
-                windows = {p: as_tile(values[p], boxes[p], window) for p, window in given.windows.items()}
-                self.deliver(as_tile(values[place], box, local), windows)
+                own = Tensor.detach if self.memory is None else Tensor.clone  # memory of the host's rows is used again
+                windows = {p: as_tile(values[p], boxes[p], own(window)) for p, window in given.windows.items()}
+                self.deliver(as_tile(values[place], box, own(local)), windows)
             if self.deliver is None or place not in self.results or place in self.read_again:
                 self.store(place).write(box, local)
 
@@ -193,7 +194,7 @@ class TileSweeps:
     def in_turn(self, one: StreamPass) -> list[Coordinates]:
         """The tiles of a sweep that begins: down the image and up in turn, if values are on the host."""
         tiles = self.tiles(one)
-        up = bool(self.host) and self.memory is not None and self.memory.recent.turn()
+        up = bool(self.host) and self.memory is not None and self.memory.bands.turn()
         return tiles[::-1] if up else tiles
 
     def _told(self, one: StreamPass, tiles: Sequence[Coordinates], name: str) -> Iterator[Coordinates]:
@@ -214,6 +215,8 @@ class TileSweeps:
 
     def _keep_up(self) -> None:
         """Wait until the GPU is done with all tiles before the last one: queued work holds the memory of its tiles."""
+        if self.memory is not None:
+            self.memory.end_tile()
         if self.device.type == "cuda":
             self.queued.append(torch.cuda.current_stream(self.device).record_event())
             if len(self.queued) > 1:
@@ -263,6 +266,8 @@ class TileSweeps:
         for kept in self.kept.values():
             kept.drop()
         self.kept.clear()
+        if self.memory is not None:
+            self.memory.end()
         self.deliver = self.meanwhile = None
 
     def complete(self, one: StreamPass) -> None:

@@ -23,6 +23,8 @@ from mural.ranks.spawn import processors
 
 THREADS = min(8, max(2, processors() // 2))
 """How many threads read: half of the cores that there are, up to a few."""
+TORN = 1.25
+"""Windows tear tiles apart that have so many times their positions."""
 NOT_THE_SOURCE = (MemoryError, torch.OutOfMemoryError)
 """Errors that say nothing about a source: raised as they are."""
 
@@ -38,9 +40,10 @@ class WindowReads:
     (C, *extents), or have `shape` and `read`; one that says its `dtype` and `chunks` is read without a trial, and along
     its tiles. Tensors on the device, or on a CPU that computes, are returned as views: do not write to them.
 
-    `cache` keeps decoded blocks for other passes. Pixels travel in the type of the source. On a GPU, `buffers` keeps
-    pinned memory from pass to pass. The CPU does not queue work for more than one window after the one that the GPU is
-    at, so windows do not pile up there.
+    `cache` keeps decoded blocks for other passes; if this pass is the only one to read (`once`), only where its windows
+    tear many tiles of the file apart, which would be decoded for each of them. Pixels travel in the type of the source.
+    On a GPU, `buffers` keeps pinned memory from pass to pass. The CPU does not queue work for more than one window after
+    the one that the GPU is at, so windows do not pile up there.
 
     Use it in a `with` block: leaving it ends the threads and frees what was read and not used.
     """
@@ -55,6 +58,7 @@ class WindowReads:
         ahead: int = 3,
         cache: DecodedCache | None = None,
         buffers: Buffers | None = None,
+        once: bool = False,
     ):
         if threads < 1 or ahead < 0:
             raise LayoutError(
@@ -66,7 +70,8 @@ class WindowReads:
                 raise LayoutError(f"a window of image {number}, but the images are 0 to {len(self.images) - 1}")
             self.images[number].check(box)
         self.device, self.threads, self.ahead = settled(device), threads, ahead
-        self.cache = cache
+        torn = sum(self.images[k].decoded(box) for k, box in self.windows)
+        self.cache = cache if not once or torn > TORN * sum(volume(box) for _, box in self.windows) else None
         if buffers is not None and buffers.device != self.device:
             raise LayoutError(f"buffers for {buffers.device} do not bring windows to {self.device}: make them for it")
         self.owned = buffers is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -62,6 +63,11 @@ class WindowSource:
                 f"{self.name}: the window {pairs(window)} is not within the spatial extents {self.extents}: it has one "
                 f"(start, stop) per spatial dim, with 0 <= start <= stop <= extent"
             )
+
+    def decoded(self, window: Box) -> int:
+        """The positions that are decoded for a window alone: those of all tiles of the file that it touches."""
+        reach = zip(window, self.tile, self.extents, strict=True)
+        return prod(min(-(-b // t) * t, n) - a // t * t for (a, b), t, n in reach)
 
     def read(self, part: Box) -> Tensor:
         """All channels of a spatial box, without history."""
