@@ -42,8 +42,8 @@ class WindowReads:
 
     `cache` keeps decoded blocks for other passes; if this pass is the only one to read (`once`), only where its windows
     tear many tiles of the file apart, which would be decoded for each of them. Pixels travel in the type of the source.
-    On a GPU, `buffers` keeps pinned memory from pass to pass. The CPU does not queue work for more than one window after
-    the one that the GPU is at, so windows do not pile up there.
+    On a GPU, `buffers` keeps pinned memory from pass to pass. The CPU does not queue work for more than one window
+    after the one that the GPU is at, so windows do not pile up there.
 
     Use it in a `with` block: leaving it ends the threads and frees what was read and not used.
     """
