@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.memory.fused_steps import fused
 from mural.memory.passes import TotalKey
 from mural.memory.tape import Replay, Tape
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade
@@ -134,7 +135,8 @@ def replayed(kind: TileKind, tile: TileFunction, given: TileGiven) -> TileMade:
     if kind.noted is None:
         raise RuntimeError("there is no tape to run")
     if kind.replay is None:
-        kind.replay = kind.noted.tape.replay()
+        tape = kind.noted.tape
+        kind.replay = tape.replay(fused(tape.steps, tape.results))
     with torch.no_grad(), without_autocast(tile.device):
         tensors = kind.replay(*given.tensors)
     parts: dict[str, dict[Any, Tensor]] = {part: {} for part in (*PARTS, "of_known")}

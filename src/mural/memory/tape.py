@@ -115,17 +115,20 @@ class Tape(TorchDispatchMode):
         except (RuntimeError, ValueError):
             return False
 
-    def replay(self) -> Replay:
-        """A function of the given tensors that runs the operations; it lets go of each tensor after its last use."""
+    def replay(self, steps: Sequence[Step]) -> Replay:
+        """A function of the given tensors that runs steps, which may be simpler than those that were noted.
+
+        It lets go of each tensor after its last use.
+        """
         text = ReplayText()
         last: dict[Slot, int] = {}
-        for number, (_, args, kwargs, made) in enumerate(self.steps):
+        for number, (_, args, kwargs, made) in enumerate(steps):
             last.update(dict.fromkeys(slots_in((args, list(kwargs.values()), made)), number))
-        last.update(dict.fromkeys(self.results, len(self.steps)))
+        last.update(dict.fromkeys(self.results, len(steps)))
         done: dict[int, list[str]] = {}
         for slot, number in last.items():
             done.setdefault(number, []).append(text.of(slot))
-        for number, (func, args, kwargs, made) in enumerate(self.steps):
+        for number, (func, args, kwargs, made) in enumerate(steps):
             # A copy of a constant, as somebody may write to it.
             name = text.of(torch.ops.aten.clone.default if func is FRESH else func)
             given = [*map(text.of, args), *(f"{key}={text.of(item)}" for key, item in kwargs.items())]
