@@ -17,6 +17,7 @@ from mural.engine.streamed_batch import StreamedBatch
 from mural.engine.tile_inputs import memory_format
 from mural.errors import PlanError
 from mural.memory.choice import Room
+from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
@@ -38,9 +39,17 @@ class ForeseenSteps(Streamed):
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         return room_for_kept(memory, host, itemsize)
 
+    def limit(self) -> int | None:
+        """The bytes of the device, as it was said."""
+        return self.limits[0]
+
     def free_host(self) -> int:
         """How many bytes of the host are free, as it was said."""
         return self.limits[1]
+
+    def host_memory(self, bands: int) -> HostMemory:
+        """Memory of which nothing is taken."""
+        return super().host_memory(0)
 
 
 def foreseen_step(

@@ -12,10 +12,14 @@ from mural.memory.choice import Room
 from mural.memory.machine_memory import machine_memory
 from mural.ranks import Mesh
 
-DEVICE_SHARE, HOST_SHARE = 0.2, 0.8
+DEVICE_SHARE, HOST_SHARE = 0.1, 0.8
 """The part of the device's memory, and of the host's free memory, that kept values may take."""
-BANDS_SHARE = 0.35
-"""The part of the device's memory through which values pass on their way to the host and back."""
+BANDS_SHARE, LEAST_BANDS_SHARE, MOST_BANDS_SHARE = 0.45, 0.15, 0.6
+"""The part of the device's memory through which values pass on their way to the host and back: what is reckoned with
+until the rest is known, and its bounds."""
+USED, SPREAD = 0.97, 1.45
+"""How much of the device's memory is used at most, and how many times what tensors take torch's allocator reserves, in
+streamed steps of a U-Net on an H200."""
 MOST_DECODED = 0.25
 """The part of the host's free memory that decoded pixels may take for later passes, if no values are kept there."""
 
@@ -23,6 +27,16 @@ MOST_DECODED = 0.25
 def room_for_kept(device: int, host: int, itemsize: int) -> Room:
     """The room for kept values on a device with that memory, next to a host with that much free memory."""
     return Room(int(device * DEVICE_SHARE), int(host * HOST_SHARE), itemsize, bands=int(device * BANDS_SHARE))
+
+
+def room_for_bands(limit: int, rest: int) -> int:
+    """The bytes for bands on a device with that memory, next to all the rest of a step.
+
+    >>> room_for_bands(1000, 300), room_for_bands(1000, 100), room_for_bands(1000, 900)
+    (535, 600, 150)
+    """
+    left = int(USED * limit - SPREAD * rest)
+    return max(int(LEAST_BANDS_SHARE * limit), min(left, int(MOST_BANDS_SHARE * limit)))
 
 
 def device_limit(device: torch.device) -> int:

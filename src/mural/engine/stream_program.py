@@ -55,7 +55,7 @@ class Objective(nn.Module):
         return (loss, result) if self.both else loss
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class StreamProgram:
     """What a streamed step runs, for inputs of some shapes."""
 
@@ -68,6 +68,8 @@ class StreamProgram:
     """The tensors that the model holds and that are neither parameters nor buffers, as they were found last."""
     recorded: RecordedTiles = field(default_factory=RecordedTiles)
     """Tiles of earlier steps that can be run again."""
+    settled: bool = False
+    """Whether the device's memory for what is kept on the host was reckoned from all the rest."""
 
     def update(self, found: Mapping[str, Tensor]) -> bool:
         """Take constants that were found now; whether they are others."""

@@ -102,7 +102,7 @@ class Streamed:
 
     def report(self) -> dict[str, Any]:
         """What is predicted for the last step (peak of memory, seconds, bytes over the link), and its seconds."""
-        return {} if self.predicted is None else self.predicted.report(self.seconds, self._limit())
+        return {} if self.predicted is None else self.predicted.report(self.seconds, self.limit())
 
     def call(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients, sharded, or written into a sink for each image. Collective."""
@@ -187,7 +187,7 @@ class Streamed:
             del self.programs[old]
         return found, known
 
-    def _limit(self) -> int | None:
+    def limit(self) -> int | None:
         """The bytes that this rank may take: as the plan says, or as torch does; None on a device without a limit."""
         if self.plan.memory:
             return bytes_of(self.plan.memory)
@@ -199,7 +199,7 @@ class Streamed:
         itemsize = 2 if self.plan.precision == "bfloat16" else 8
         if device.type != "cuda":
             return Room(None, 0, itemsize, Speeds(flops=1e11, memory=1e10))
-        memory, host = least_of_ranks(self.held.world_mesh, device, self._limit() or 0, self.free_host())
+        memory, host = least_of_ranks(self.held.world_mesh, device, self.limit() or 0, self.free_host())
         return room_for_kept(memory, host, itemsize)
 
     def free_host(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.engine.inputs import Image, all_readable, check_scaled, converted
-from mural.engine.memory_room import HOST_SHARE, MOST_DECODED
+from mural.engine.memory_room import HOST_SHARE, MOST_DECODED, room_for_bands
 from mural.engine.recompute import chosen
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, check_stream
+from mural.engine.stream_report import predicted_step
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, as_stored, formed, memory_format
 from mural.engine.tile_sizes import tile_grids
 from mural.errors import LayoutError, PlanError
@@ -47,6 +49,7 @@ class StreamedBatch:
     def __init__(self, way: Streamed, image: Image, target: Any, kind: str, delivered: bool = False):
         held = way.held
         self.way, self.held, self.mesh, self.device = way, held, way.mesh, held.device
+        self.has_loss = kind != "result"
         parts: list[Any] = list(cast("tuple[Any, ...]", image)) if several(image) else [image]
         self.images = len(parts)
         leaves, form = pytree.tree_flatten(target, is_leaf=all_readable) if kind != "result" else ([], None)
@@ -87,12 +90,23 @@ class StreamedBatch:
 
     def _keep_on_host(self, most: int) -> None:
         """Have values kept on the host; and what is read from sources, up to so many bytes of each."""
+        self._settle_bands()
         memory = self.way.host_memory(self.program.kept.bands)
         self.streamer.host, self.streamer.memory = self.program.kept.host, memory
         alone = all(self.mesh.size(axis) == 1 for axis in SPATIAL)  # then all passes read all rows
         for given in self.inputs.values():
             if alone and isinstance(given, SourceInput):
                 given.keep_in(memory, most)
+
+    def _settle_bands(self) -> None:
+        """Reckon, once for a program with a loss, what is left on the device for what passes to the host and back."""
+        program, limit = self.program, self.way.limit()
+        if program.settled or limit is None or not self.has_loss:
+            return
+        program.settled, predicted = True, predicted_step(self)
+        if predicted is not None:
+            rest = predicted.peak.bytes - program.kept.bands
+            program.kept = replace(program.kept, bands=room_for_bands(limit, rest))
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ FEW = 24
 class Speeds:
     """What the choice reckons with: operations and bytes a second on the device, and bytes a second over the link."""
 
-    flops: float = 4.5e14
-    memory: float = 2.0e12
+    flops: float = 6.5e14
+    memory: float = 3.6e12
     link: float = 5.0e10
 
 

@@ -62,6 +62,8 @@ class DeviceBands:
         self.bands: list[RecentBand] = []
         self.in_use: list[Part] = []
         """What the tile that is computed reads."""
+        self.crowded = False
+        """Whether a band had to wait for others to leave."""
 
     def turn(self) -> bool:
         """Begin a sweep; whether it goes up."""
@@ -79,6 +81,7 @@ class DeviceBands:
             if wide > self.room or not victims:
                 return None
             self._let_go(min(victims, key=self._worth))
+        self.crowded |= self.sweep > 0 and bool(gap.after)
         part = Part(gap.start, gap.start + wide, gap.after)
         gap.start += wide
         self.gaps = [other for other in self.gaps if other.start < other.stop]

@@ -36,6 +36,8 @@ class Streamer(TileSweeps):
         self._begin()
         for one in others:
             self.run(one)
+        if others:
+            self.do_meanwhile()
         loss = self._last(last, weight)
         for one in reversed(others):
             if not self.joins.skips(one):
@@ -64,6 +66,7 @@ class Streamer(TileSweeps):
             for place in set(one.reads) - later - self.results:
                 if place in self.kept:
                     self.kept.pop(place).drop()
+        self.do_meanwhile()
         self.learn()
         _, task = self._tail_task(grad=False)
         with torch.no_grad():

@@ -59,7 +59,7 @@ class TileSweeps:
         self.blocks: Mapping[int, str] = {}
         """The block of each call that is computed again in backward."""
         self.meanwhile: Callable[[], None] | None = None
-        """What there is to do while the first tile is computed."""
+        """What there is to do while the device computes, before any effect of the step."""
         self.gradients: dict[str, Tensor] = {}
         """The gradients of parameters, of this rank's tiles."""
         self.shared: dict[str, Tensor] = {}
@@ -202,10 +202,19 @@ class TileSweeps:
             self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
-            self.do_meanwhile()
+            if self._has_time():
+                self.do_meanwhile()
             self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
+
+    def _has_time(self) -> bool:
+        """Whether the device computes, or waits for the host's memory, longer than this process has to do for it.
+
+        Where a pass runs on whole tensors, norms learn at once: what there is to do comes before.
+        """
+        whole = any(one.whole for one in self.passes.passes)
+        return whole or not self.host or (self.memory is not None and self.memory.bands.crowded)
 
     def do_meanwhile(self) -> None:
         """Do what was to be done meanwhile, if it was not yet."""

@@ -96,9 +96,13 @@ def gradients_on_cpu(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tu
 
 def affine_on_gpu(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, relu: bool = False) -> Tensor:
     """(x − mean) · scale + shift."""
-    y, total = torch.empty_like(x), x.numel()
+    y, channels, rows = torch.empty_like(x), x.shape[1], x.numel() // x.shape[1]
+    columns = columns_of(channels)
+    some = AT_ONCE // columns
     with torch.cuda.device(x.device):
-        kernels.affine[(-(-total // AT_ONCE),)](x, mean, scale, shift, y, total, C=x.shape[1], RELU=relu, SIZE=AT_ONCE)
+        kernels.affine[(-(-rows // some), -(-channels // columns))](
+            x, mean, scale, shift, y, rows, channels, RELU=relu, ROWS=some, COLUMNS=columns
+        )
     return y
 
 
@@ -108,7 +112,7 @@ def moments_on_gpu(x: Tensor) -> Tensor:
     found = x.new_empty(parts, 3, x.shape[1], dtype=torch.float32)
     with torch.cuda.device(x.device):
         kernels.moments[(parts, -(-x.shape[1] // columns))](
-            x, found, x.numel() // x.shape[1], each, C=x.shape[1], ROWS=AT_ONCE // columns, COLUMNS=columns
+            x, found, x.numel() // x.shape[1], each, x.shape[1], ROWS=AT_ONCE // columns, COLUMNS=columns
         )
     return found
 
@@ -119,10 +123,15 @@ def gradients_on_gpu(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tu
     of_x, found = torch.empty_like(x), x.new_empty(parts, 2, x.shape[1], dtype=torch.float32)
     with torch.cuda.device(x.device):
         kernels.gradients[(parts, -(-x.shape[1] // columns))](
-            grad, x, mean, scale, of_x, found, x.numel() // x.shape[1], each,
-            C=x.shape[1], ROWS=AT_ONCE // columns, COLUMNS=columns,
+            grad, x, mean, scale, of_x, found, x.numel() // x.shape[1], each, x.shape[1],
+            ROWS=AT_ONCE // columns, COLUMNS=columns,
         )  # fmt: skip
     return of_x, found.sum(0)
+
+
+def columns_of(channels: int) -> int:
+    """How many channels a program takes."""
+    return min(64, 1 << (channels - 1).bit_length())
 
 
 def divided(x: Tensor) -> tuple[int, int, int]:
@@ -134,7 +143,7 @@ def divided(x: Tensor) -> tuple[int, int, int]:
     ((2048, 2048, 64), (1, 1024, 4))
     """
     channels, rows = x.shape[1], x.numel() // x.shape[1]
-    columns = min(64, 1 << (channels - 1).bit_length())
+    columns = columns_of(channels)
     step = AT_ONCE // columns
     each = max(1, rows * -(-channels // columns) // (PROGRAMS * step)) * step
     return -(-rows // each), each, columns

@@ -6,19 +6,23 @@ import triton.language as tl
 
 
 @triton.jit
-def affine(x, mean, scale, shift, y, total, C: tl.constexpr, RELU: tl.constexpr, SIZE: tl.constexpr):
-    """Shift and scale the channels of `total` numbers."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    channel, inside = at % C, at < total
+def affine(x, mean, scale, shift, y, rows, channels, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Shift and scale some channels of some rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = channel < channels
+    inside = (row < rows)[:, None] & real[None, :]
+    at = row[:, None] * channels + channel[None, :]
+    middle, factor = tl.load(mean + channel, mask=real), tl.load(scale + channel, mask=real)
     values = tl.load(x + at, mask=inside).to(tl.float32)
-    found = (values - tl.load(mean + channel)) * tl.load(scale + channel) + tl.load(shift + channel)
+    found = (values - middle[None, :]) * factor[None, :] + tl.load(shift + channel, mask=real)[None, :]
     if RELU:
         found = tl.where(found < 0, 0.0, found)  # what is no number stays so
     tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def moments(x, found, rows, each, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def moments(x, found, rows, each, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Merge the moments of `each` rows, some rows at a time."""
     first = tl.program_id(0).to(tl.int64) * each
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -26,8 +30,8 @@ def moments(x, found, rows, each, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: 
     square = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, each, ROWS):
         row = first + start + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (channel < C)[None, :]
-        values = tl.load(x + row[:, None] * C + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[:, None] & (channel < channels)[None, :]
+        values = tl.load(x + row[:, None] * channels + channel[None, :], mask=inside, other=0.0).to(tl.float32)
         more = tl.sum((row < rows).to(tl.float32), 0)
         theirs = tl.sum(values, 0) / tl.maximum(more, 1.0)
         apart = tl.where(inside, values - theirs[None, :], 0.0)
@@ -35,31 +39,29 @@ def moments(x, found, rows, each, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: 
         square += tl.sum(apart * apart, 0) + (theirs - mean) * (theirs - mean) * count * share
         mean += (theirs - mean) * share
         count += more
-    target = found + tl.program_id(0) * 3 * C + channel
-    tl.store(target, tl.zeros([COLUMNS], tl.float32) + count, mask=channel < C)
-    tl.store(target + C, mean, mask=channel < C)
-    tl.store(target + 2 * C, square, mask=channel < C)
+    target = found + tl.program_id(0) * 3 * channels + channel
+    tl.store(target, tl.zeros([COLUMNS], tl.float32) + count, mask=channel < channels)
+    tl.store(target + channels, mean, mask=channel < channels)
+    tl.store(target + 2 * channels, square, mask=channel < channels)
 
 
 @triton.jit
-def gradients(
-    grad, x, mean, scale, of_x, found, rows, each, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def gradients(grad, x, mean, scale, of_x, found, rows, each, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Scale the gradient, and add up two sums of `each` rows, some rows at a time."""
     first = tl.program_id(0).to(tl.int64) * each
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    middle = tl.load(mean + channel, mask=channel < C, other=0.0)
-    factor = tl.load(scale + channel, mask=channel < C, other=0.0)
+    middle = tl.load(mean + channel, mask=channel < channels, other=0.0)
+    factor = tl.load(scale + channel, mask=channel < channels, other=0.0)
     plain, with_x = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
     for start in range(0, each, ROWS):
         row = first + start + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (channel < C)[None, :]
-        at = row[:, None] * C + channel[None, :]
+        inside = (row < rows)[:, None] & (channel < channels)[None, :]
+        at = row[:, None] * channels + channel[None, :]
         given = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
         values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(of_x + at, (given * factor[None, :]).to(of_x.dtype.element_ty), mask=inside)
         plain += tl.sum(given, 0)
         with_x += tl.sum(given * (values - middle[None, :]), 0)
-    target = found + tl.program_id(0) * 2 * C + channel
-    tl.store(target, plain, mask=channel < C)
-    tl.store(target + C, with_x, mask=channel < C)
+    target = found + tl.program_id(0) * 2 * channels + channel
+    tl.store(target, plain, mask=channel < channels)
+    tl.store(target + channels, with_x, mask=channel < channels)
