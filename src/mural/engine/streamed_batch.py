@@ -293,6 +293,7 @@ class StreamedBatch:
             if isinstance(given, SourceInput):
                 given.release()
         if hasattr(self, "streamer"):
+            self.program.recorded.steady.begin(None)
             self.streamer.release()
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mural.memory.fused_steps import fused
 from mural.memory.passes import TotalKey
-from mural.memory.tape import Replay, Tape
+from mural.memory.steady_steps import DividedSteps, SteadyValues, divided
+from mural.memory.tape import Replay, Slot, Tape
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade
 from mural.shard.autocasting import casts, is_autocast, without_autocast
 from mural.shard.tiles import OwnMoments
@@ -60,7 +61,9 @@ class TileKind:
     """The axes along which nothing depends on the place."""
     differ: bool = False
     """Whether they are not one function, or cannot be noted."""
+    steps: DividedSteps | None = None
     replay: Replay | None = None
+    """What runs once in a sweep, and what runs in each tile."""
 
     def unproven(self, place: Mapping[str, int]) -> set[str]:
         """The axes along which a tile is in another place than the one that was noted, and that may matter."""
@@ -83,6 +86,7 @@ class RecordedTiles:
 
     def __init__(self) -> None:
         self.kinds: dict[Hashable, TileKind] = {}
+        self.steady = SteadyValues()
 
     def run(self, tile: TileFunction, given: TileGiven) -> TileMade:
         """What a tile gives."""
@@ -90,6 +94,7 @@ class RecordedTiles:
             return tile(given)  # random numbers depend on the place
         if len(self.kinds) > MOST_KINDS:
             self.kinds.clear()
+            self.steady.begin(None)
         kind, place = self.kinds.setdefault(key_of(tile, given), TileKind()), tile.place
         kind.seen += 1
         if kind.differ or kind.seen <= WARM_UP:
@@ -97,7 +102,8 @@ class RecordedTiles:
         if kind.noted is not None:
             unproven = kind.unproven(place)
             if not unproven:
-                return replayed(kind, tile, given)
+                self.steady.begin(tile.one.number)
+                return replayed(kind, tile, given, self.steady)
             if len(unproven) > 1:
                 return tile(given)  # equal tapes would not say which of them is free
         made, noted = note(tile, given)
@@ -130,18 +136,21 @@ def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:
     return made, Noted(tape, tuple(label for label, _ in found), axes, made.norms)
 
 
-def replayed(kind: TileKind, tile: TileFunction, given: TileGiven) -> TileMade:
+def replayed(kind: TileKind, tile: TileFunction, given: TileGiven, steady: SteadyValues) -> TileMade:
     """What a tile gives, from the tape."""
     if kind.noted is None:
         raise RuntimeError("there is no tape to run")
-    if kind.replay is None:
+    tensors, places = given.tensors, given.steady
+    if kind.replay is None or kind.steps is None:
         tape = kind.noted.tape
-        kind.replay = tape.replay(fused(tape.steps, tape.results))
+        kind.steps = divided(fused(tape.steps, tape.results), tape.results, [Slot(i) for i in places])
+        kind.replay = tape.replay(kind.steps.each, kind.steps.carried)
     with torch.no_grad(), without_autocast(tile.device):
-        tensors = kind.replay(*given.tensors)
+        known = steady.of(id(kind), kind.steps, [(Slot(i), tensors[i]) for i in places])
+        found = kind.replay(*tensors, *known)
     parts: dict[str, dict[Any, Tensor]] = {part: {} for part in (*PARTS, "of_known")}
     order = list(given.known)
-    for (part, name), tensor in zip(kind.noted.labels, tensors, strict=True):
+    for (part, name), tensor in zip(kind.noted.labels, found, strict=True):
         parts[part][order[name] if part == "of_known" else name] = tensor
     tile.axes_of_totals.update(kind.noted.axes)
     return TileMade(**parts, norms=kind.noted.norms)

@@ -115,8 +115,8 @@ class Tape(TorchDispatchMode):
         except (RuntimeError, ValueError):
             return False
 
-    def replay(self, steps: Sequence[Step]) -> Replay:
-        """A function of the given tensors that runs steps, which may be simpler than those that were noted.
+    def replay(self, steps: Sequence[Step], more: Sequence[Slot] = ()) -> Replay:
+        """A function of the given tensors, and of more, that runs steps: those that were noted, or simpler ones.
 
         It lets go of each tensor after its last use.
         """
@@ -134,7 +134,7 @@ class Tape(TorchDispatchMode):
             given = [*map(text.of, args), *(f"{key}={text.of(item)}" for key, item in kwargs.items())]
             text.lines.append(f"{text.of(made, '_')} = {name}({', '.join(given)})")
             text.lines.append(f"del {', '.join(done[number])}" if number in done else "")
-        return text.function([text.of(Slot(i)) for i in range(self.given)], text.of(self.results))
+        return text.function([text.of(slot) for slot in (*map(Slot, range(self.given)), *more)], text.of(self.results))
 
 
 class ReplayText:

@@ -54,6 +54,13 @@ class TileGiven:
         return [tensor for part in self._parts for tensor in part.values()]
 
     @property
+    def steady(self) -> list[int]:
+        """Which of `tensors` are the same for all tiles of a sweep, as long as they are of one image."""
+        windows, held, known, grads, adjoints = map(len, self._parts)
+        first = windows + held + known
+        return [*range(windows, first), *range(first + grads, first + grads + adjoints)]
+
+    @property
     def names(self) -> tuple[Any, ...]:
         """What `tensors` are and whose gradients are wanted, whichever image they are of."""
         windows, held, known, grads, adjoints = map(tuple, self._parts)
