@@ -177,6 +177,8 @@ class HostRows:
         for held in recent:
             held.part.after = held.part.after if moment is None else (*held.part.after, moment)
             bands.release(held.part)
+        if part is not None and moment is not None:
+            part.after = (*part.after, moment)  # it may be passed over before it is there
         self.coming.append(Coming((image, at), band, moment, part))
 
     def _memory_for(self, shape: tuple[int, ...]) -> tuple[Tensor, Part | None]:
