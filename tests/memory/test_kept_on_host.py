@@ -18,7 +18,7 @@ from mural.memory.choice import Room, Speeds
 from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor
 from mural.models import UNet
-from streamed_law import check_steps, images
+from streamed_law import check_steps, differences, images, streamed, wrong
 from streamed_losses import both
 
 CPU = torch.device("cpu")
@@ -174,3 +174,32 @@ def test_hooks_see_the_gradient_of_the_whole_step() -> None:
     assert calls == ["hook", "after"]
     assert model.weight.grad is not None
     assert float(model.weight.grad.max()) <= 1e-4
+
+
+class Switched(nn.Module):
+    """A model that makes other calls once it is switched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(n, 3, 3, padding=1) for n in (2, 3, 3))
+        self.norms, self.more = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(3)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(conv(x)).sin() if self.more else norm(conv(x))
+        return x
+
+
+def test_a_model_that_changes_is_found_before_it_has_an_effect() -> None:
+    """With values on the host, that is found while the step goes on: norms learn once, and gradients are those of the
+    model as it is.
+    """
+    torch.manual_seed(0)
+    plain = Switched().double()
+    pm = streamed(plain, F.cross_entropy, mural.Plan(stream=(8, 8)), "host")
+    x, target = images(1, (32, 32), 1)[0], torch.randint(3, (1, 32, 32))
+    for more in (False, False, True, True):
+        plain.more = pm.way.held.plain.more = more
+        F.cross_entropy(plain(x), target).backward()
+        pm.step(x, target)
+        assert not wrong(differences(pm, plain, F.cross_entropy, []))
