@@ -132,7 +132,7 @@ class Part:
             times *= (1 + 2 * self.costs.halo / self.chosen_tile) ** self.costs.dims / 1.2
             times *= 1.9 if self.norm != "frozen" else 1.0
         step = times * self.millions * self.costs.ms[self.precision] / 1000
-        return START + step + min(3 * step, 10.0)  # the one to warm up, and repetitions
+        return START + step + min(5 * step, 15.0)  # the one to warm up, and repetitions
 
     @property
     def series(self) -> Part:

@@ -83,13 +83,16 @@ class Alone(Rank):
         return resident("VmRSS")
 
     def timed(self, trained: Trained, repeats: int, budget: float) -> tuple[list[float], list[float]]:
-        """Seconds and losses of steps, as many as the budget allows, at least one; two, unless one takes a minute."""
+        """Seconds and losses of steps, as many as the budget allows, which the first does not count in.
+
+        At least one; two, unless one takes a minute.
+        """
         seconds: list[float] = []
         losses: list[float] = []
         while (
             not seconds
             or (len(seconds) == 1 and seconds[0] < MINUTE)
-            or (len(seconds) < repeats and sum(seconds) + seconds[-1] < budget)
+            or (len(seconds) < repeats and sum(seconds[1:]) + seconds[-1] < budget)
         ):
             begin = time.perf_counter()
             loss = trained.step()

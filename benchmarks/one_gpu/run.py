@@ -45,8 +45,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tile", type=int, default=0, help="tile of the streamed parts (chosen by the cap)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
     parser.add_argument("--minutes", type=float, default=9, help="stop after about this long (9)")
-    parser.add_argument("--repeats", type=int, default=3, help="steps of a part, where the budget allows (3)")
-    parser.add_argument("--budget", type=float, default=10, help="seconds for the steps of a part (10); one is taken")
+    parser.add_argument("--repeats", type=int, default=6, help="steps of a part, where the budget allows (6)")
+    parser.add_argument("--budget", type=float, default=15, help="seconds for the steps of a part after the first (15)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "mural_one_gpu",
                         help="where the files are written that are read; they stay")  # fmt: skip
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="files of results that need not come again")
