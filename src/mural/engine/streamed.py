@@ -74,7 +74,7 @@ class Streamed:
             self.predicted = predicted_step(batch)
             if held.observe is not None:
                 batch.streamer.do_meanwhile()  # a model that has changed is found before a tile is shown
-                batch.streamer.deliver = batch.observer(held.observe)
+                batch.streamer.deliver = batch.results.observer(held.observe)
             loss = batch.streamer.step(weight)
             held.check_loss(loss)
             batch.finish()
@@ -110,9 +110,9 @@ class Streamed:
         def run(batch: StreamedBatch) -> Any:
             if into is not None:
                 batch.streamer.do_meanwhile()
-                batch.streamer.deliver = batch.writer(into)
+                batch.streamer.deliver = batch.results.writer(into)
             plain = self._infer(batch)
-            return None if into is not None else batch.joined(plain)
+            return None if into is not None else batch.results.joined(plain)
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("call", image=image)
@@ -122,7 +122,7 @@ class Streamed:
         """The model's result, the target cut like it, and the loss of the whole batch; no gradients. Collective."""
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)
-            loss, output = self._run(image, target, "both", lambda batch: batch.joined(self._infer(batch)))
+            loss, output = self._run(image, target, "both", lambda batch: batch.results.joined(self._infer(batch)))
             return output, self.held.inputs.target(target, image), loss
 
     def evaluate_into(self, image: Image, target: Any, sink: ResultSink) -> Tensor:
@@ -130,10 +130,10 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Tensor:
             batch.streamer.do_meanwhile()
-            facts = batch.single("use evaluate(…)")
+            facts = batch.results.single("use evaluate(…)")
             sink.begin(facts.shape, facts.dtype)
-            batch.streamer.deliver = batch.teller(sink)
-            return batch.result(batch.streamer.loss_place, self._infer(batch))
+            batch.streamer.deliver = batch.results.teller(sink)
+            return batch.results.result(batch.streamer.loss_place, self._infer(batch))
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():
             self.held.same_inputs.check("evaluate", image=image, target=target)

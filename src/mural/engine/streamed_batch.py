@@ -1,8 +1,8 @@
-"""One batch of a streamed model: its inputs by windows, the grid of its tiles, and what happens to its results."""
+"""One batch of a streamed model: its inputs by windows, and the grid of its tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,26 +13,22 @@ from torch.utils import _pytree as pytree
 from mural.engine.inputs import Image, all_readable, check_scaled, converted
 from mural.engine.memory_room import HOST_SHARE, MOST_DECODED, room_for_bands
 from mural.engine.recompute import chosen
-from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.engine.stream_program import Given, Objective, check_stream
 from mural.engine.stream_report import predicted_step
+from mural.engine.streamed_results import StreamedResults
 from mural.engine.tile_inputs import PieceInput, SourceInput, TensorInput, as_stored, formed, memory_format
 from mural.engine.tile_sizes import tile_grids
-from mural.errors import LayoutError, PlanError
-from mural.geometry import Cuts, Interval
-from mural.geometry import slices as slices_in
+from mural.errors import LayoutError
+from mural.geometry import Cuts
 from mural.graph.nodes import Place
-from mural.graph.sites import At
 from mural.memory.decoded_cache import DecodedCache
 from mural.memory.pinned import settled
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
-from mural.memory.tile_calls import TileValue
 from mural.memory.tile_needs import Needs as TileNeeds
 from mural.ranks import SPATIAL
 from mural.shard import ShardedTensor
 from mural.shard.generators import seed_generators
-from mural.shard.layout import Layout
 from mural.shard.ops.random.lattice import new_key
 from mural.shard.relayout import pull
 from mural.shard.unread import Unread
@@ -107,6 +103,11 @@ class StreamedBatch:
         if predicted is not None:
             rest = predicted.peak.bytes - program.kept.bands
             program.kept = replace(program.kept, bands=room_for_bands(limit, rest))
+
+    @property
+    def results(self) -> StreamedResults:
+        """What becomes of what the model gives."""
+        return StreamedResults(self)
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
@@ -205,87 +206,12 @@ class StreamedBatch:
 
         return before
 
-    # -- results -------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Give the inputs their gradients. Collective."""
         for given in self.inputs.values():
             given.finish(self.mesh)
-
-    def joined(self, plain: dict[Place, Tensor]) -> Any:
-        """The results as the model gives them: sharded where they have the image's dims."""
-        outputs = self.program.graph.calls[0].outputs
-        return pytree.tree_map_only(At, lambda at: self.result((at.source, at.pick), plain), outputs)
-
-    def result(self, place: Place, plain: dict[Place, Tensor]) -> Tensor:
-        """One of the results, from those that are no tiles or from what passes kept."""
-        if place in plain:
-            return plain[place]
-        facts, source = self.program.tiles.values[place], str(place[0])
-        if source in self.streamer.held:  # the model returns a parameter as it is
-            return self.streamer.held[source].detach()
-        read = self.inputs[source].at_once if source in self.inputs else self.streamer.kept[place].copied
-        if not any(facts.axes):
-            return read(self.needs.region_box(place))
-        dims = zip(facts.axes, facts.shape, strict=True)
-        cuts = tuple(None if a is None else self.cuts[a].scaled(n) for a, n in dims)
-        layout = Layout(self.mesh, facts.shape, facts.axes, cuts, tuple(sorted(self.cuts.items())))
-        return ShardedTensor(read(layout.box), layout, "", facts.folds)
-
-    def single(self, instead: str) -> TileValue:
-        """The model's result, which has to be one tensor with the image's dims."""
-        found = [p for p in self.streamer.results if any(self.program.tiles.values[p].axes)]
-        if len(found) != 1:
-            raise PlanError(f"the model gives {len(found)} results in tiles, but a sink takes one: {instead}")
-        return self.program.tiles.values[found[0]]
-
-    def writer(self, into: Any) -> Callable[..., None]:
-        """Writes tiles of the result into a sink for each image."""
-        sinks = list(into) if isinstance(into, (list, tuple)) else [into]
-        shape = self.single("leave into= out").shape
-        if len(sinks) != shape[0] or any(tuple(s.shape) != shape[1:] for s in sinks):
-            raise LayoutError(
-                f"{len(sinks)} sinks of shape {[tuple(s.shape) for s in sinks]} for a result of shape {shape}: give "
-                f"one for each image, of shape {shape[1:]}"
-            )
-
-        def write(tile: ShardedTensor, given: Mapping[Place, Any]) -> None:
-            for row, number in enumerate(range(*tile.box[0])):
-                kind = getattr(sinks[number], "dtype", None)
-                values = tile.local[row].to(kind) if isinstance(kind, torch.dtype) else tile.local[row]
-                sinks[number].write([tuple(i) for i in tile.box[1:]], values)
-
-        return write
-
-    def teller(self, sink: ResultSink) -> Callable[..., None]:
-        """Gives tiles of the result, with their part of the target, to a sink."""
-        names = self.program.names[self.images :]
-
-        def tell(tile: ShardedTensor, given: Mapping[Place, Any]) -> None:
-            sink.take(ResultTile(tile.local, self._target_piece(names, tile.placement, given), tile.box))
-
-        return tell
-
-    def observer(self, observe: Callable[[Any], None]) -> Callable[..., None]:
-        """Shows tiles of the result to whoever observes steps."""
-        self.single("observe models with one")
-        return lambda tile, _: observe(ResultTile(tile.local.detach(), None, tile.box))
-
-    def _target_piece(self, names: Sequence[str], result: Layout, given: Mapping[Place, Any]) -> Tensor | None:
-        """What a single target has at the place of a result; None where their extents differ."""
-        if len(names) != 1:
-            return None
-        place, box = (names[0], 0), result.box
-        shape = self.program.tiles.values[place].shape
-        dims = len(box) - 2 if len(shape) > 1 else 0
-        lead = len(shape) - dims
-        if lead < 1 or shape[lead:] != result.shape[2 : 2 + dims]:
-            return None
-        spans = (box[0], *(Interval(0, n) for n in shape[1:lead]), *box[2 : 2 + dims])
-        found = given.get(place)
-        if isinstance(found, ShardedTensor) and all(h.contains(s) for h, s in zip(found.box, spans, strict=True)):
-            return found.local[slices_in(spans, found.box)]
-        return self.inputs[names[0]].at_once(spans)  # a pass that gives results need not read the target
 
     def close(self) -> None:
         """Give all memory back, and end the threads that read."""

@@ -209,12 +209,9 @@ class TileSweeps:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
 
     def _has_time(self) -> bool:
-        """Whether the device computes, or waits for the host's memory, longer than this process has to do for it.
-
-        Where a pass runs on whole tensors, norms learn at once: what there is to do comes before.
-        """
-        whole = any(one.whole for one in self.passes.passes)
-        return whole or not self.host or (self.memory is not None and self.memory.bands.crowded)
+        """Whether the device has to wait for its bands; or norms learn at once, as in passes on whole tensors."""
+        crowded = self.memory is not None and self.memory.bands.crowded
+        return crowded or not self.host or any(one.whole for one in self.passes.passes)
 
     def do_meanwhile(self) -> None:
         """Do what was to be done meanwhile, if it was not yet."""
