@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mural
+from mural.errors import LayoutError
 from mural.memory import fused_steps, recorded_tiles
 from mural.memory.tape import Tape
 from mural.models import UNet
@@ -58,6 +59,22 @@ def test_kernels(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.testing.assert_close(sums.cpu().double(), expected[1], rtol=1e-4, atol=1e-2)
     again = operations.channel_gradients(there[1], there[0], there[2], there[3])
     assert all(a.equal(b) for a, b in zip((of_x, sums), again, strict=True)), "the same bits"
+
+
+@needs_gpu
+def test_vectors_of_any_type_and_stride() -> None:
+    """Kernels read them from memory as they lie there."""
+    x = drawn((1, 6, 4, 5), 0).cuda()
+    wide = [torch.rand(6, 2, dtype=dtype).cuda() for dtype in (torch.float64, torch.bfloat16, torch.float32)]
+    found = operations.channel_affine(x, *(v[:, 1] for v in wide))
+    torch.testing.assert_close(found, operations.channel_affine(x, *(v[:, 1].float().clone() for v in wide)))
+
+
+@needs_gpu
+def test_other_strides_raise() -> None:
+    x, vector = torch.rand(1, 6, 4, 5).cuda(), torch.rand(6).cuda()
+    with pytest.raises(LayoutError, match="channels-last"):
+        operations.channel_affine(x, vector, vector, vector)
 
 
 @needs_gpu
