@@ -128,7 +128,8 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return ShardedTensor(loss(scores.local, wanted, weight, reduction="none", **given), without_classes(layout))
     axes, mesh = cutting_axes(layout), layout.mesh
     if wanted.numel():
-        local = loss(scores.local, wanted, weight, reduction="sum", **given)
+        # Added up in a second call: on a GPU, that of torch adds in any order, and gives other bits each time.
+        local = loss(scores.local, wanted, weight, reduction="none", **given).sum()
     else:
         local = empty_loss(scores.local, wanted, lambda a, b: loss(a, b, weight, reduction="sum", **given))
     if reduction == "sum" or soft:
