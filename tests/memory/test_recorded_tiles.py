@@ -59,17 +59,17 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many tiles ran from a tape, and under one."""
     found: Counter[str] = Counter()
 
-    def counted(name: str) -> Any:
-        plain = getattr(recorded_tiles, name)
+    def counted(home: Any, name: str) -> None:
+        plain = getattr(home, name)
 
         def run(*given: Any) -> Any:
             found[name] += 1
             return plain(*given)
 
-        return run
+        monkeypatch.setattr(home, name, run)
 
-    for name in ("note", "replayed"):
-        monkeypatch.setattr(recorded_tiles, name, counted(name))
+    counted(recorded_tiles, "note")
+    counted(recorded_tiles.RecordedTiles, "replayed")
     return found
 
 

@@ -10,13 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mural
-from mural.memory.steady_steps import SteadyValues, divided
+from mural.memory.steady_steps import LastingValues, SteadyGiven, SteadyValues, divided
 from mural.memory.tape import Slot, Tape
 from mural.models import UNet
 from streamed_law import images, streamed
 
 X, WEIGHT = Slot(0), Slot(1)
 Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def given(weight: Tensor, stays: bool = True) -> SteadyGiven:
+    """A steady tensor."""
+    return SteadyGiven(WEIGHT, weight, "weight", stays)
 
 
 def written_later(x: Tensor, w: Tensor) -> Tensor:
@@ -58,7 +63,7 @@ def test_divided(name: str) -> None:
     replay, values = tape.replay(steps.each, steps.carried), SteadyValues()
     for _ in range(3):  # the second one does not see what the first one wrote
         x = torch.rand(4)
-        found = replay(x, weight, *values.of(0, steps, [(WEIGHT, weight)]))[0]
+        found = replay(x, *values.of(0, steps, [given(weight)]))[0]
         assert found.equal(function(x, weight))
 
 
@@ -68,17 +73,37 @@ def test_what_changes_is_computed_again() -> None:
         result = x * weight.exp()
     tape.end([result])
     steps, values = divided(tape.steps, tape.results, [WEIGHT]), SteadyValues()
-    first = values.of(0, steps, [(WEIGHT, weight)])[0]
-    assert values.of(0, steps, [(WEIGHT, weight)])[0] is first
-    assert values.of(1, steps, [(WEIGHT, weight)])[0] is first, "kinds share"
+    first = values.of(0, steps, [given(weight)])[1]
+    assert values.of(0, steps, [given(weight)])[1] is first
+    assert values.of(1, steps, [given(weight)])[1] is first, "kinds share"
     other = torch.rand(4)
-    assert values.of(0, steps, [(WEIGHT, other)])[0].equal(other.exp())
-    assert values.of(0, steps, [(WEIGHT, weight)])[0] is first
+    assert values.of(0, steps, [given(other)])[1].equal(other.exp())
+    assert values.of(0, steps, [given(weight)])[1] is first
     weight.add_(1)
-    assert values.of(0, steps, [(WEIGHT, weight)])[0].equal(weight.exp())
+    assert values.of(0, steps, [given(weight)])[1].equal(weight.exp())
     values.begin("another sweep")
     assert not values.values
     assert not values.alive
+
+
+def test_values_that_last_stay_in_their_places() -> None:
+    """Of each sweep and image, at the same addresses; and no value is taken for another that has its place now."""
+    x, weight = torch.rand(4), torch.rand(4)
+    with Tape([x, weight]) as tape:
+        result = x * weight.exp().view(4)[:2].sum()
+    tape.end([result])
+    steps, values, places = divided(tape.steps, tape.results, [WEIGHT]), SteadyValues(), LastingValues()
+    addresses = set[tuple[int, ...]]()
+    for sweep in range(3):
+        values.begin(sweep, places)
+        images = [torch.rand(4), torch.rand(4)]
+        for image in (*images, images[0], images[0].clone()):
+            for kind in range(2):
+                found = values.of(kind, steps, [given(image, stays=False)])
+                assert found[0].equal(image)
+                assert found[1].equal(image.exp()[:2].sum())
+                addresses.add(tuple(t.data_ptr() for t in found))
+    assert len(addresses) == 1
 
 
 def test_nothing_is_held_between_steps() -> None:
@@ -88,6 +113,6 @@ def test_nothing_is_held_between_steps() -> None:
     for _ in range(2):
         pm.step(x, target)
     (program,) = pm.way.programs.values()
-    assert any(kind.steps is not None and kind.steps.once for kind in program.recorded.kinds.values())
+    assert any(kind.program is not None and kind.program.steps.once for kind in program.recorded.kinds.values())
     assert not program.recorded.steady.values
     assert not program.recorded.steady.held

@@ -27,6 +27,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.stream import Streamer
 from mural.memory.tile_calls import CallForm, made_by
+from mural.memory.tile_graphs import TileGraphs
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
@@ -49,6 +50,7 @@ class Streamed:
         self.programs: dict[Any, StreamProgram] = {}
         self.buffers: Buffers | None = None
         self.hosted: HostMemory | None = None
+        self.tile_graphs: TileGraphs | None = None
         self.keep: str | None = None
         """"all" or "none" of what need not be kept between passes; None: what makes a step fast."""
         self.predicted: PredictedStep | None = None
@@ -213,6 +215,16 @@ class Streamed:
         self.hosted.begin(bands)
         return self.hosted
 
+    def graphs(self, program: StreamProgram) -> TileGraphs | None:
+        """The graphs of tiles for a program, on a GPU; None if its passes hand on tensors, which need the memory."""
+        device, limit = self.held.device, self.limit()
+        if self.tile_graphs is None and device.type == "cuda" and limit is not None:
+            self.tile_graphs = TileGraphs(settled(device), limit)
+        if self.tile_graphs is not None and any(one.keeps for one in program.passes.passes):
+            self.tile_graphs.release()
+            return None
+        return self.tile_graphs
+
     def memory(self) -> Buffers:
         """The pinned memory that windows travel through, kept from step to step."""
         if self.buffers is None:
@@ -226,9 +238,10 @@ class Streamed:
         """
         replicas, streamer = self.mesh.replicas, batch.streamer
         with torch.no_grad():
-            for name in {**streamer.gradients, **streamer.shared}:
-                found = [g * replicas if replicas > 1 else g for g in (streamer.gradients.get(name),) if g is not None]
-                found += [streamer.shared[name]] if name in streamer.shared else []
+            tiles, shared = streamer.gradients, streamer.shared
+            for name in {**tiles, **shared}:
+                found = [own_times(tiles[name], replicas, name in streamer.lasting)] if name in tiles else []
+                found += [shared[name]] if name in shared else []
                 parameter, total = batch.parameters[name], sum(found[1:], found[0])
                 for hook in (parameter._backward_hooks or {}).values():
                     changed = hook(total)
@@ -250,3 +263,8 @@ class Streamed:
             for _, node in streamer.passes.graph.graph.effects:
                 given = [made[p] if p in made else streamer.held[str(p[0])] for p in node.reads]
                 made |= made_by(node, CallForm.of(node).call(given, streamer.device), given)
+
+
+def own_times(tensor: Tensor, times: int, lasting: bool) -> Tensor:
+    """A tensor times a number; in memory of its own, if that of the tensor is used again."""
+    return tensor * times if times > 1 else tensor.clone() if lasting else tensor

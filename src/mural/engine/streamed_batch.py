@@ -78,7 +78,11 @@ class StreamedBatch:
             self._random_states(), held.progress,
         )  # fmt: skip
         self.streamer.blocks = self._blocks()
-        self.streamer.compute = self.program.recorded.run
+        recorded = self.program.recorded
+        recorded.graphs = way.graphs(self.program)
+        self.streamer.compute, self.streamer.guesses = recorded.run, recorded.guesses
+        if recorded.graphs is not None:
+            self.streamer.lasting = recorded.graphs.sums
         if self.program.kept.host:
             self._keep_on_host(int(decoded))
         if known:

@@ -2,12 +2,13 @@
 
 The rules take time in Python for each call, as long as a GPU takes for a small layer. But most tiles of a pass differ
 in their place alone. After a few of them, one runs under a tape. Another one, elsewhere along an axis, has to give the
-same tape, which shows that nothing depends on the place along that axis. From then on they run from the tape.
+same tape, which shows that nothing depends on the place along that axis. From then on they run from the tape; on a
+GPU, tapes become graphs where they can (`TileGraphs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Mapping
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,18 +18,19 @@ from torch import Tensor
 
 from mural.memory.fused_steps import fused
 from mural.memory.passes import TotalKey
-from mural.memory.steady_steps import DividedSteps, SteadyValues, divided
+from mural.memory.steady_steps import DividedSteps, SteadyGiven, SteadyValues, divided
 from mural.memory.tape import Replay, Slot, Tape
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade
+from mural.memory.tile_graphs import TileGraphs, can_be_graph
 from mural.shard.autocasting import casts, is_autocast, without_autocast
 from mural.shard.tiles import OwnMoments
 
-WARM_UP = 2
+WARM_UP = 1
 """How many tiles of a kind run by the rules before one runs under a tape, which takes longer."""
 
 MOST_KINDS = 10_000
 """How many kinds are known at a time: a model whose buffers are replaced in each step has others in each."""
-PARTS = ("sums", "kept", "moments", "of_windows", "of_held")
+PARTS = ("sums", "kept", "moments", "of_windows")
 """The parts of `TileMade` whose names are those of all tiles of a kind."""
 Label = tuple[str, Any]
 """What a tensor is that a tile gives: which part of `TileMade`, and its name there."""
@@ -43,10 +45,41 @@ class Noted:
     axes: Mapping[TotalKey, tuple[str, ...]]
     """The axes of the totals that it adds to."""
     norms: Mapping[TotalKey, OwnMoments]
+    added: tuple[str, ...]
+    """The parameters whose gradients it added up."""
 
     def same(self, other: Noted) -> bool:
         """Whether another tile did the same."""
-        return (self.labels, self.axes) == (other.labels, other.axes) and self.tape.same(other.tape)
+        mine, theirs = ((one.labels, one.axes, one.added) for one in (self, other))
+        return mine == theirs and self.tape.same(other.tape)
+
+    def made(self, tensors: Sequence[Tensor], tile: TileFunction, given: TileGiven) -> TileMade:
+        """What a tile gives, of the tensors that the tape returned."""
+        parts: dict[str, dict[Any, Tensor]] = {part: {} for part in (*PARTS, "of_known")}
+        order = list(given.known)
+        for (part, name), tensor in zip(self.labels, tensors, strict=True):
+            parts[part][order[name] if part == "of_known" else name] = tensor
+        tile.axes_of_totals.update(self.axes)
+        return TileMade(**parts, norms=self.norms, added=self.added)
+
+
+@dataclass(frozen=True)
+class KindProgram:
+    """What runs for tiles of a kind: some steps once in a sweep, and a function for each tile."""
+
+    steps: DividedSteps
+    replay: Replay
+    steady: Sequence[tuple[int, Hashable, bool]]
+    """Which of the tensors that are given are the same for all tiles of a sweep, their names, and whether they stay."""
+    graphable: bool
+
+    @classmethod
+    def of(cls, noted: Noted, given: TileGiven) -> KindProgram:
+        """The program of a tape."""
+        tape, steady = noted.tape, given.steady
+        steps = divided(fused(tape.steps, tape.results), tape.results, [Slot(at) for at, _, _ in steady])
+        graphable = can_be_graph(steps.each, [part for part, _ in noted.labels])
+        return cls(steps, tape.replay(steps.each, steps.carried), steady, graphable)
 
 
 @dataclass
@@ -61,9 +94,8 @@ class TileKind:
     """The axes along which nothing depends on the place."""
     differ: bool = False
     """Whether they are not one function, or cannot be noted."""
-    steps: DividedSteps | None = None
-    replay: Replay | None = None
-    """What runs once in a sweep, and what runs in each tile."""
+    program: KindProgram | None = None
+    """What runs for them from the tape."""
 
     def unproven(self, place: Mapping[str, int]) -> set[str]:
         """The axes along which a tile is in another place than the one that was noted, and that may matter."""
@@ -87,28 +119,57 @@ class RecordedTiles:
     def __init__(self) -> None:
         self.kinds: dict[Hashable, TileKind] = {}
         self.steady = SteadyValues()
+        self.graphs: TileGraphs | None = None
+        self.guesses: dict[Hashable, tuple[TotalKey, Tensor]] = {}
+        """Of the last pass: its only total with a gradient, and the guess for it, by what its tiles are given."""
 
     def run(self, tile: TileFunction, given: TileGiven) -> TileMade:
         """What a tile gives."""
+        kind = self._kind(tile, given)
+        unproven = set[str]() if kind is None or kind.noted is None else kind.unproven(tile.place)
+        if kind is not None and kind.noted is not None and not kind.differ and not unproven:
+            return self.replayed(kind, kind.noted, tile, given)
+        if self.graphs is not None:
+            self.graphs.release()
+        if kind is None or kind.differ or kind.seen <= WARM_UP or len(unproven) > 1:
+            return tile(given)  # of several axes, an equal tape would not say along which nothing depends on the place
+        made, noted = note(tile, given)
+        kind.learn(noted, tile.place)
+        return made
+
+    def _kind(self, tile: TileFunction, given: TileGiven) -> TileKind | None:
+        """The kind of a tile; None if it has random numbers, which depend on the place."""
         if any(call.random for call in tile.one.calls):
-            return tile(given)  # random numbers depend on the place
+            return None
         if len(self.kinds) > MOST_KINDS:
             self.kinds.clear()
             self.steady.begin(None)
-        kind, place = self.kinds.setdefault(key_of(tile, given), TileKind()), tile.place
+        kind = self.kinds.setdefault(key_of(tile, given), TileKind())
         kind.seen += 1
-        if kind.differ or kind.seen <= WARM_UP:
-            return tile(given)
-        if kind.noted is not None:
-            unproven = kind.unproven(place)
-            if not unproven:
-                self.steady.begin(tile.one.number)
-                return replayed(kind, tile, given, self.steady)
-            if len(unproven) > 1:
-                return tile(given)  # equal tapes would not say which of them is free
-        made, noted = note(tile, given)
-        kind.learn(noted, place)
-        return made
+        return kind
+
+    def _ready_graphs(self, program: KindProgram) -> TileGraphs | None:
+        """The graphs, if a tile is to be one of them."""
+        if self.graphs is not None and not program.graphable:
+            self.graphs.release()
+        return self.graphs if self.graphs is not None and program.graphable and self.graphs.ready() else None
+
+    def replayed(self, kind: TileKind, noted: Noted, tile: TileFunction, given: TileGiven) -> TileMade:
+        """What a tile gives, from the tape."""
+        if kind.program is None:
+            kind.program = KindProgram.of(noted, given)
+        program, graphs = kind.program, self._ready_graphs(kind.program)
+        self.steady.begin(tile.one.number, None if graphs is None else graphs.lasting(self))
+        windows, others = given.tensors[: len(given.windows)], given.tensors[len(given.windows) :]
+        with torch.no_grad(), without_autocast(tile.device):
+            steady = [SteadyGiven(Slot(at), given.tensors[at], name, stays) for at, name, stays in program.steady]
+            takes = self.steady.of(id(kind), program.steps, steady)
+            for (at, _, _), tensor in zip(program.steady, takes, strict=False):
+                others[at - len(windows)] = tensor
+            others += takes[len(steady) :]
+            found = None if graphs is None else graphs.run(kind, program.replay, windows, others, given.sums)
+            found = program.replay(*windows, *others) if found is None else found
+        return noted.made(found, tile, given)
 
 
 def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
@@ -133,27 +194,7 @@ def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:
     found += [(("of_known", order.index(at)), grad) for at, grad in made.of_known.items()]
     tape.end([tensor for _, tensor in found])
     axes = {key: tile.axes_of_totals[key] for key in (*made.sums, *made.moments)}
-    return made, Noted(tape, tuple(label for label, _ in found), axes, made.norms)
-
-
-def replayed(kind: TileKind, tile: TileFunction, given: TileGiven, steady: SteadyValues) -> TileMade:
-    """What a tile gives, from the tape."""
-    if kind.noted is None:
-        raise RuntimeError("there is no tape to run")
-    tensors, places = given.tensors, given.steady
-    if kind.replay is None or kind.steps is None:
-        tape = kind.noted.tape
-        kind.steps = divided(fused(tape.steps, tape.results), tape.results, [Slot(i) for i in places])
-        kind.replay = tape.replay(kind.steps.each, kind.steps.carried)
-    with torch.no_grad(), without_autocast(tile.device):
-        known = steady.of(id(kind), kind.steps, [(Slot(i), tensors[i]) for i in places])
-        found = kind.replay(*tensors, *known)
-    parts: dict[str, dict[Any, Tensor]] = {part: {} for part in (*PARTS, "of_known")}
-    order = list(given.known)
-    for (part, name), tensor in zip(kind.noted.labels, found, strict=True):
-        parts[part][order[name] if part == "of_known" else name] = tensor
-    tile.axes_of_totals.update(kind.noted.axes)
-    return TileMade(**parts, norms=kind.noted.norms)
+    return made, Noted(tape, tuple(label for label, _ in found), axes, made.norms, made.added)
 
 
 @contextmanager

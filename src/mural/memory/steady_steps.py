@@ -8,10 +8,11 @@ steps of a U-Net's tile are of this kind, and small ones take the host as long a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mural.memory.tape import FRESH, Slot, Step, slots_in
@@ -24,6 +25,63 @@ class DividedSteps:
     once: tuple[Step, ...]
     each: tuple[Step, ...]
     carried: tuple[Slot, ...]
+
+
+class SteadyGiven(NamedTuple):
+    """A tensor that is given to all tiles of a sweep; `stays` says that it is at the same address in each step."""
+
+    slot: Slot
+    tensor: Tensor
+    name: Hashable
+    stays: bool
+
+
+class Name(NamedTuple):
+    """How a value was made: of which tensors, and of tensors of which names, which are the same in each step."""
+
+    value: Hashable
+    lasting: Hashable
+
+
+class Names:
+    """The names of all values of a tape so far."""
+
+    def __init__(self) -> None:
+        self.values: dict[Slot, Hashable] = {}
+        self.lasting: dict[Slot, Hashable] = {}
+
+    def note(self, slot: Slot, value: Hashable, lasting: Hashable) -> Name:
+        """Name a value."""
+        self.values[slot], self.lasting[slot] = value, lasting
+        return Name(value, lasting)
+
+    def of(self, step: Step) -> Name:
+        """The name of what a step makes."""
+        func, args, kwargs, _ = step
+        more = sorted(kwargs.items())
+        return Name(*((func, named(args, by), named(more, by)) for by in (self.values, self.lasting)))
+
+
+class LastingValues:
+    """Tensors by name, at addresses that do not change as long as their form does not."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Hashable, Tensor] = {}
+
+    def at(self, name: Hashable, tensor: Tensor) -> Tensor:
+        """The same numbers, in the place of that name."""
+        held = self.tensors.get(name)
+        if held is None or form_of(held) != form_of(tensor):
+            held = self.tensors[name] = torch.empty_like(tensor)
+            if form_of(held) != form_of(tensor):  # it is expanded, or has gaps
+                self.tensors[name] = tensor
+                return tensor
+        return held.copy_(tensor)
+
+
+def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What the memory of a tensor is like."""
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def divided(steps: Sequence[Step], results: Sequence[Slot], steady: Collection[Slot]) -> DividedSteps:
@@ -84,16 +142,20 @@ class SteadyValues:
         """All tensors that were given: while they live, no others have their ids."""
         self.held: dict[int, tuple[list[Tensor], list[int], list[Tensor]]] = {}
         """For each kind of tile: the tensors that were given, how often they had been written to, and what it takes."""
+        self.places: LastingValues | None = None
+        """Where values are put, if they have to be at the same addresses in each sweep."""
+        self.owners: dict[Hashable, Hashable] = {}
+        """Which values are in those places now."""
 
-    def begin(self, sweep: Hashable) -> None:
-        """Forget what was found, if this is another sweep."""
-        if sweep != self.sweep:
+    def begin(self, sweep: Hashable, places: LastingValues | None = None) -> None:
+        """Forget what was found, if this is another sweep, or values are to be elsewhere."""
+        if sweep != self.sweep or places is not self.places:
             self.sweep, self.values, self.alive, self.held = sweep, {}, {}, {}
+            self.places, self.owners = places, {}
 
-    def of(self, kind: int, steps: DividedSteps, given: Iterable[tuple[Slot, Tensor]]) -> list[Tensor]:
-        """What tiles of a kind begin with, of steady tensors."""
-        given = list(given)
-        tensors = [tensor for _, tensor in given]
+    def of(self, kind: int, steps: DividedSteps, given: Sequence[SteadyGiven]) -> list[Tensor]:
+        """What tiles of a kind begin with: the steady tensors that are given, and what steps made of them."""
+        tensors = [one.tensor for one in given]
         versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         before = self.held.get(kind)
         if (
@@ -102,27 +164,52 @@ class SteadyValues:
             and all(a is b for a, b in zip(before[0], tensors, strict=True))
         ):
             return before[2]
-        names: dict[Slot, Hashable] = {
-            slot: (id(tensor), version) for (slot, tensor), version in zip(given, versions, strict=True)
-        }
         self.alive.update((id(tensor), tensor) for tensor in tensors)
-        found: dict[Slot, Tensor] = dict(given)
+        names, found = Names(), dict[Slot, Tensor]()
+        for one, version in zip(given, versions, strict=True):
+            name = names.note(one.slot, (id(one.tensor), version), one.name)
+            found[one.slot] = one.tensor if one.stays else self._placed(name, lambda it=one: it.tensor)
         for step in steps.once:
             self._run(step, names, found)
-        self.held[kind] = tensors, versions, [found[slot] for slot in steps.carried]
-        return self.held[kind][2]
+        takes = [found[one.slot] for one in given] + [found[slot] for slot in steps.carried]
+        self.held[kind] = tensors, versions, takes
+        return takes
 
-    def _run(self, step: Step, names: dict[Slot, Hashable], found: dict[Slot, Tensor]) -> None:
+    def _run(self, step: Step, names: Names, found: dict[Slot, Tensor]) -> None:
         func, args, kwargs, made = step
-        key = (func, named(args, names), named(sorted(kwargs.items()), names))
-        if key not in self.values:
-            values = {n: filled(item, found) for n, item in kwargs.items()}
-            self.values[key] = func(*filled(args, found), **values)
-        results = self.values[key]
+        name = names.of(step)
+
+        def run() -> Any:
+            return func(*filled(args, found), **{n: filled(item, found) for n, item in kwargs.items()})
+
+        results = self._placed(name, run, func.is_view)
         for place, slot in enumerate(made if isinstance(made, (list, tuple)) else [made]):
             if slot is not None:
                 found[slot] = results[place] if isinstance(made, (list, tuple)) else results
-                names[slot] = (key, place)
+                names.note(slot, (name.value, place), (name.lasting, place))
+
+    def _placed(self, name: Name, run: Callable[[], Any], view: bool = False) -> Any:
+        """A value, found now or before in this sweep, in its place if it has one; views are where their tensors are."""
+        if name.value in self.values:
+            return self.values[name.value]
+        results = run()
+        if self.places is not None and not view:
+            if name.lasting in self.owners:  # of another image
+                self.values.pop(self.owners[name.lasting], None)
+                self.held.clear()
+            self.owners[name.lasting] = name.value
+            results = placed(results, name.lasting, self.places)
+        self.values[name.value] = results
+        return results
+
+
+def placed(results: Any, name: Hashable, places: LastingValues) -> Any:
+    """Results of a step, where those of that name are."""
+    if isinstance(results, Tensor):
+        return places.at(name, results)
+    if isinstance(results, (list, tuple)):
+        return [placed(one, (name, place), places) for place, one in enumerate(results)]
+    return results
 
 
 def named(item: Any, names: dict[Slot, Hashable]) -> Hashable:

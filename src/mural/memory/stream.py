@@ -119,10 +119,11 @@ class Streamer(TileSweeps):
         root: tuple[TotalKey, Tensor] | None = None
         for at in self._told(last, self.in_turn(last), f"forward and {name}"):
             given, tile = self.given(last, at, True, of), self.tile(last, at)
-            if root is None:
+            if root is None and (root := self.guesses.get(key := given.form)) is None:
                 if (found := self._first_in_one(tile, given)) is None:
                     return None
                 root, made = found
+                self.guesses[key] = root
             elif self._adds_nothing(last, given):
                 continue
             else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from mural.memory.passes import StreamPass, TotalKey
 from mural.memory.tile_calls import TileValue
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
+from mural.shard.autocasting import casts
 from mural.shard.tiles import OwnMoments, tile_of
 
+ADD: Any = torch.ops.aten._foreach_add_.List
+"""Adds tensors to others, all at once."""
 TotalAt = tuple[TotalKey, Chunk]
 """A total, and the images that it is of."""
 
@@ -47,6 +51,8 @@ class TileGiven:
     """The gradients of what it keeps."""
     adjoints: Mapping[TotalAt, Tensor] = field(default_factory=dict[TotalAt, Tensor])
     """The gradients of the totals that it adds to."""
+    sums: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Where it adds the gradients of parameters that are wanted."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -54,18 +60,28 @@ class TileGiven:
         return [tensor for part in self._parts for tensor in part.values()]
 
     @property
-    def steady(self) -> list[int]:
-        """Which of `tensors` are the same for all tiles of a sweep, as long as they are of one image."""
-        windows, held, known, grads, adjoints = map(len, self._parts)
-        first = windows + held + known
-        return [*range(windows, first), *range(first + grads, first + grads + adjoints)]
+    def steady(self) -> list[tuple[int, Hashable, bool]]:
+        """Which of `tensors` are the same for all tiles of a sweep, as long as they are of one image: their places and
+        names, and whether they are at the same address in each step.
+        """
+        places, found = count(), list[tuple[int, Hashable, bool]]()
+        for part, kind in zip(self._parts, ("", "held", "known", "", "adjoints", ""), strict=True):
+            for name, place in zip(part, places, strict=False):
+                stays = kind == "held"
+                found += [(place, (kind, name if stays else (name[0], name[1] is None)), stays)] if kind else []
+        return found
 
     @property
     def names(self) -> tuple[Any, ...]:
         """What `tensors` are and whose gradients are wanted, whichever image they are of."""
-        windows, held, known, grads, adjoints = map(tuple, self._parts)
+        windows, held, known, grads, adjoints, _ = map(tuple, self._parts)
         totals = (tuple((key, chunk is None) for key, chunk in part) for part in (known, adjoints, self.wanted.known))
         return windows, held, grads, self.wanted.windows, self.wanted.held, *totals
+
+    @property
+    def form(self) -> Hashable:
+        """What decides which of its results have gradients, and of which types they are."""
+        return self.names, tuple((t.dtype, t.requires_grad) for t in self.tensors), casts()
 
     def with_leaves(self) -> TileGiven:
         """The same, where windows and totals whose gradients are wanted are leaves; parameters are."""
@@ -75,12 +91,15 @@ class TileGiven:
 
     @property
     def _parts(self) -> tuple[Mapping[Any, Tensor], ...]:
-        return self.windows, self.held, self.known, self.grads, self.adjoints
+        return self.windows, self.held, self.known, self.grads, self.adjoints, self.sums
 
 
 @dataclass(frozen=True)
 class TileMade:
-    """What comes out of a tile: values to keep and parts of totals, or sums and the gradients that are wanted."""
+    """What comes out of a tile: values to keep and parts of totals, or sums and the gradients that are wanted.
+
+    Those of parameters are added where the tile was told to.
+    """
 
     sums: Mapping[TotalKey, Tensor]
     kept: Mapping[Place, Tensor] = field(default_factory=dict[Place, Tensor])
@@ -88,9 +107,10 @@ class TileMade:
     norms: Mapping[TotalKey, OwnMoments] = field(default_factory=dict[TotalKey, OwnMoments])
     """What knows how to merge the moments, without the tile."""
     of_windows: Mapping[Place, Tensor] = field(default_factory=dict[Place, Tensor])
-    of_held: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     of_known: Mapping[TotalAt, Tensor] = field(default_factory=dict[TotalAt, Tensor])
     """Gradients."""
+    added: tuple[str, ...] = ()
+    """The parameters that have one."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +169,9 @@ class TileFunction:
             {n: given.held[n] for n in wanted.held},
             {k: given.known[k] for k in wanted.known},
         )
-        return {"of_windows": windows, "of_held": held, "of_known": known}
+        if held:
+            ADD([given.sums[name] for name in held], list(held.values()))
+        return {"of_windows": windows, "of_known": known, "added": tuple(held)}
 
     def _roots(self, given: TileGiven, task: TileTask) -> list[tuple[Tensor, Tensor]]:
         """Where backward begins: at what the tile kept, and at its parts of totals."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -60,8 +60,11 @@ class TileSweeps:
         """The block of each call that is computed again in backward."""
         self.meanwhile: Callable[[], None] | None = None
         """What there is to do while the device computes, before any effect of the step."""
-        self.gradients: dict[str, Tensor] = {}
-        """The gradients of parameters, of this rank's tiles."""
+        self.sums: dict[str, Tensor] = {}
+        self.added: dict[str, None] = {}
+        """Where tiles add the gradients of parameters, and of which parameters they did."""
+        self.lasting: Mapping[str, Tensor] = {}
+        """Memory for such sums that is there from step to step."""
         self.shared: dict[str, Tensor] = {}
         """The gradients of parameters that every rank finds as a whole."""
         self.learned: list[tuple[TotalKey, OwnMoments, Tensor]] = []
@@ -70,6 +73,8 @@ class TileSweeps:
         leaves |= {name for name, tensor in held.items() if tensor.requires_grad}
         self.graded = differentiable(passes.graph.graph, leaves=leaves)
         self.joins = joined_passes(passes)
+        self.guesses: dict[Hashable, tuple[TotalKey, Tensor]] = {}
+        """Of the last pass: its only total with a gradient, and the guess for it, by what its tiles are given."""
         self.compute: Callable[[TileFunction, TileGiven], TileMade] = TileFunction.__call__
         """Computes a tile."""
 
@@ -104,7 +109,22 @@ class TileSweeps:
         grads = {place: self.kept[place].gradient(self.needs.kept_box(one, place, at)) for place in one.keeps
                  if place in self.kept and self._counts(one, place, at)}  # fmt: skip
         adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
-        return TileGiven(windows, held, known, wanted, {p: g for p, g in grads.items() if g is not None}, adjoints)
+        found = {place: grad for place, grad in grads.items() if grad is not None}
+        sums = {name: self._sum(name, held[name]) for name in wanted.held}
+        return TileGiven(windows, held, known, wanted, found, adjoints, sums)
+
+    def _sum(self, name: str, parameter: Tensor) -> Tensor:
+        """Where the gradient of a parameter is added up."""
+        if name not in self.sums:
+            last = self.lasting.get(name)
+            fits = last is not None and (last.shape, last.dtype) == (parameter.shape, parameter.dtype)
+            self.sums[name] = last.zero_() if last is not None and fits else torch.zeros_like(parameter.detach())
+        return self.sums[name]
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of parameters, of this rank's tiles."""
+        return {name: self.sums[name] for name in self.added}
 
     def _counts(self, one: StreamPass, place: Place, at: Coordinates) -> bool:
         """Whether the gradient of a kept value is a tile's: of tiles that all make the same of it, the first one's."""
@@ -286,10 +306,7 @@ class TileSweeps:
         """Add what one tile contributes to all gradients."""
         for place, grad in made.of_windows.items():
             self.source(place).add_gradient(self.needs.window(one, place, at), grad)
-        for name, grad in made.of_held.items():
-            held = self.gradients.get(name)
-            # Two parameters may have one gradient, and one that is expanded cannot be added to.
-            self.gradients[name] = grad.clone() if held is None else held.add_(grad)
+        self.added.update(dict.fromkeys(made.added))
         for (key, chunk), grad in made.of_known.items():
             self.totals.add_adjoint(key, chunk, grad)
 
