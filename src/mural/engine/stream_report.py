@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from mural.memory.stream_cost import stream_cost
 from mural.memory.stream_memory import META, StreamPeak, stream_peak, without_memory
 from mural.memory.sweep_costs import StreamCost, describe_step, site_names
 from mural.memory.tile_needs import Needs
+from mural.memory.tile_sweeps import QUEUED
 from mural.memory.tile_task import TileInput
 
 if TYPE_CHECKING:
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
 
 
 class MetaSource:
-    """Windows of a source without memory: one in use, and the next under way in the type of the source."""
+    """Windows of a source without memory: one in use, and others in the type of the source.
+
+    They are those of tiles that are queued, and of the next one.
+    """
 
     wanted = False
 
     def __init__(self, dtype: torch.dtype, raw: torch.dtype, form: torch.memory_format):
         self.dtype, self.raw, self.form = dtype, raw, form
-        self.coming: Tensor | None = None
+        self.others: deque[Tensor] = deque(maxlen=QUEUED + 1)
 
     def plan(self, boxes: Sequence[Box]) -> None:
         """Nothing to prepare."""
@@ -41,7 +46,9 @@ class MetaSource:
         """The next window."""
         shape = [i.size for i in box]
         here = torch.empty(shape, dtype=self.raw, device="meta")
-        self.coming = torch.empty(shape, dtype=self.raw, device="meta")
+        while len(self.others) < QUEUED:
+            self.others.append(torch.empty(shape, dtype=self.raw, device="meta"))
+        self.others.append(torch.empty(shape, dtype=self.raw, device="meta"))
         return formed(here.to(self.dtype), self.form)
 
     def add_gradient(self, box: Box, grad: Tensor) -> None:

@@ -29,6 +29,7 @@ from mural.memory.stream import Streamer
 from mural.memory.tile_calls import CallForm, made_by
 from mural.memory.tile_graphs import TileGraphs
 from mural.plans import bytes_of
+from mural.shard.autocasting import uncached_autocast
 from mural.shard.generators import generators_kept
 
 MOST_PROGRAMS = 8
@@ -149,9 +150,10 @@ class Streamed:
 
     @contextmanager
     def _scope(self) -> Generator[None]:
-        """What holds while the model runs: the precision of the plan."""
+        """What holds while the model runs: the precision of the plan; and casts of parameters go with their tile."""
         device = self.held.device
         with ExitStack() as stack:
+            stack.enter_context(uncached_autocast())
             stack.enter_context(generators_kept(device))
             stack.enter_context(older_objects_aside())
             if self.plan.precision == "bfloat16":

@@ -8,8 +8,7 @@ GPU, tapes become graphs where they can (`TileGraphs`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,13 +159,13 @@ class RecordedTiles:
             kind.program = KindProgram.of(noted, given)
         program, graphs = kind.program, self._ready_graphs(kind.program)
         self.steady.begin(tile.one.number, None if graphs is None else graphs.lasting(self))
-        windows, others = given.tensors[: len(given.windows)], given.tensors[len(given.windows) :]
+        tensors, first = given.tensors, len(given.windows)
         with torch.no_grad(), without_autocast(tile.device):
-            steady = [SteadyGiven(Slot(at), given.tensors[at], name, stays) for at, name, stays in program.steady]
+            steady = [SteadyGiven(Slot(at), tensors[at], name, stays) for at, name, stays in program.steady]
             takes = self.steady.of(id(kind), program.steps, steady)
             for (at, _, _), tensor in zip(program.steady, takes, strict=False):
-                others[at - len(windows)] = tensor
-            others += takes[len(steady) :]
+                tensors[at] = tensor
+            windows, others = tensors[:first], [*tensors[first:], *takes[len(steady) :]]
             found = None if graphs is None else graphs.run(kind, program.replay, windows, others, given.sums)
             found = program.replay(*windows, *others) if found is None else found
         return noted.made(found, tile, given)
@@ -185,7 +184,7 @@ def key_of(tile: TileFunction, given: TileGiven) -> Hashable:
 def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:
     """What a tile gives, by the rules, and its tape."""
     tape = Tape(given.tensors)
-    with uncached_autocast(), tape:
+    with tape:
         made = tile(given)
     found: list[tuple[Label, Tensor]] = [
         ((part, name), tensor) for part in PARTS for name, tensor in getattr(made, part).items()
@@ -195,14 +194,3 @@ def note(tile: TileFunction, given: TileGiven) -> tuple[TileMade, Noted]:
     tape.end([tensor for _, tensor in found])
     axes = {key: tile.axes_of_totals[key] for key in (*made.sums, *made.moments)}
     return made, Noted(tape, tuple(label for label, _ in found), axes, made.norms, made.added)
-
-
-@contextmanager
-def uncached_autocast() -> Generator[None]:
-    """A block in which autocast casts parameters anew: casts from before would come from elsewhere for a tape."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

@@ -42,6 +42,7 @@ class Streamer(TileSweeps):
         for one in reversed(others):
             if not self.joins.skips(one):
                 self.run_backward(one)
+        self.do_meanwhile()
         self.learn()
         return loss
 

@@ -26,6 +26,8 @@ from mural.ranks import Mesh
 from mural.shard.tiles import OwnMoments
 
 Progress = Callable[[int, int, str], None]
+QUEUED = 6
+"""How many tiles a GPU is asked for before it has computed them, unless values on the host pass through its memory."""
 
 
 class TileSweeps:
@@ -222,16 +224,19 @@ class TileSweeps:
             self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
         for done, at in enumerate(tiles, 1):
             yield at
+            self._keep_up()
             if self._has_time():
                 self.do_meanwhile()
-            self._keep_up()
             if self.progress is not None:
                 self.progress(done, len(tiles), f"pass {one.number} {name}")
 
     def _has_time(self) -> bool:
-        """Whether the device has to wait for its bands; or norms learn at once, as in passes on whole tensors."""
+        """Whether the device has enough to do, or has to wait for its bands; or norms learn at once, as in passes on
+        whole tensors.
+        """
         crowded = self.memory is not None and self.memory.bands.crowded
-        return crowded or not self.host or any(one.whole for one in self.passes.passes)
+        busy = not self.host and (self.device.type != "cuda" or len(self.queued) == QUEUED)
+        return crowded or busy or any(one.whole for one in self.passes.passes)
 
     def do_meanwhile(self) -> None:
         """Do what was to be done meanwhile, if it was not yet."""
@@ -240,12 +245,12 @@ class TileSweeps:
             meanwhile()
 
     def _keep_up(self) -> None:
-        """Wait until the GPU is done with all tiles before the last one: queued work holds the memory of its tiles."""
+        """Wait until the GPU is done with all tiles but the last ones: queued work holds the windows of its tiles."""
         if self.memory is not None:
             self.memory.end_tile()
         if self.device.type == "cuda":
             self.queued.append(torch.cuda.current_stream(self.device).record_event())
-            if len(self.queued) > 1:
+            if len(self.queued) > (1 if self.host else QUEUED):
                 self.queued.popleft().synchronize()
 
     # -- backward ------------------------------------------------------------------------------------------------------

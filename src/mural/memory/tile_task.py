@@ -19,6 +19,8 @@ from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, cropped, tile_of, tile_run
 
+COPYING = ("cat", "concat", "concatenate", "stack")
+"""Calls that copy what they read, whatever its strides."""
 Coordinates = Mapping[str, int]
 """Which tile it is along each axis."""
 Chunk = int | None
@@ -179,7 +181,8 @@ class TileTask:
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
                 tile = self._unwritten(place, tensor)
-                self.kept[place] = cropped(tile, {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes})
+                spans = {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes}
+                self.kept[place] = cropped(tile, spans, dense=False)
 
     def _argument(self, call: TileCall, place: Place, values: Mapping[Place, Any]) -> Any:
         """A tensor as a call takes it: what it needs of it, and nothing of what its known totals replace."""
@@ -196,7 +199,7 @@ class TileTask:
             return self._unwritten(place, x)
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
-        return cropped(x, self._out_spans(call, value), written=bool(call.node.writes))
+        return cropped(x, self._out_spans(call, value), bool(call.node.writes), call.node.op not in COPYING)
 
     def _unwritten(self, place: Place, tile: ShardedTensor) -> ShardedTensor:
         """A tile that is looked at when all calls have been made: a copy, if one of them writes to it."""

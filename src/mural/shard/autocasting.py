@@ -34,6 +34,17 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def uncached_autocast() -> Generator[None]:
+    """A block in which autocast casts parameters anew: no casts from before are there."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
 def meta_casts(dtype: torch.dtype | None) -> Generator[None]:
     """A block in which calls on tensors without memory are cast to that type, or not at all."""
     META_CASTS.append(dtype)

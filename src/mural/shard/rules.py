@@ -17,9 +17,10 @@ from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Reads, Window, slice_of
 from mural.shard.autocasting import is_autocast
 from mural.shard.layout import Layout, Want
+from mural.shard.parts import cut_out, put_into, worth_it
 from mural.shard.relayout import pull
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import around, crop, current_run
+from mural.shard.tiles import around, computing_tiles, current_run
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def tile_window(x: ShardedTensor, rule: Windowed, places: tuple[Place, ...]) -> 
         else:
             piece = torch.cat([piece.narrow(dim, slice_of(i, (held,)).start, i.size) for i in have], dim)
             window[dim] = slice(0, piece.shape[dim])
-    return crop(piece, tuple(window))
+    return cut_out(piece, tuple(window))
 
 
 def of_whole_images(x: ShardedTensor, rule: Windowed, call: Callable[[Tensor], Tensor]) -> ShardedTensor | None:
@@ -179,4 +180,10 @@ def in_plain_type(x: ShardedTensor, probe: Callable[[Tensor], Tensor]) -> Sharde
 def pad_border(piece: Tensor, places: tuple[Place, ...], value: float) -> Tensor:
     """The piece with its window's border filled with a constant."""
     amounts = [n for place in reversed(places) for n in place.border]
-    return F.pad(piece, amounts, value=value) if any(amounts) else piece
+    if not any(amounts):
+        return piece
+    if not computing_tiles() or not worth_it(piece):
+        return F.pad(piece, amounts, value=value)
+    lead = (0,) * (piece.ndim - len(places))
+    before, after = ((*lead, *(place.border[side] for place in places)) for side in (0, 1))
+    return put_into(piece, before, after, value)

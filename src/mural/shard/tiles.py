@@ -16,18 +16,17 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from mural.comm.exchange import empty_like
 from mural.comm.messages import Transport
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, slices
 from mural.ranks.mesh import AXES, SPATIAL, Mesh
 from mural.shard.folds.regroup import Folds
 from mural.shard.layout import Layout, Want
+from mural.shard.parts import cut_out
 from mural.shard.tensor import ShardedTensor
 
 Spans = Mapping[str, Interval]
@@ -107,6 +106,11 @@ def current_run() -> TileRun:
     return _runs[-1]
 
 
+def computing_tiles() -> bool:
+    """Whether calls are on tiles."""
+    return bool(_runs)
+
+
 @lru_cache(maxsize=64)
 def tile_mesh(rank: int = 0) -> Mesh:
     """The mesh of one tile: itself in the middle, other times around it."""
@@ -137,7 +141,7 @@ def spans_of(layout: Layout) -> dict[str, Interval]:
     return {a: i for a, c, i in zip(layout.axes, layout.cuts, layout.box, strict=True) if a and c is not None}
 
 
-def cropped(x: ShardedTensor, spans: Spans, written: bool = False) -> ShardedTensor:
+def cropped(x: ShardedTensor, spans: Spans, written: bool = False, dense: bool = True) -> ShardedTensor:
     """The part of a tile at those spans; other axes stay as they are. One that is `written` to is a view."""
     layout = x.placement
     box = tuple(spans.get(a or "", i) if c is not None else i
@@ -145,32 +149,8 @@ def cropped(x: ShardedTensor, spans: Spans, written: bool = False) -> ShardedTen
     if box == layout.box:
         return x
     part = inside(box, layout, "a crop")
-    return ShardedTensor(x.local[part] if written else crop(x.local, part), at_box(layout, box), x.aliased, x.folds)
-
-
-class _Crop(torch.autograd.Function):
-    """A part of a tensor as a view; its backward fills one tensor with zeros around the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, part: tuple[slice, ...]) -> Tensor:
-        ctx.part, ctx.shape = part, x.shape
-        return x[part]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        whole = empty_like(grad, ctx.shape).zero_()
-        whole[ctx.part] = grad
-        return whole, None
-
-
-def crop(x: Tensor, part: tuple[slice, ...]) -> Tensor:
-    """A part of a tensor; the tensor itself if that is all of it."""
-    if all(s.start == 0 and s.stop == n for s, n in zip(part, x.shape, strict=True)):
-        return x
-    if not x.requires_grad or not torch.is_grad_enabled():
-        return x[part]
-    made: Tensor = _Crop.apply(x, part)  # type: ignore[assignment]
-    return made
+    local = x.local[part] if written else cut_out(x.local, part, dense)
+    return ShardedTensor(local, at_box(layout, box), x.aliased, x.folds)
 
 
 def at_box(layout: Layout, box: Box) -> Layout:
@@ -204,7 +184,7 @@ def pull_tile(x: ShardedTensor, wants: tuple[Want, ...], name: str) -> Tensor:
     mine = [intervals[at[axis] if axis is not None else 0] for axis, intervals in wants]
     if any(len(parts) != 1 for parts in mine):
         raise UnsupportedOp(f"{name} of shape {x.placement.shape} reads several places: it is not local")
-    return crop(x.local, inside(tuple(part for (part,) in mine), x.placement, name))
+    return cut_out(x.local, inside(tuple(part for (part,) in mine), x.placement, name))
 
 
 def common_tile(sharded: Sequence[ShardedTensor], shape: tuple[int, ...]) -> Layout:

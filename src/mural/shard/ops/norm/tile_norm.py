@@ -19,8 +19,9 @@ from mural.comm.exchange import first_order
 from mural.shard.autocasting import without_autocast
 from mural.shard.ops.norm.channel_kernels import fast, operations
 from mural.shard.ops.norm.normalized_rows import NormRows, merge_moments, row_gradients, row_moments
+from mural.shard.parts import cut_out
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import crop, current_run, inside
+from mural.shard.tiles import current_run, inside
 
 Learn = Callable[[Tensor], None] | None
 
@@ -144,7 +145,7 @@ def normalize_tile(
     run, layout = current_run(), x.placement
 
     def own() -> OwnRows:
-        return OwnRows(crop(x.local, inside(run.own(layout), layout, "a norm")), rows, update)
+        return OwnRows(cut_out(x.local, inside(run.own(layout), layout, "a norm")), rows, update)
 
     with without_autocast(x.device):
         statistics = run.statistics(own, axes)

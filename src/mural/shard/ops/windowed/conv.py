@@ -19,11 +19,11 @@ from mural.shard.halo.fuse import through
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.few_outputs import pointwise
+from mural.shard.parts import cut_out
 from mural.shard.relayout import gather
 from mural.shard.rules import Place, Windowed, is_identity, of_whole_images, output_layout, windowed, windowed_tile
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
-from mural.shard.tiles import crop
 
 CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -245,7 +245,7 @@ def crop_or_pad(y: Tensor, amounts: list[int]) -> Tensor:
     for i in range(0, len(amounts), 2):
         dim = y.ndim - 1 - i // 2
         part[dim] = slice(-amounts[i], y.shape[dim] + amounts[i + 1])
-    return crop(y, tuple(part))
+    return cut_out(y, tuple(part))
 
 
 @register("windowed", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
