@@ -192,3 +192,16 @@ def test_parameters_that_stop_learning() -> None:
         for pm in (one, other):
             pm.plain.head.weight.requires_grad_(number % 3 != 0)
         check_same(one, other, (x, target_for(1)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_on_a_gpu(precision: str) -> None:
+    model = frozen(norm="batch").float().cuda().to(memory_format=torch.channels_last)
+    one, other = (
+        streamed(model, F.cross_entropy, mural.Plan(stream=(11, 11), precision=precision), None) for _ in "ab"
+    )
+    other.way.graphs = lambda program: None
+    for x in images(1, EXTENTS, FRESH_FROM + 1):
+        check_same(one, other, (x.float().cuda(), target_for(1).cuda()))
+    assert one.way.tile_graphs.tiles

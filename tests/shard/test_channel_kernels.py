@@ -57,6 +57,11 @@ def test_kernels(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     expected = gradients_on_cpu(grad.double(), x.double(), mean.double(), scale.double())
     torch.testing.assert_close(of_x.cpu().double(), expected[0], rtol=exact, atol=exact)
     torch.testing.assert_close(sums.cpu().double(), expected[1], rtol=1e-4, atol=1e-2)
+    y = drawn(shape, 2, dtype) - 5
+    expected = gradients_on_cpu(*(t.double() for t in (grad, x, mean, scale, y)))
+    found = operations.channel_gradients(there[1], there[0], there[2], there[3], y.cuda())
+    torch.testing.assert_close(found[0].cpu().double(), expected[0], rtol=exact, atol=exact)
+    torch.testing.assert_close(found[1].cpu().double(), expected[1], rtol=1e-4, atol=1e-2)
     again = operations.channel_gradients(there[1], there[0], there[2], there[3])
     assert all(a.equal(b) for a, b in zip((of_x, sums), again, strict=True)), "the same bits"
 
@@ -127,11 +132,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The law holds with these operations, from tapes in which activations are joined to norms."""
-    joined: list[int] = []
+    joined, back = list[int](), list[int]()
 
     def watched(steps: Any, results: Any) -> Any:
         found = fused_steps.fused(steps, results)
-        joined.append(len(steps) - len(found))
+        back.append(sum(step[0] is fused_steps.GRADIENTS and len(step[1]) == 5 for step in found))
+        joined.append(len(steps) - len(found) - back[-1])
         return found
 
     monkeypatch.setattr(recorded_tiles, "fused", watched)
@@ -141,6 +147,7 @@ def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = torch.randint(0, 3, (1, 60, 66), generator=torch.Generator().manual_seed(3))
     check_steps(model, F.cross_entropy, [(x, target) for x in images(1, (60, 66))], mural.Plan(stream=(10, 11)))
     assert bool(sum(joined)) == (name in ("relu", "in place", "read after, in place"))
+    assert bool(sum(back)) == bool(sum(joined))
 
 
 @pytest.mark.usefixtures("everywhere")

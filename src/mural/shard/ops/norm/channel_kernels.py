@@ -6,7 +6,8 @@ Without Triton, or where it cannot compile, torch's own kernels do it all (`fast
 
     channel_affine       (x − mean) · scale + shift      and at least 0, if an activation is joined
     channel_moments      count, mean and squared deviation of parts of the rows, to be merged: (parts, 3, C)
-    channel_gradients    grad · scale, and Σ grad and Σ grad · (x − mean) of each channel: (2, C)
+    channel_gradients    grad · scale, and Σ grad and Σ grad · (x − mean) of each channel: (2, C);
+                         the gradient may be that of an activation's results, which are given then
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ PROGRAMS = 2048
 library = torch.library.Library("mural", "DEF")
 library.define("channel_affine(Tensor x, Tensor mean, Tensor scale, Tensor shift, bool relu=False) -> Tensor")
 library.define("channel_moments(Tensor x) -> Tensor")
-library.define("channel_gradients(Tensor grad, Tensor x, Tensor mean, Tensor scale) -> (Tensor, Tensor)")
+library.define(
+    "channel_gradients(Tensor grad, Tensor x, Tensor mean, Tensor scale, Tensor? y=None) -> (Tensor, Tensor)"
+)
 operations: Any = torch.ops.mural
 kernels: Any = triton_kernels
 
@@ -85,8 +88,11 @@ def moments_on_cpu(x: Tensor) -> Tensor:
     return torch.stack([torch.full_like(mean, len(rows)), mean, variance * len(rows)])[None]
 
 
-def gradients_on_cpu(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def gradients_on_cpu(
+    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, y: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What a gradient is times the scale, and the two sums."""
+    grad = grad if y is None else torch.where(y <= 0, 0, grad)
     rows, values = rows_of(grad).to(mean.dtype), rows_of(x).to(mean.dtype)
     of_x = (grad * scale.view(1, -1, *(1,) * (x.ndim - 2))).to(x.dtype)
     return of_x, torch.stack([rows.sum(0), (rows * (values - mean)).sum(0)])
@@ -121,16 +127,20 @@ def moments_on_gpu(x: Tensor) -> Tensor:
     return found
 
 
-def gradients_on_gpu(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def gradients_on_gpu(
+    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, y: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What a gradient is times the scale, and the two sums."""
-    check_rows(grad, x)
+    if grad.stride() != x.stride():
+        grad = torch.empty_like(x).copy_(grad)
+    check_rows(grad, x, *(() if y is None else (y,)))
     mean, scale = map(as_vector, (mean, scale))
     parts, each, columns = divided(x)
     of_x, found = torch.empty_like(x), x.new_empty(parts, 2, x.shape[1], dtype=torch.float32)
     with torch.cuda.device(x.device):
         kernels.gradients[(parts, -(-x.shape[1] // columns))](
-            grad, x, mean, scale, of_x, found, x.numel() // x.shape[1], each, x.shape[1],
-            ROWS=AT_ONCE // columns, COLUMNS=columns,
+            grad, x, mean, scale, x if y is None else y, of_x, found, x.numel() // x.shape[1], each, x.shape[1],
+            RELU=y is not None, ROWS=AT_ONCE // columns, COLUMNS=columns,
         )  # fmt: skip
     return of_x, found.sum(0)
 

@@ -46,8 +46,11 @@ def moments(x, found, rows, each, channels, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def gradients(grad, x, mean, scale, of_x, found, rows, each, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Scale the gradient, and add up two sums of `each` rows, some rows at a time."""
+def gradients(
+    grad, x, mean, scale, y, of_x, found, rows, each, channels, RELU: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Scale the gradient, and add up two sums of `each` rows, some rows at a time; y is what an activation gave."""
     first = tl.program_id(0).to(tl.int64) * each
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     middle = tl.load(mean + channel, mask=channel < channels, other=0.0)
@@ -58,6 +61,8 @@ def gradients(grad, x, mean, scale, of_x, found, rows, each, channels, ROWS: tl.
         inside = (row < rows)[:, None] & (channel < channels)[None, :]
         at = row[:, None] * channels + channel[None, :]
         given = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            given = tl.where(tl.load(y + at, mask=inside, other=0.0) <= 0, 0.0, given)
         values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(of_x + at, (given * factor[None, :]).to(of_x.dtype.element_ty), mask=inside)
         plain += tl.sum(given, 0)
