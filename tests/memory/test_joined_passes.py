@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import mural
 from mural.memory import joined_passes
+from mural.memory.sweeps import sweeps_of
 from mural.memory.tile_sweeps import TileSweeps
 from streamed_law import Case, check_steps, images
 from streamed_losses import LOSSES
@@ -26,9 +27,9 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     told = TileSweeps._told
 
-    def noted(self: TileSweeps, one: Any, tiles: Any, name: str) -> Any:
+    def noted(self: TileSweeps, one: Any, name: str) -> Any:
         found.append((one.number, name))
-        return told(self, one, tiles, name)
+        return told(self, one, name)
 
     monkeypatch.setattr(TileSweeps, "_told", noted)
     return found
@@ -52,6 +53,21 @@ def test_the_last_pass_is_joined(norm: str, swept: list[tuple[int, str]]) -> Non
     check_steps(stack(norm), F.cross_entropy, [(x, target) for x in images(2, (20, 23))], mural.Plan(stream=(8, 9)))
     once = [(0, "forward"), (1, "forward"), (2, "forward and adjoints"), (5, "backward"), (0, "backward")]
     assert swept == 2 * once
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+def test_the_sweeps_of_a_step_are_foreseen(in_one: bool, swept: list[tuple[int, str]]) -> None:
+    """Where the loss has several totals, its sweep in one is tried, and the pass goes forward and back apart."""
+    loss = F.cross_entropy if in_one else LOSSES["dice"]
+    pm: Any = mural.parallelize(stack(), mural.Plan(stream=(8, 9)), loss)
+    pm.step(images(1, (20, 23), 1)[0], torch.zeros(1, 20, 23).long())
+    (program,) = pm.way.programs.values()
+    joins = joined_passes.joined_passes(program.passes)
+    keys = [(sweep.one.number, sweep.kind) for sweep in sweeps_of(program.passes, joins, in_one)]
+    last, tried = [(2, "forward"), (2, "adjoints")], [(2, "forward and adjoints")]
+    assert keys == [(0, "forward"), (1, "forward"), *(tried if in_one else last), (5, "backward"), (0, "backward")]
+    assert swept == (keys if in_one else [*keys[:2], *tried, *keys[2:]])
+    assert [(sweep.one.number, sweep.kind) for sweep in pm.way.predicted.peak.sweeps] == keys
 
 
 JOINED = [

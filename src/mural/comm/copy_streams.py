@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -69,6 +70,14 @@ class CudaLanes:
         """Make the calling stream wait for moments."""
         for moment in moments:
             torch.cuda.current_stream(self.device).wait_event(moment)
+
+    def arriving(self) -> AbstractContextManager[Any]:
+        """A block in which memory is taken for what comes: it belongs to the inward lane."""
+        return torch.cuda.stream(self.inward)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Have a tensor's memory stay until what was sent of it so far has left."""
+        tensor.record_stream(self.outward)
 
     def catch_up(self) -> None:
         """Make the calling stream wait for all that travels."""

@@ -16,6 +16,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor, united
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.pinned import Buffers
+from mural.memory.read_plan import Read
 from mural.memory.readable import Converted, Readable
 from mural.memory.window_reads import WindowReads
 from mural.ranks import SPATIAL, Mesh
@@ -135,6 +136,13 @@ class SourceInput:
             self.sources, windows, device=self.device, cache=self.cache, buffers=self.buffers,
             once=self.kept is not None,
         )  # fmt: skip
+
+    def reads_ahead(self, boxes: Sequence[Box | None], adds: bool) -> list[list[Read]]:
+        """What is read for windows in order of what was kept; nothing, unless all of them were."""
+        found = [None if box is None or not box[0].size else box for box in boxes]
+        if self.kept is None or not all(box is None or self._is_kept(box) for box in found):
+            return [[] for _ in boxes]
+        return self.kept.reads_ahead([None if box is None else self._stored(box) for box in found], adds)
 
     def read(self, box: Box) -> Tensor:
         """The next window."""

@@ -2,8 +2,9 @@
 
     │ leaving │ still here │ coming │ in use │      free      │
 
-All rows pass through it on their way to the host and back. Those that have left stay as long as there is room, and need
-not come back: sweeps go through the image down and up in turn, so what one wrote last, the next one reads first.
+All rows pass through it on their way to the host and back. They stay until there is need for their room, and need not
+come back: sweeps go through the image down and up in turn, so what one wrote or read last, the next one reads first.
+What is read last from now on makes room first (`ReadPlan`).
 
 Memory of torch's allocator would belong to one stream, be held for the others without being counted, and be cut into
 sizes that the next sweep cannot use. Here a part is used again after the moments at which its users are done: a stream
@@ -12,15 +13,20 @@ waits for them, not the process. So what leaves cannot pile up, and the device's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mural.comm.copy_streams import CudaLanes, Moment
 from mural.geometry import Interval
+from mural.memory.read_plan import NEVER, ReadPlan
+
+if TYPE_CHECKING:
+    from mural.memory.host_memory import HostRows
 
 ALIGNED = 512
 """Parts begin at multiples of so many bytes."""
@@ -28,94 +34,142 @@ ALIGNED = 512
 
 @dataclass(eq=False)
 class Part:
-    """A part of the block: its bytes, how many hold it, and when it may be written to."""
+    """A part of the block: its bytes, and when it may be written to."""
 
     start: int
     stop: int
     after: tuple[Moment, ...] = ()
-    holders: int = 1
+    held: bool = True
+    """Whether a band has it."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.stop - self.start
 
 
 @dataclass(eq=False)
 class RecentBand:
-    """Rows of a tensor that are on the device as well."""
+    """Rows of a tensor that are on the device as well; without a part, in memory that is not of the block."""
 
-    owner: object
+    owner: HostRows
     image: int
     at: Interval
     band: Tensor
     moment: Moment
     """When its numbers are there."""
+    part: Part | None
+    coming: bool = False
+    """Whether it comes from the host."""
+    due: int = -1
+    """The read of the plan that needs it next, as far as that is known."""
+
+
+class Spot(NamedTuple):
+    """A part that can be had: its band, if there is one, the read that needs that next, and how new it is."""
+
     part: Part
-    sweep: int
-    used: bool = False
+    band: RecentBand | None = None
+    due: int = NEVER
+    age: int = -1
 
 
 class DeviceBands:
     """A block of `room` bytes, for bands of rows that are written, read, and still here."""
 
     def __init__(self, device: torch.device, room: int, lanes: CudaLanes | None = None):
-        self.room, self.lanes, self.sweep = room // ALIGNED * ALIGNED, lanes, 0
+        self.room, self.lanes, self.sweeps = room // ALIGNED * ALIGNED, lanes, 0
         self.block = torch.empty(self.room, dtype=torch.uint8, device=device)
         begun = () if lanes is None else (lanes.now(),)  # what had the memory before may still be computed
-        self.gaps = [Part(0, self.room, begun)] if self.room else []
+        self.gaps = [Part(0, self.room, begun, False)] if self.room else []
         self.bands: list[RecentBand] = []
+        """The bands that are here, the oldest first."""
         self.in_use: list[Part] = []
         """What the tile that is computed reads."""
+        self.plan = ReadPlan()
+        self.taken = self.margin = 0
+        """Bytes that this tile has taken at once, and that the one before it took: as much is left for the next one."""
         self.crowded = False
         """Whether a band had to wait for others to leave."""
 
-    def turn(self) -> bool:
-        """Begin a sweep; whether it goes up."""
-        self.sweep += 1
-        return self.sweep % 2 == 0
+    def begin(self, plan: ReadPlan) -> None:
+        """Begin a sweep, with what it and the next ones read."""
+        self.plan, self.sweeps = plan, self.sweeps + 1
+        for held in self.bands:
+            held.due = -1
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Part] | None:
-        """Memory for a band, in place of those that are of least use; None if all others are needed."""
+    def take(
+        self, shape: Sequence[int], dtype: torch.dtype, ahead: int | None = None, keep: Collection[RecentBand] = ()
+    ) -> tuple[Tensor, Part] | None:
+        """Memory for a band, in place of those that are read last; None if all others are needed, or some are `keep`.
+
+        One that is brought `ahead`, for that read of the plan, has the room of those alone that are read after it.
+        """
         size = prod(shape) * dtype.itemsize
-        wide = -(-size // ALIGNED) * ALIGNED
-        while (gap := self._gap(wide)) is None:
-            victims = [held for held in self.bands if held.part.holders == 1 and held.part not in self.in_use]
-            if wide > self.room or not victims:
-                return None
-            self._let_go(min(victims, key=self._worth))
-        self.crowded |= self.sweep > 0 and bool(gap.after)
+        wide = max(1, -(-size // ALIGNED)) * ALIGNED
+        spots = self._spots(-1 if ahead is None else ahead, keep)
+        short = ahead is not None and sum(spot.part.size for spot in spots) < wide + self.margin
+        if short or not (run := self._run(spots, wide)):
+            return None
+        if ahead is not None and self.plan.tiles[ahead] > self.plan.tile and any(spot.part.after for spot in run):
+            return None  # what is read first would wait, too: copies come one after the other
+        for spot in run:
+            if spot.band is not None:
+                self._let_go(spot.band)
+        gap = next(gap for gap in self.gaps if gap.start <= run[0].part.start < gap.stop)
+        self.crowded |= ahead is None and self.sweeps > 0 and bool(gap.after)
+        self.taken += wide if ahead is None else 0
         part = Part(gap.start, gap.start + wide, gap.after)
         gap.start += wide
-        self.gaps = [other for other in self.gaps if other.start < other.stop]
+        self.gaps = [other for other in self.gaps if other.size]
         return self.block[part.start : part.start + size].view(dtype).view(tuple(shape)), part
 
-    def _gap(self, size: int) -> Part | None:
-        """A free part of at least that size: one that nothing travels through any more, if there is one."""
+    def _spots(self, after: int, keep: Collection[RecentBand]) -> list[Spot]:
+        """The gaps, and the parts of bands that no read up to that one needs, in the order of their places."""
+        found = [Spot(gap) for gap in self.gaps]
+        for age, held in enumerate(self.bands):
+            part = held.part
+            if part is not None and part not in self.in_use and held not in keep and (due := self.due(held)) > after:
+                found.append(Spot(part, held, due, age))
         if self.lanes is not None:
-            for gap in self.gaps:
-                gap.after = tuple(moment for moment in gap.after if not self.lanes.over(moment))
-        return min((g for g in self.gaps if g.stop - g.start >= size), key=lambda g: len(g.after), default=None)
+            for part, *_ in found:
+                part.after = tuple(moment for moment in part.after if not self.lanes.over(moment))
+        return sorted(found, key=lambda spot: spot.part.start)
 
-    def _worth(self, held: RecentBand) -> int:
-        """Bands that were read are not read again soon. This sweep reads those of the one before it, the next one
-        those of this one, the last ones first.
+    def _run(self, spots: Sequence[Spot], size: int) -> Sequence[Spot]:
+        """Neighbours that have so many bytes: if possible without a band that is on its way here, still used, or
+        leaves, or else the oldest; of others what is read last.
         """
-        if held.used or held.sweep < self.sweep - 1:
-            return 0
-        return 1 if held.sweep == self.sweep else 2
 
-    def release(self, part: Part, reading: bool = False) -> None:
-        """Hold a part no longer; if the tile that is computed reads it, it is free after that tile."""
-        part.holders -= 1
-        if reading:
-            self.in_use.append(part)
-        elif not part.holders and part not in self.in_use:
-            self._free(part)
+        def worth(run: Sequence[Spot]) -> tuple[bool, bool, int, int, int]:
+            used = [band is not None and band.coming for part, band, *_ in run if part.after]
+            newest = max(spot.age for spot in run)
+            return any(used), bool(used), newest if used else 0, -min(spot.due for spot in run), newest
+
+        return min(runs(spots, size), key=worth, default=())
+
+    def due(self, held: RecentBand) -> int:
+        """The read of the plan that needs a band next."""
+        plan = self.plan
+        if held.due != NEVER and (held.due < 0 or plan.tiles[held.due] < plan.tile):
+            reads = plan.later(held.owner, held.image, held.at)
+            held.due = next((n for n in reads if self._serves(held, plan.reads[n].at)), NEVER)
+        return held.due
+
+    def _serves(self, held: RecentBand, at: Interval) -> bool:
+        """Whether rows are read from a band: it has all of them, or no other one has."""
+        return held.at.contains(at) or self.whole(held.owner, held.image, at) is None
 
     def end_tile(self, moment: Moment) -> None:
         """A tile was computed, or will be at a moment: what it read is free for others."""
         read, self.in_use = {id(part): part for part in self.in_use}, []
+        self.plan.tile += 1
+        self.taken, self.margin = 0, self.taken
         for part in read.values():
             part.after = part.after if moment is None else (*part.after, moment)
-            if not part.holders:
+            if not part.held:
                 self._free(part)
 
     def _free(self, part: Part) -> None:
@@ -125,25 +179,51 @@ class DeviceBands:
         joined = [gap for gap in (before, part, behind) if gap is not None]
         after = dict.fromkeys(moment for gap in joined for moment in gap.after)
         self.gaps = [gap for gap in self.gaps if gap not in (before, behind)]
-        self.gaps.append(Part(joined[0].start, joined[-1].stop, tuple(after)))
+        self.gaps.append(Part(joined[0].start, joined[-1].stop, tuple(after), False))
         self.gaps.sort(key=lambda gap: gap.start)
 
     # -- recent bands --------------------------------------------------------------------------------------------------
 
-    def keep(self, owner: object, image: int, at: Interval, band: Tensor, moment: Moment, part: Part) -> None:
-        """Have a band stay that was written, as long as there is room."""
-        self.bands.append(RecentBand(owner, image, at, band, moment, part, self.sweep))
+    def keep(self, held: RecentBand) -> None:
+        """Have a band stay, as long as there is room; those that have no other rows go."""
+        for other in self.of(held.owner, held.image, held.at):
+            if held.at.contains(other.at):
+                self._let_go(other)
+        self.bands.append(held)
 
-    def of(self, owner: object, image: int, at: Interval) -> list[RecentBand]:
+    def of(self, owner: HostRows, image: int, at: Interval) -> list[RecentBand]:
         """The bands that have rows of an interval."""
-        return [held for held in self.bands if held.owner is owner and held.image == image and (held.at & at).size]
+        mine = (held for held in self.bands if held.owner is owner and held.image == image)
+        return [held for held in mine if held.at.start < at.stop and at.start < held.at.stop]
 
-    def forget(self, owner: object, image: int | None = None, at: Interval | None = None) -> None:
+    def whole(self, owner: HostRows, image: int, at: Interval) -> RecentBand | None:
+        """A band that has all rows of an interval."""
+        return next((held for held in self.of(owner, image, at) if held.at.contains(at)), None)
+
+    def forget(self, owner: HostRows, image: int | None = None, at: Interval | None = None) -> None:
         """Let go of all bands of a tensor, or of those that have rows of an interval."""
         gone = [b for b in self.bands if b.owner is owner] if image is None or at is None else self.of(owner, image, at)
         for held in gone:
             self._let_go(held)
 
     def _let_go(self, held: RecentBand) -> None:
+        """A band goes; if a read was to find it, that has to be asked for again."""
+        self.plan.asked = min(self.plan.asked, self.due(held))
         self.bands = [other for other in self.bands if other is not held]
-        self.release(held.part)
+        if held.part is not None:
+            held.part.held = False
+            if held.part not in self.in_use:
+                self._free(held.part)
+
+
+def runs(spots: Sequence[Spot], size: int) -> Iterator[Sequence[Spot]]:
+    """All ways to have so many bytes next to each other, of as few neighbours as it takes."""
+    for first in range(len(spots)):
+        total = 0
+        for last in range(first, len(spots)):
+            if last > first and spots[last].part.start != spots[last - 1].part.stop:
+                break
+            total += spots[last].part.size
+            if total >= size:
+                yield spots[first : last + 1]
+                break

@@ -5,28 +5,31 @@ block of memory:
 
     host     │ image │ row │ column │ channel │
     write    rows 512 … 767 of a tile ─────────────────▶ on a stream of their own, after the tile
-    read     rows 510 … 769 ◀───── asked for one window ahead, on another stream
+    read     rows 510 … 769 ◀───── asked for ahead, on another stream
 
-On the device, bands are in one block of memory, in which the newest ones stay as long as there is room (`DeviceBands`).
+On the device, bands are in one block of memory, in which they stay as long as there is room (`DeviceBands`). What is
+read next, in this sweep and the ones after it, is brought there meanwhile (`ReadPlan`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mural.comm.copy_streams import CudaLanes, Moment
 from mural.comm.host_staging import PageableMemory, Pinned
-from mural.geometry import Interval
+from mural.geometry import Interval, slices
 from mural.memory.device_bands import DeviceBands, Part, RecentBand
+from mural.memory.read_plan import Read, ReadPlan
 
-AHEAD = 2
-"""How many windows are asked for before they are used, that in use included."""
+UNDER_WAY = 0.1
+"""The part of the block for bands that may be on its way to the device: what is asked for too early takes the room of
+what is still there for the next sweep."""
 
 
 class HostMemory:
@@ -42,12 +45,34 @@ class HostMemory:
         self.idle: list[Pinned | PageableMemory] = []
         self.unused: list[Pinned | PageableMemory] = []
         """Those of the idle buffers that nobody has taken since the step began."""
+        self.under_way: deque[tuple[Moment, int]] = deque()
+        """The bands that were asked for ahead: when they are there, and their bytes."""
 
     def begin(self, bands: int) -> None:
         """Begin a step; bands have so many bytes on the device."""
         self.bands = DeviceBands(self.device, bands, self.lanes)
         self.idle = [b for b in self.idle if not any(b is other for other in self.unused)]
         self.unused = list(self.idle)
+
+    def begin_sweep(self, tiles: Sequence[Sequence[Read]]) -> None:
+        """Begin a sweep, with what its tiles and those of the next sweeps read."""
+        self.bands.begin(ReadPlan(tiles))
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Have what is read next brought to the device, in order, as far as there is room."""
+        plan = self.bands.plan
+        while plan.asked < len(plan.reads) and not self._is_busy():
+            number, read = plan.asked, plan.reads[plan.asked]
+            if read.settled and not read.rows.bring_ahead(read.image, read.at, number):
+                return
+            plan.asked = number + 1
+
+    def _is_busy(self) -> bool:
+        """Whether enough is on its way."""
+        while self.under_way and (self.lanes is None or self.lanes.over(self.under_way[0][0])):
+            self.under_way.popleft()
+        return sum(size for _, size in self.under_way) >= max(1, self.bands.room * UNDER_WAY)
 
     def end_tile(self) -> None:
         """All that computes a tile was asked for: bands that it read are free for others after it."""
@@ -58,6 +83,7 @@ class HostMemory:
         if self.lanes is not None:
             self.lanes.catch_up()
         self.bands = DeviceBands(self.device, 0)
+        self.under_way.clear()
 
     def take(self, size: int) -> Pinned | PageableMemory:
         """A buffer of at least that many bytes."""
@@ -67,154 +93,174 @@ class HostMemory:
             self.idle = [b for b in self.idle if b is not found]
             self.unused = [b for b in self.unused if b is not found]
             return found
-        return Pinned(size) if self.lanes is not None else PageableMemory(size)
+        return Pinned(size) if self.device.type == "cuda" else PageableMemory(size)
 
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, instead: HostRows | None = None) -> HostRows:
-        """A tensor, (images, rows, …); in the memory of another one, if its numbers are as large."""
-        fits = instead is not None and instead.dtype.itemsize == dtype.itemsize
-        return HostRows(self, shape, dtype, instead if fits else None)
+    def rows(self, shape: tuple[int, ...]) -> HostRows:
+        """A tensor, (images, rows, …), without memory as yet."""
+        return HostRows(self, shape)
 
     def give(self, buffer: Pinned | PageableMemory) -> None:
         """Take a buffer back."""
         self.idle.append(buffer)
 
 
-class Coming(NamedTuple):
-    """A band on its way to the device, or there: its image and rows, and when its numbers are there."""
-
-    key: tuple[int, Interval]
-    band: Tensor
-    moment: Moment
-    part: Part | None
-    """Its memory; None if it is that of torch, or of the host."""
-
-
 class HostRows:
     """One tensor on the host, (images, rows, …): bands of whole rows are written and read."""
 
-    def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype, instead: HostRows | None = None):
-        self.memory, self.dtype = memory, dtype
-        self.buffer = memory.take(prod(shape) * dtype.itemsize) if instead is None else instead.buffer
-        self.users = [self] if instead is None else instead.users
+    def __init__(self, memory: HostMemory, shape: tuple[int, ...]):
+        self.memory, self.shape = memory, shape
+        self.dtype, self.rows = torch.float32, torch.empty(0)
+        self.buffer: Pinned | PageableMemory | None = None
+        self.users: list[HostRows] = []
         """Those whose memory it is."""
-        if instead is not None:
-            self.users.append(self)
-        self.rows = self.buffer.memory[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        self.written: Moment = None
-        self.queue: deque[tuple[int, Interval]] = deque()
-        self.coming: deque[Coming] = deque()
+        self.written: list[tuple[int, Interval, Moment]] = []
+        """Rows that are on their way to the host, and when they are there."""
+
+    @property
+    def there(self) -> bool:
+        """Whether it has memory."""
+        return self.buffer is not None
+
+    def begin(self, dtype: torch.dtype, instead: HostRows | None = None) -> None:
+        """Take memory; that of another one, if its numbers are as large."""
+        size = prod(self.shape) * dtype.itemsize
+        if instead is not None and instead.buffer is not None and instead.dtype.itemsize == dtype.itemsize:
+            self.buffer, self.users = instead.buffer, instead.users
+        else:
+            self.buffer, self.users = self.memory.take(size), []
+        self.users.append(self)
+        self.dtype, self.rows = dtype, self.buffer.memory[:size].view(dtype).view(self.shape)
 
     def write(self, image: int, at: Interval, band: Tensor) -> None:
         """Send a band of rows to the host."""
-        lanes, bands, target = self.memory.lanes, self.memory.bands, self.rows[image, at.start : at.stop]
+        lanes, bands = self.memory.lanes, self.memory.bands
         bands.forget(self, image, at)
         found, part = bands.take(band.shape, band.dtype) or (band, None)
         if part is not None:
             if lanes is not None:
                 lanes.wait(part.after)
             found.copy_(band)
-        now = None if lanes is None else lanes.now()
+        now, target = None if lanes is None else lanes.now(), self.rows[image, at.start : at.stop]
         if lanes is None:
             target.copy_(found)
         else:
-            self.written = lanes.copy(target, found, True, [now])
+            written = lanes.copy(target, found, True, [now])
+            self.written = [*(sent for sent in self.written if not lanes.over(sent[2])), (image, at, written)]
         if part is not None:
-            part.after = () if self.written is None else (self.written,)
-            bands.keep(self, image, at, found, now, part)
+            part.after = () if lanes is None else (self.written[-1][2],)
+            bands.keep(RecentBand(self, image, at, found, now, part))
         elif lanes is not None:
-            found.record_stream(lanes.outward)
-
-    def plan(self, bands: Sequence[tuple[int, Interval]]) -> None:
-        """Learn which bands are read next, in order."""
-        self._pass_over(len(self.coming))
-        self.queue = deque(bands)
-
-    def _pass_over(self, count: int) -> None:
-        """Let go of the first bands that are under way."""
-        for _ in range(count):
-            if (part := self.coming.popleft().part) is not None:
-                self.memory.bands.release(part)
+            lanes.hold(found)
 
     def read(self, image: int, at: Interval) -> Tensor:
-        """The next band on the device, until the tile ends; the one after it is on its way. Do not write to it."""
-        while len(self.coming) < AHEAD and self.queue:
-            self._ask(*self.queue.popleft())
-        while self.coming and self.coming[0].key != (image, at):
-            self._pass_over(1)
-        if not self.coming:
-            self._ask(image, at)
-        found, lanes = self.coming.popleft(), self.memory.lanes
-        if lanes is not None and found.moment is not None:
-            lanes.join(found.moment, found.band)
-        if found.part is not None:
-            self.memory.bands.release(found.part, reading=True)
-        return found.band
+        """A band on the device, until the tile ends. Do not write to it."""
+        bands, lanes = self.memory.bands, self.memory.lanes
+        found = bands.whole(self, image, at)
+        if found is None and self._missing(image, at):
+            found = self._brought(image, at)
+        if found is None:
+            band = self._joined(image, at)
+        else:
+            band = found.band[at.start - found.at.start : at.stop - found.at.start]
+            bands.in_use += [] if found.part is None else [found.part]
+            if lanes is not None and found.moment is not None:
+                lanes.join(found.moment, band)
+        return band
 
-    def _ask(self, image: int, at: Interval) -> None:
-        """Have a band brought to the device, or put together of what is there."""
-        lanes, bands = self.memory.lanes, self.memory.bands
+    def bring_ahead(self, image: int, at: Interval, number: int) -> bool:
+        """Whether there was room for a band, for that read of the plan; or it is here, or cannot be yet."""
+        if not self.there or not self._missing(image, at):
+            return True
+        bands = self.memory.bands
+        found = bands.take((at.size, *self.shape[2:]), self.dtype, number, bands.of(self, image, at))
+        if found is not None:
+            self._fill(image, at, *found)
+        return found is not None
+
+    def _missing(self, image: int, at: Interval) -> bool:
+        """Whether some rows are not on the device."""
+        return any(held is None for _, held in self._sources(image, at))
+
+    def _joined(self, image: int, at: Interval) -> Tensor:
+        """Rows of several bands that are here, put together for the tile."""
+        bands, lanes = self.memory.bands, self.memory.lanes
         recent = bands.of(self, image, at)
-        for held in recent:
-            held.used = True
-        if len(recent) == 1 and recent[0].at.contains(at):
-            first, held = at.start - recent[0].at.start, recent[0]
-            held.part.holders += 1
-            self.coming.append(Coming((image, at), held.band[first : first + at.size], held.moment, held.part))
-            return
-        if lanes is None and not recent:
-            self.coming.append(Coming((image, at), self.rows[image, at.start : at.stop], None, None))
-            return
-        for held in recent:
-            held.part.holders += 1  # until it is copied
-        band, part = self._memory_for((at.size, *self.rows.shape[2:]))
-        moment: Moment = None
-        for rows, source, after in self._sources(image, at, recent):
-            target = band[rows.start - at.start : rows.stop - at.start]
+        band, part = bands.take((at.size, *self.shape[2:]), self.dtype, keep=recent) or (self._elsewhere(at), None)
+        if part is not None:
+            part.held = False
+        parts = [held.part for held in recent if held.part is not None]
+        bands.in_use += parts if part is None else [*parts, part]
+        if lanes is not None:
+            lanes.wait([*(() if part is None else part.after), *(held.moment for held in recent)])
+        for rows, held in self._sources(image, at):
+            if held is not None:
+                band[slices([rows], [at])] = held.band[slices([rows], [held.at])]
+        return band
+
+    def _brought(self, image: int, at: Interval) -> RecentBand:
+        """A band that is brought now."""
+        bands, lanes = self.memory.bands, self.memory.lanes
+        recent = bands.of(self, image, at)
+        found = bands.take((at.size, *self.shape[2:]), self.dtype, keep=recent)
+        if found is None and not recent and lanes is None and self.memory.device.type == "cpu":
+            return RecentBand(self, image, at, self._on_host(image, at), None, None)
+        return self._fill(image, at, *(found or (self._elsewhere(at, coming=True), None)))
+
+    def _elsewhere(self, at: Interval, coming: bool = False) -> Tensor:
+        """Memory for a band that is not of the block."""
+        lanes = self.memory.lanes
+        with lanes.arriving() if lanes is not None and coming else nullcontext():
+            return torch.empty((at.size, *self.shape[2:]), dtype=self.dtype, device=self.memory.device)
+
+    def _on_host(self, image: int, at: Interval) -> Tensor:
+        return self.rows[image, at.start : at.stop]
+
+    def _fill(self, image: int, at: Interval, band: Tensor, part: Part | None) -> RecentBand:
+        """A band whose numbers come from the host, and from bands that are here."""
+        lanes, found = self.memory.lanes, RecentBand(self, image, at, band, None, part, coming=True)
+        after = () if part is None else part.after
+        for rows, held in self._sources(image, at):
+            target = band[slices([rows], [at])]
+            source = self._on_host(image, rows) if held is None else held.band[slices([rows], [held.at])]
             if lanes is None:
                 target.copy_(source)
                 continue
-            moment = lanes.copy(target, source, False, [*(() if part is None else part.after), *after])
-        for held in recent:
-            held.part.after = held.part.after if moment is None else (*held.part.after, moment)
-            bands.release(held.part)
-        if part is not None and moment is not None:
-            part.after = (*part.after, moment)  # it may be passed over before it is there
-        self.coming.append(Coming((image, at), band, moment, part))
+            there = self._written(image, rows) if held is None else [held.moment]
+            found.moment = lanes.copy(target, source, False, [*after, *there])
+            if held is not None and held.part is not None:
+                held.part.after = (*held.part.after, found.moment)
+        if part is not None:
+            part.after = () if lanes is None else (found.moment,)
+            self.memory.under_way.append((found.moment, part.size))
+            self.memory.bands.keep(found)
+        return found
 
-    def _memory_for(self, shape: tuple[int, ...]) -> tuple[Tensor, Part | None]:
-        """Memory on the device for a band that comes."""
-        lanes = self.memory.lanes
-        if (found := self.memory.bands.take(shape, self.dtype)) is not None:
-            return found
-        if lanes is None:
-            return torch.empty(shape, dtype=self.dtype, device=self.memory.device), None
-        with torch.cuda.stream(lanes.inward):
-            return torch.empty(shape, dtype=self.dtype, device=lanes.device), None
+    def _written(self, image: int, at: Interval) -> list[Moment]:
+        """When rows are on the host that were written."""
+        return [moment for number, rows, moment in self.written if number == image and (rows & at).size]
 
-    def _sources(
-        self, image: int, at: Interval, recent: Sequence[RecentBand]
-    ) -> Iterator[tuple[Interval, Tensor, list[Moment]]]:
-        """The rows of an interval from where they are, with the moments after which they are there."""
-        start, written = at.start, [] if self.written is None else [self.written]
-        for held in sorted(recent, key=lambda held: held.at.start):
-            both = held.at & at
+    def _sources(self, image: int, at: Interval) -> Iterator[tuple[Interval, RecentBand | None]]:
+        """The rows of an interval, with the bands that have them; None for those on the host."""
+        start = at.start
+        for held in sorted(self.memory.bands.of(self, image, at), key=lambda held: held.at.start):
+            both = held.at & Interval(start, at.stop)
+            if not both.size:
+                continue
             if start < both.start:
-                yield Interval(start, both.start), self.rows[image, start : both.start], written
-            yield (
-                both,
-                held.band[both.start - held.at.start : both.stop - held.at.start],
-                [] if held.moment is None else [held.moment],
-            )
+                yield Interval(start, both.start), None
+            yield both, held
             start = both.stop
         if start < at.stop:
-            yield Interval(start, at.stop), self.rows[image, start : at.stop], written
+            yield Interval(start, at.stop), None
 
     def drop(self) -> None:
         """Give the memory back, once nothing travels."""
-        self._pass_over(len(self.coming))
         self.memory.bands.forget(self)
-        if self.memory.lanes is not None and self.written is not None:
-            self.memory.lanes.finish(self.written)
+        if self.buffer is None:
+            return
+        if self.memory.lanes is not None and self.written:
+            self.memory.lanes.finish(self.written[-1][2])
         self.users.remove(self)
         if not self.users:
             self.memory.give(self.buffer)
+        self.buffer, self.rows = None, torch.empty(0)

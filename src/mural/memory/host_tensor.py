@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mural.geometry import Box, Interval, slices
 from mural.memory.host_memory import HostMemory, HostRows
+from mural.memory.read_plan import Read
 from mural.memory.tile_calls import Axes
 from mural.memory.tile_needs import hull
 from mural.ranks.mesh import SPATIAL
@@ -30,8 +31,7 @@ class HostTensor:
         self.order = tuple(dims)
         self.back = tuple(dims.index(d) for d in range(len(dims)))
         self.shape = tuple(box[d].size for d in dims)
-        self.values: HostRows | None = None
-        self.grads: HostRows | None = None
+        self.values, self.grads = memory.rows(self.shape), memory.rows(self.shape)
         self.scale: Tensor | None = None
         self.covered: dict[int, tuple[Interval, ...]] = {}
         """The rows of each image that have a gradient, of the passes that have ended: the others were never written."""
@@ -63,27 +63,38 @@ class HostTensor:
 
     def plan(self, boxes: Sequence[Box]) -> None:
         """Learn which windows are read next, in order, and where gradients are added."""
-        bands = [(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images if rows.size]
-        self.windows = deque(bands)
-        if self.values is not None:
-            self.values.plan(bands)
-        if self.grads is not None:
-            pairs = zip_longest(bands, bands[1:])
-            done = [(i, part) for (i, rows), after in pairs for part in without(rows, rows_of(after, i))]
-            self.grads.plan([(image, both) for image, part in done for both in self._found(image, part)])
+        self.windows = deque(window for box in boxes for window in self._windows(box))
+
+    def _windows(self, box: Box) -> list[tuple[int, Interval]]:
+        images, rows = self._bands(box)
+        return [(image, rows) for image in images if rows.size]
+
+    def reads_ahead(self, boxes: Sequence[Box | None], adds: bool) -> list[list[Read]]:
+        """What is read for windows in order, of values, and of gradients where it `adds` to those of other passes."""
+        found = [[] if box is None else self._windows(box) for box in boxes]
+        tiles = [[Read(self.values, *window) for window in windows] for windows in found]
+        numbered = [(number, *window) for number, windows in enumerate(found) for window in windows if adds]
+        for (number, image, rows), after in zip_longest(numbered, numbered[1:]):
+            for part in without(rows, rows_of(None if after is None else after[1:], image)):
+                tiles[number] += [Read(self.grads, image, both) for both in self._found(image, part)]
+        return tiles
+
+    def gradients_ahead(self, boxes: Sequence[Box]) -> list[list[Read]]:
+        """What is read for the gradients of tiles in order."""
+        return [[Read(self.grads, *window) for window in self._windows(box)] for box in boxes]
 
     def write(self, box: Box, tile: Tensor) -> None:
         """Write a tile."""
         images, rows = self._bands(box)
         ordered = self._outward(tile)
-        if self.values is None:
-            self.values = self.memory.rows(self.shape, tile.dtype)
+        if not self.values.there:
+            self.values.begin(tile.dtype)
         for number, image in enumerate(images):
             self.values.write(image, rows, ordered[number])
 
     def read(self, box: Box) -> Tensor:
         """A window."""
-        if self.values is None:
+        if not self.values.there:
             raise RuntimeError("a kept value is read before it was written")
         images, rows = self._bands(box)
         if not images or not rows.size:
@@ -106,9 +117,8 @@ class HostTensor:
         if ordered.shape[2:] != self.shape[2:]:
             part, ordered = ordered, ordered.new_zeros(*ordered.shape[:2], *self.shape[2:])
             ordered[:, :, *self._inner(box)] = part
-        if self.grads is None:
-            taken = self.values if self.readers == 1 else None
-            self.grads = self.memory.rows(self.shape, grad.dtype, taken)
+        if not self.grads.there:
+            self.grads.begin(grad.dtype, self.values if self.readers == 1 else None)
         for number, image in enumerate(images):
             self._add(image, rows, ordered[number])
 
@@ -135,7 +145,7 @@ class HostTensor:
 
     def _settle(self, image: int, rows: Interval, band: Tensor) -> None:
         """Write rows that are complete, added to what other passes found."""
-        if self.grads is None:
+        if not self.grads.there:
             return
         shared = self._found(image, rows)
         band = band.clone() if shared else band.contiguous()
@@ -150,13 +160,13 @@ class HostTensor:
 
     def end_pass(self) -> None:
         """All windows of a pass were added."""
-        self._end_windows()
+        self.end_windows()
         self.readers -= 1
-        if not self.readers and self.values is not None:
+        if not self.readers:
             self.values.drop()
-            self.values = None
 
-    def _end_windows(self) -> None:
+    def end_windows(self) -> None:
+        """What was found for windows so far is part of the gradient."""
         if self.carry is not None:
             self._settle(*self.carry)
             self.carry = None
@@ -165,15 +175,9 @@ class HostTensor:
                 self.covered[image] = united(self.covered.get(image, ()), rows)
         self.pending = {}
 
-    def plan_gradient(self, boxes: Sequence[Box]) -> None:
-        """Learn which tiles' gradients are read next, in order."""
-        self._end_windows()
-        if self.grads is not None:
-            self.grads.plan([(image, rows) for box in boxes for images, rows in [self._bands(box)] for image in images])
-
     def gradient(self, box: Box) -> Tensor | None:
         """The gradient of a tile; None if nothing has one."""
-        if self.grads is None:
+        if not self.grads.there:
             return None
         images, rows = self._bands(box)
         if not images or not rows.size:
@@ -183,8 +187,6 @@ class HostTensor:
 
     def _gradient_rows(self, image: int, rows: Interval) -> Tensor:
         """Rows of the gradient, with zeros where no window reached."""
-        if self.grads is None:
-            raise RuntimeError("no gradient")
         found, covered = self.grads.read(image, rows), self.covered.get(image, ())
         if any(held.contains(rows) for held in covered):
             return found
@@ -196,20 +198,18 @@ class HostTensor:
 
     def rescale(self, factor: Tensor) -> None:
         """Scale the gradient, once, as it is read; a factor of 0 forgets it."""
-        if self.grads is None:
+        if not self.grads.there:
             return
         if bool(factor):
             self.scale = factor
         else:
             self.grads.drop()
-            self.grads, self.carry, self.covered, self.pending = None, None, {}, {}
+            self.carry, self.covered, self.pending = None, {}, {}
 
     def drop(self) -> None:
         """Give all memory back."""
-        for held in (self.values, self.grads):
-            if held is not None:
-                held.drop()
-        self.values = self.grads = None
+        self.values.drop()
+        self.grads.drop()
 
 
 def rows_of(window: tuple[int, Interval] | None, image: int) -> Interval:

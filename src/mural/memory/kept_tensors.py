@@ -62,9 +62,6 @@ class KeptTensor:
         else:
             self.grads = None
 
-    def plan_gradient(self, boxes: Sequence[Box]) -> None:
-        """Learn which tiles' gradients are read next, in order."""
-
     def end_pass(self) -> None:
         """All windows of a pass were added."""
         self.readers -= 1

@@ -6,6 +6,7 @@ tile is computed again with gradients, from those of what its pass made to those
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from mural.graph.nodes import Node, Place
 from mural.memory.passes import StreamPass, TotalKey
+from mural.memory.sweeps import Sweep, sweeps_of
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade, gradients_of
 from mural.memory.tile_sweeps import TileSweeps
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
@@ -33,6 +35,7 @@ class Streamer(TileSweeps):
     def step(self, weight: float = 1.0) -> Tensor:
         """The loss; gradients are in `gradients` (of this rank's tiles) and `shared` (the same on all ranks)."""
         *others, last = self.passes.passes
+        self.coming = deque(sweeps_of(self.passes, self.joins, in_one=bool(weight) and not last.keeps))
         self._begin()
         for one in others:
             self.run(one)
@@ -61,6 +64,7 @@ class Streamer(TileSweeps):
         """All results that are no tiles, after all passes without gradients; tiles are kept, or delivered."""
         self._begin()
         passes = self.passes.passes
+        self.coming = deque(Sweep(one, "forward") for one in passes)
         for number, one in enumerate(passes):
             self.run(one)
             later = {place for other in passes[number + 1 :] for place in other.reads}
@@ -101,6 +105,7 @@ class Streamer(TileSweeps):
         # A weight of 0 leaves nothing to scale by.
         if weight and not last.keeps and (loss := self._in_one(last, weight)) is not None:
             return loss
+        self.coming = deque(sweeps_of(self.passes, self.joins, in_one=False))
         self.forward(last)
         loss, adjoints = self._tail(weight)
         self._add_adjoints(adjoints)
@@ -118,7 +123,7 @@ class Streamer(TileSweeps):
         of, name = (None, "backward") if join is None else (join.before.measures, "adjoints")
         sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
         root: tuple[TotalKey, Tensor] | None = None
-        for at in self._told(last, self.in_turn(last), f"forward and {name}"):
+        for at in self._told(last, f"forward and {name}"):
             given, tile = self.given(last, at, True, of), self.tile(last, at)
             if root is None and (root := self.guesses.get(key := given.form)) is None:
                 if (found := self._first_in_one(tile, given)) is None:

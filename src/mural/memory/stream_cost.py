@@ -22,11 +22,11 @@ from mural.cost.hardware import Hardware
 from mural.geometry import Interval
 from mural.graph.differentiable import differentiable
 from mural.graph.nodes import Node, Place
-from mural.memory.host_memory import AHEAD
 from mural.memory.joined_passes import joined_passes
 from mural.memory.passes import Passes, StreamPass
-from mural.memory.stream_memory import StreamPeak, Sweep
+from mural.memory.stream_memory import StreamPeak
 from mural.memory.sweep_costs import StreamCost, SweepCost
+from mural.memory.sweeps import Sweep
 from mural.memory.tile_calls import TileCall, TileValue
 from mural.memory.tile_needs import AxisNeeds, Needs, hull
 
@@ -51,22 +51,12 @@ def stream_cost(
     but for the room that windows under way take.
     """
     tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last, blocks or {})
-    by_number = {(one.number, one.whole): one for one in passes.passes}
-    by_number |= {(join.both.number, False): join.both for join in tools.joins.found.values()}
     found: list[SweepCost] = []
     sent = Sent(bands)
     for sweep in peak.sweeps:
-        one = by_number[sweep.number, sweep.whole]
-        found.append(tools.cost(sweep, one, sent))
-        sent = sent.after(written_by(sweep, one))
+        found.append(tools.cost(sweep, sweep.one, sent))
+        sent = sent.after(sweep.writes)
     return StreamCost(tuple(found))
-
-
-def written_by(sweep: Sweep, one: StreamPass) -> set[tuple[Place, bool]]:
-    """What a sweep writes: values, and gradients (True)."""
-    if not sweep.back:
-        return {(p, False) for p in one.keeps}
-    return {(p, True) for p in one.reads} if sweep.writes_gradients else set()
 
 
 @dataclass(frozen=True)
@@ -264,7 +254,7 @@ class _SweepCosts:
         copied = sum(read.values()) * (1 + sweep.writes_gradients) + sum(made.values())
         hosted = {key: size for key, size in inward.items() if key[0] in self.hosted}
         written = sum(n for p, n in outward.items() if p in self.hosted)
-        under_way = (AHEAD * sum(hosted.values()) + written) / max(1, self.count(one))
+        under_way = (2 * sum(hosted.values()) + written) / max(1, self.count(one))
         there = min(max(0, sent.bands - under_way), sum(size for key, size in hosted.items() if key in sent.last))
         return sum(hosted.values()) - there, written, copied
 

@@ -6,7 +6,6 @@ Of each pass run the tiles of the kinds that there are, each after the one befor
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,42 +13,21 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mural.comm.host_staging import PageableMemory
 from mural.geometry import Cuts, Interval
 from mural.graph.nodes import Place
 from mural.memory.call_probe import ALONE
-from mural.memory.host_memory import Coming, HostMemory, HostRows
+from mural.memory.device_bands import RecentBand
+from mural.memory.host_memory import HostMemory, HostRows
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.passes import Passes, StreamPass
 from mural.memory.stream import Streamer
+from mural.memory.sweeps import Sweep
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Coordinates, TileInput
 from mural.shard.meta_autocast import meta_autocast
 
 META = torch.device("meta")
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Once through the tiles of a pass: forward, backward (which computes forward again), or both in one.
-
-    "adjoints" stands for a backward that goes no further than to the norms of the pass before.
-    """
-
-    number: int
-    whole: bool
-    kind: str
-    peak: int = 0
-    """The most bytes on the device while it ran."""
-
-    @property
-    def back(self) -> bool:
-        """Whether it computes with gradients."""
-        return self.kind != "forward"
-
-    @property
-    def writes_gradients(self) -> bool:
-        """Whether it finds the gradients of what it reads, not of totals alone."""
-        return self.back and "adjoints" not in self.kind
 
 
 @dataclass(frozen=True)
@@ -70,10 +48,13 @@ class StreamPeak:
 class MetaRows(HostRows):
     """Rows on the host, of which those count that are on the device and have no place in the block for bands."""
 
-    def __init__(self, memory: HostMemory, shape: tuple[int, ...], dtype: torch.dtype):
-        self.memory, self.shape, self.dtype, self.written = memory, shape, dtype, None
-        self.queue, self.coming = deque(), deque()
-        self.going: Tensor | None = None
+    going: Tensor | None = None
+
+    def begin(self, dtype: torch.dtype, instead: HostRows | None = None) -> None:
+        """Take no memory."""
+        self.buffer, self.dtype = PageableMemory(0), dtype
+        self.rows = torch.empty((), dtype=dtype, device=META).expand(self.shape)
+        self.users.append(self)
 
     def write(self, image: int, at: Interval, band: Tensor) -> None:
         """Send a band of rows to the host."""
@@ -82,25 +63,20 @@ class MetaRows(HostRows):
         found = bands.take(band.shape, band.dtype)
         self.going = band if found is None else None
         if found is not None:
-            bands.keep(self, image, at, found[0], None, found[1])
-
-    def _ask(self, image: int, at: Interval) -> None:
-        band, part = self._memory_for((at.size, *self.shape[2:]))
-        self.coming.append(Coming((image, at), band, None, part))
+            bands.keep(RecentBand(self, image, at, found[0], None, found[1]))
 
     def drop(self) -> None:
         """Nothing travels any more."""
-        self._pass_over(len(self.coming))
-        self.memory.bands.forget(self)
+        super().drop()
         self.going = None
 
 
 class MetaHostMemory(HostMemory):
     """A host without memory."""
 
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype, instead: HostRows | None = None) -> HostRows:
-        """A tensor, (images, rows, …)."""
-        return MetaRows(self, shape, dtype)
+    def rows(self, shape: tuple[int, ...]) -> HostRows:
+        """A tensor, (images, rows, …), without memory as yet."""
+        return MetaRows(self, shape)
 
 
 class MetaStreamer(Streamer):
@@ -148,9 +124,9 @@ class MetaStreamer(Streamer):
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
 
-    def _told(self, one: StreamPass, tiles: Sequence[Coordinates], name: str) -> Iterator[Coordinates]:
+    def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
         self.begin(one, name)
-        yield from super()._told(one, tiles, name)
+        yield from super()._told(one, name)
 
     def run(self, one: StreamPass) -> None:
         """One pass forward."""
@@ -173,9 +149,9 @@ class MetaStreamer(Streamer):
         """Note the peak of the sweep that ends, and begin another."""
         self.end()
         before = self.sweeps[-1] if self.sweeps else None
-        if before is not None and before.number == one.number and before.kind.startswith("forward and"):
+        if before is not None and before.one is one and before.kind.startswith("forward and"):
             self.sweeps.pop()  # it was tried, and is not possible
-        self.sweeps.append(Sweep(one.number, one.whole, kind))
+        self.sweeps.append(Sweep(one, kind))
         self.tally.forget()
 
     def end(self) -> None:
@@ -183,7 +159,7 @@ class MetaStreamer(Streamer):
         if self.sweeps:
             self.sweeps[-1] = replace(self.sweeps[-1], peak=max(self.sweeps[-1].peak, self.tally.peak))
         for place, kept in self.kept.items():
-            if isinstance(kept.values, (MetaRows, Tensor)):
+            if kept.values is not None and (isinstance(kept.values, Tensor) or kept.values.there):
                 self.types[place] = kept.values.dtype
 
 

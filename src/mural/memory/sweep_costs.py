@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mural.graph.nodes import Place
 from mural.memory.joined_passes import joined_passes
 from mural.memory.passes import Passes, StreamPass
-from mural.memory.stream_memory import Sweep
+from mural.memory.sweeps import Sweep
 
 GIB = 2**30
 
@@ -105,7 +105,7 @@ def line_of(
     """The line of one pass; `both` has the number of a pass that goes back through it and the one before it."""
     names = site_names(passes)
     numbers = [(one.number, one.whole), *([(both[one.number], False)] if one.number in both and not one.whole else [])]
-    mine = [c for c in cost.sweeps if (c.sweep.number, c.sweep.whole) in numbers]
+    mine = [c for c in cost.sweeps if (c.sweep.one.number, c.sweep.one.whole) in numbers]
     kept = ", ".join(f"{names.get(p, p[0])}{' (host)' if p in hosted else ''}" for p in one.keeps) or "nothing"
     measured = ", ".join(dict.fromkeys(passes.graph.calls[c].node.site for c, _ in one.measures)) or "nothing"
     tiles = "whole tensors" if one.whole else f"{mine[0].tiles if mine else 0} tiles"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,8 @@ from mural.memory.host_tensor import HostTensor
 from mural.memory.joined_passes import Join, joined_passes
 from mural.memory.kept_tensors import KeptTensor
 from mural.memory.passes import Passes, StreamPass, TotalKey
+from mural.memory.sweep_reads import begin_sweep
+from mural.memory.sweeps import Sweep
 from mural.memory.tile_function import TileFunction, TileGiven, TileMade, Wanted, as_tile
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileInput, chunk_of
@@ -26,8 +28,8 @@ from mural.ranks import Mesh
 from mural.shard.tiles import OwnMoments
 
 Progress = Callable[[int, int, str], None]
-QUEUED = 6
-"""How many tiles a GPU is asked for before it has computed them, unless values on the host pass through its memory."""
+QUEUED, QUEUED_BANDS = 6, 2
+"""How many tiles a GPU is asked for before it has computed them: fewer, if values pass through to the host."""
 
 
 class TileSweeps:
@@ -77,6 +79,8 @@ class TileSweeps:
         self.joins = joined_passes(passes)
         self.guesses: dict[Hashable, tuple[TotalKey, Tensor]] = {}
         """Of the last pass: its only total with a gradient, and the guess for it, by what its tiles are given."""
+        self.coming: deque[Sweep] = deque()
+        """The sweeps of the step that are expected, in order."""
         self.compute: Callable[[TileFunction, TileGiven], TileMade] = TileFunction.__call__
         """Computes a tile."""
 
@@ -147,7 +151,7 @@ class TileSweeps:
         sums: dict[tuple[TotalKey, Chunk], Tensor] = {}
         moments: dict[tuple[TotalKey, Chunk], list[tuple[Tensor, OwnMoments]]] = {}
         with torch.no_grad():
-            for at in self._told(one, self.in_turn(one), "forward"):
+            for at in self._told(one, "forward"):
                 given = self.given(one, at)
                 made = self.compute(self.tile(one, at), given)
                 self._keep(one, at, given, made)
@@ -213,15 +217,9 @@ class TileSweeps:
         """Whether a total has a gradient to pass on."""
         return any(p in self.graded for p in self.passes.graph.calls[key[0]].node.reads)
 
-    def in_turn(self, one: StreamPass) -> list[Coordinates]:
-        """The tiles of a sweep that begins: down the image and up in turn, if values are on the host."""
-        tiles = self.tiles(one)
-        up = bool(self.host) and self.memory is not None and self.memory.bands.turn()
-        return tiles[::-1] if up else tiles
-
-    def _told(self, one: StreamPass, tiles: Sequence[Coordinates], name: str) -> Iterator[Coordinates]:
-        for place in one.reads:
-            self.source(place).plan([box for at in tiles if (box := self.needs.window(one, place, at)) is not None])
+    def _told(self, one: StreamPass, name: str) -> Iterator[Coordinates]:
+        """The tiles of a sweep."""
+        tiles = begin_sweep(self, Sweep(one, name))
         for done, at in enumerate(tiles, 1):
             yield at
             self._keep_up()
@@ -250,8 +248,10 @@ class TileSweeps:
             self.memory.end_tile()
         if self.device.type == "cuda":
             self.queued.append(torch.cuda.current_stream(self.device).record_event())
-            if len(self.queued) > (1 if self.host else QUEUED):
+            if len(self.queued) > (QUEUED_BANDS if self.host else QUEUED):
                 self.queued.popleft().synchronize()
+        if self.memory is not None:
+            self.memory.look_ahead()
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
@@ -274,11 +274,7 @@ class TileSweeps:
 
     def _back(self, one: StreamPass, name: str, of: Collection[TotalKey] | None = None) -> None:
         """A sweep with all gradients, or with those of some totals."""
-        tiles = self.in_turn(one)
-        for place in one.keeps:
-            if place in self.kept:
-                self.kept[place].plan_gradient([self.needs.kept_box(one, place, at) for at in tiles])
-        for at in self._told(one, tiles, name):
+        for at in self._told(one, name):
             given = self.given(one, at, True, of)
             if given.wanted and (given.grads or given.adjoints):
                 self.add_gradients(one, at, self.compute(self.tile(one, at), given))
