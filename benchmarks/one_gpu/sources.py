@@ -45,7 +45,9 @@ class Endless:
             cell = tile_at(index, self.extents)
             part = overlap(place, cell)
             number = sum(i * prime for i, prime in zip(index, PRIMES, strict=False)) // 7 % COUNT
-            out[(slice(None), *slices(part, place))] = self.blocks[number][(channels, *slices(part, cell))]
+            # NumPy copies whole rows at once.
+            rows = self.blocks[number].numpy()[(channels, *slices(part, cell))]
+            out.numpy()[(slice(None), *slices(part, place))] = rows
         return out
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mural
-from mural.memory.steady_steps import LastingValues, SteadyGiven, SteadyValues, divided
+from mural.memory.steady_steps import DividedSteps, LastingValues, SteadyGiven, SteadyValues, divided
 from mural.memory.tape import Slot, Tape
 from mural.models import UNet
 from streamed_law import images, streamed
@@ -22,6 +22,12 @@ Function = Callable[[Tensor, Tensor], Tensor]
 def given(weight: Tensor, stays: bool = True) -> SteadyGiven:
     """A steady tensor."""
     return SteadyGiven(WEIGHT, weight, "weight", stays)
+
+
+def of(values: SteadyValues, kind: int, steps: DividedSteps, tensors: list[SteadyGiven]) -> list[Tensor]:
+    """What tiles of a kind begin with."""
+    numbers = values.numbered(steps, [(one.slot, one.name) for one in tensors])
+    return values.of(kind, steps, numbers, tensors)
 
 
 def written_later(x: Tensor, w: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ def test_divided(name: str) -> None:
     replay, values = tape.replay(steps.each, steps.carried), SteadyValues()
     for _ in range(3):  # the second one does not see what the first one wrote
         x = torch.rand(4)
-        found = replay(x, *values.of(0, steps, [given(weight)]))[0]
+        found = replay(x, *of(values, 0, steps, [given(weight)]))[0]
         assert found.equal(function(x, weight))
 
 
@@ -73,17 +79,17 @@ def test_what_changes_is_computed_again() -> None:
         result = x * weight.exp()
     tape.end([result])
     steps, values = divided(tape.steps, tape.results, [WEIGHT]), SteadyValues()
-    first = values.of(0, steps, [given(weight)])[1]
-    assert values.of(0, steps, [given(weight)])[1] is first
-    assert values.of(1, steps, [given(weight)])[1] is first, "kinds share"
+    first = of(values, 0, steps, [given(weight)])[1]
+    assert of(values, 0, steps, [given(weight)])[1] is first
+    assert of(values, 1, steps, [given(weight)])[1] is first, "kinds share"
     other = torch.rand(4)
-    assert values.of(0, steps, [given(other)])[1].equal(other.exp())
-    assert values.of(0, steps, [given(weight)])[1] is first
+    assert of(values, 0, steps, [given(other)])[1].equal(other.exp())
+    assert of(values, 0, steps, [given(weight)])[1].equal(first)
     weight.add_(1)
-    assert values.of(0, steps, [given(weight)])[1].equal(weight.exp())
+    assert of(values, 0, steps, [given(weight)])[1].equal(weight.exp())
     values.begin("another sweep")
     assert not values.values
-    assert not values.alive
+    assert not values.given
 
 
 def test_values_that_last_stay_in_their_places() -> None:
@@ -99,7 +105,7 @@ def test_values_that_last_stay_in_their_places() -> None:
         images = [torch.rand(4), torch.rand(4)]
         for image in (*images, images[0], images[0].clone()):
             for kind in range(2):
-                found = values.of(kind, steps, [given(image, stays=False)])
+                found = of(values, kind, steps, [given(image, stays=False)])
                 assert found[0].equal(image)
                 assert found[1].equal(image.exp()[:2].sum())
                 addresses.add(tuple(t.data_ptr() for t in found))

@@ -70,15 +70,18 @@ class KindProgram:
     replay: Replay
     steady: Sequence[tuple[int, Hashable, bool]]
     """Which of the tensors that are given are the same for all tiles of a sweep, their names, and whether they stay."""
+    numbers: Sequence[int]
+    """Those of the steps that run once."""
     graphable: bool
 
     @classmethod
-    def of(cls, noted: Noted, given: TileGiven) -> KindProgram:
+    def of(cls, noted: Noted, given: TileGiven, values: SteadyValues) -> KindProgram:
         """The program of a tape."""
         tape, steady = noted.tape, given.steady
         steps = divided(fused(tape.steps, tape.results), tape.results, [Slot(at) for at, _, _ in steady])
+        numbers = values.numbered(steps, [(Slot(at), name) for at, name, _ in steady])
         graphable = can_be_graph(steps.each, [part for part, _ in noted.labels])
-        return cls(steps, tape.replay(steps.each, steps.carried), steady, graphable)
+        return cls(steps, tape.replay(steps.each, steps.carried), steady, numbers, graphable)
 
 
 @dataclass
@@ -156,13 +159,13 @@ class RecordedTiles:
     def replayed(self, kind: TileKind, noted: Noted, tile: TileFunction, given: TileGiven) -> TileMade:
         """What a tile gives, from the tape."""
         if kind.program is None:
-            kind.program = KindProgram.of(noted, given)
+            kind.program = KindProgram.of(noted, given, self.steady)
         program, graphs = kind.program, self._ready_graphs(kind.program)
         self.steady.begin(tile.one.number, None if graphs is None else graphs.lasting(self))
         tensors, first = given.tensors, len(given.windows)
         with torch.no_grad(), without_autocast(tile.device):
             steady = [SteadyGiven(Slot(at), tensors[at], name, stays) for at, name, stays in program.steady]
-            takes = self.steady.of(id(kind), program.steps, steady)
+            takes = self.steady.of(id(kind), program.steps, program.numbers, steady)
             for (at, _, _), tensor in zip(program.steady, takes, strict=False):
                 tensors[at] = tensor
             windows, others = tensors[:first], [*tensors[first:], *takes[len(steady) :]]

@@ -8,7 +8,7 @@ steps of a U-Net's tile are of this kind, and small ones take the host as long a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,32 +34,6 @@ class SteadyGiven(NamedTuple):
     tensor: Tensor
     name: Hashable
     stays: bool
-
-
-class Name(NamedTuple):
-    """How a value was made: of which tensors, and of tensors of which names, which are the same in each step."""
-
-    value: Hashable
-    lasting: Hashable
-
-
-class Names:
-    """The names of all values of a tape so far."""
-
-    def __init__(self) -> None:
-        self.values: dict[Slot, Hashable] = {}
-        self.lasting: dict[Slot, Hashable] = {}
-
-    def note(self, slot: Slot, value: Hashable, lasting: Hashable) -> Name:
-        """Name a value."""
-        self.values[slot], self.lasting[slot] = value, lasting
-        return Name(value, lasting)
-
-    def of(self, step: Step) -> Name:
-        """The name of what a step makes."""
-        func, args, kwargs, _ = step
-        more = sorted(kwargs.items())
-        return Name(*((func, named(args, by), named(more, by)) for by in (self.values, self.lasting)))
 
 
 class LastingValues:
@@ -136,24 +110,34 @@ class SteadyValues:
     """What steps gave that run once in a sweep, shared by all kinds of tiles, until another sweep begins."""
 
     def __init__(self) -> None:
+        self.numbers: dict[Hashable, int] = {}
+        """Steps of all kinds of tiles: those with the same number make the same of the same tensors."""
         self.sweep: Hashable = None
-        self.values: dict[Hashable, Any] = {}
-        self.alive: dict[int, Tensor] = {}
-        """All tensors that were given: while they live, no others have their ids."""
-        self.held: dict[int, tuple[list[Tensor], list[int], list[Tensor]]] = {}
-        """For each kind of tile: the tensors that were given, how often they had been written to, and what it takes."""
         self.places: LastingValues | None = None
         """Where values are put, if they have to be at the same addresses in each sweep."""
-        self.owners: dict[Hashable, Hashable] = {}
-        """Which values are in those places now."""
+        self.given: dict[Hashable, tuple[Tensor, int]] = {}
+        """The tensors that were given, by name, and how often they had been written to."""
+        self.values: dict[Hashable, Any] = {}
+        self.held: dict[int, tuple[list[Tensor], list[int], list[Tensor]]] = {}
+        """For each kind of tile: the tensors that were given, how often they had been written to, and what it takes."""
+
+    def numbered(self, steps: DividedSteps, names: Iterable[tuple[Slot, Hashable]]) -> tuple[int, ...]:
+        """The numbers of the steps that run once, of tensors with these names."""
+        known: dict[Slot, Hashable] = {slot: ("given", name) for slot, name in names}
+        found: list[int] = []
+        for func, args, kwargs, made in steps.once:
+            key = (func, named(args, known), named(sorted(kwargs.items()), known))
+            found.append(self.numbers.setdefault(key, len(self.numbers)))
+            results = made if isinstance(made, (list, tuple)) else [made]
+            known |= {slot: (found[-1], place) for place, slot in enumerate(results) if slot is not None}
+        return tuple(found)
 
     def begin(self, sweep: Hashable, places: LastingValues | None = None) -> None:
         """Forget what was found, if this is another sweep, or values are to be elsewhere."""
         if sweep != self.sweep or places is not self.places:
-            self.sweep, self.values, self.alive, self.held = sweep, {}, {}, {}
-            self.places, self.owners = places, {}
+            self.sweep, self.places, self.given, self.values, self.held = sweep, places, {}, {}, {}
 
-    def of(self, kind: int, steps: DividedSteps, given: Sequence[SteadyGiven]) -> list[Tensor]:
+    def of(self, kind: int, steps: DividedSteps, numbers: Sequence[int], given: Sequence[SteadyGiven]) -> list[Tensor]:
         """What tiles of a kind begin with: the steady tensors that are given, and what steps made of them."""
         tensors = [one.tensor for one in given]
         versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
@@ -164,43 +148,43 @@ class SteadyValues:
             and all(a is b for a, b in zip(before[0], tensors, strict=True))
         ):
             return before[2]
-        self.alive.update((id(tensor), tensor) for tensor in tensors)
-        names, found = Names(), dict[Slot, Tensor]()
-        for one, version in zip(given, versions, strict=True):
-            name = names.note(one.slot, (id(one.tensor), version), one.name)
-            found[one.slot] = one.tensor if one.stays else self._placed(name, lambda it=one: it.tensor)
-        for step in steps.once:
-            self._run(step, names, found)
+        self._note(given, versions)
+        found = {one.slot: self._given(one) for one in given}
+        for step, number in zip(steps.once, numbers, strict=True):
+            self._run(step, number, found)
         takes = [found[one.slot] for one in given] + [found[slot] for slot in steps.carried]
         self.held[kind] = tensors, versions, takes
         return takes
 
-    def _run(self, step: Step, names: Names, found: dict[Slot, Tensor]) -> None:
+    def _note(self, given: Sequence[SteadyGiven], versions: Sequence[int]) -> None:
+        """Forget all values if a tensor has changed, as those of another image have."""
+        known = [(self.given.get(one.name), one.tensor, version) for one, version in zip(given, versions, strict=True)]
+        if any(old is not None and (old[0] is not tensor or old[1] != version) for old, tensor, version in known):
+            self.given, self.values, self.held = {}, {}, {}
+        self.given.update((one.name, (one.tensor, version)) for one, version in zip(given, versions, strict=True))
+
+    def _given(self, one: SteadyGiven) -> Tensor:
+        """A tensor that is given, in its place if it has one."""
+        if one.stays or self.places is None:
+            return one.tensor
+        name = ("given", one.name)
+        if name not in self.values:
+            self.values[name] = self.places.at(name, one.tensor)
+        return self.values[name]
+
+    def _run(self, step: Step, number: int, found: dict[Slot, Tensor]) -> None:
+        """Run a step, unless its results are known; views are where their tensors are."""
         func, args, kwargs, made = step
-        name = names.of(step)
-
-        def run() -> Any:
-            return func(*filled(args, found), **{n: filled(item, found) for n, item in kwargs.items()})
-
-        results = self._placed(name, run, func.is_view)
-        for place, slot in enumerate(made if isinstance(made, (list, tuple)) else [made]):
-            if slot is not None:
-                found[slot] = results[place] if isinstance(made, (list, tuple)) else results
-                names.note(slot, (name.value, place), (name.lasting, place))
-
-    def _placed(self, name: Name, run: Callable[[], Any], view: bool = False) -> Any:
-        """A value, found now or before in this sweep, in its place if it has one; views are where their tensors are."""
-        if name.value in self.values:
-            return self.values[name.value]
-        results = run()
-        if self.places is not None and not view:
-            if name.lasting in self.owners:  # of another image
-                self.values.pop(self.owners[name.lasting], None)
-                self.held.clear()
-            self.owners[name.lasting] = name.value
-            results = placed(results, name.lasting, self.places)
-        self.values[name.value] = results
-        return results
+        results = self.values.get(number)
+        if results is None:
+            results = func(*filled(args, found), **{n: filled(item, found) for n, item in kwargs.items()})
+            if self.places is not None and not func.is_view:
+                results = placed(results, number, self.places)
+            self.values[number] = results
+        if isinstance(made, (list, tuple)):
+            found.update((slot, results[place]) for place, slot in enumerate(made) if slot is not None)
+        elif made is not None:
+            found[made] = results
 
 
 def placed(results: Any, name: Hashable, places: LastingValues) -> Any:

@@ -295,6 +295,7 @@ class TileSweeps:
         self.kept.clear()
         if self.memory is not None:
             self.memory.end()
+        self.sums, self.added = {}, {}
         self.deliver = self.meanwhile = None
 
     def complete(self, one: StreamPass) -> None:

@@ -199,7 +199,7 @@ class TileTask:
             return self._unwritten(place, x)
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
-        return cropped(x, self._out_spans(call, value), bool(call.node.writes), call.node.op not in COPYING)
+        return cropped(x, self._out_spans(call, value), place[0] in call.node.writes, call.node.op not in COPYING)
 
     def _unwritten(self, place: Place, tile: ShardedTensor) -> ShardedTensor:
         """A tile that is looked at when all calls have been made: a copy, if one of them writes to it."""
