@@ -13,6 +13,10 @@ from mural.engine.fitting_tile import fitting_tile, foreseen_step
 from mural.errors import PlanError
 from mural.graph.work_and_depth import work
 from mural.memory.meta_kernels import aten, summed_by_engine
+from mural.memory.passes import StreamPass
+from mural.memory.stream_cost import stream_cost
+from mural.memory.sweep_costs import StreamCost, SweepCost
+from mural.memory.sweeps import Sweep
 from mural.models import UNet
 from mural.shard.meta_autocast import meta_autocast
 
@@ -172,6 +176,37 @@ def test_values_on_the_host_travel() -> None:
     assert there.program.kept.host
     assert there.cost.link_bytes > 0
     assert (there.cost.seconds(overlap=False) or 0) > (there.cost.seconds() or 0) > 0
+
+
+def sweep_cost(seconds: float, inward: float = 0.0, outward: float = 0.0, early: float = 0.0) -> SweepCost:
+    """A sweep with so many seconds of computing, and bytes over a link that carries 10 in a second."""
+    sweep = Sweep(StreamPass(0, (), (), (), (), ()), "forward")
+    return SweepCost(sweep, 1, 0.0, 0.0, 0.0, 0.0, inward, outward, early, 0, seconds, 10.0)
+
+
+def test_the_link_works_ahead_and_behind_as_far_as_there_is_room() -> None:
+    slow, reads = sweep_cost(4.0), sweep_cost(1.0, inward=30.0)
+    assert StreamCost((slow, reads)).seconds() == 4.0 + 3.0
+    assert StreamCost((slow, sweep_cost(1.0, inward=30.0, early=20.0))).seconds() == 4.0 + 1.0
+    assert StreamCost((sweep_cost(1.0), sweep_cost(1.0, inward=30.0, early=20.0))).seconds() == 1.0 + 2.0
+    writes = sweep_cost(1.0, outward=30.0)
+    assert StreamCost((writes, slow)).seconds() == 3.0 + 4.0
+    assert StreamCost((writes, slow), bands=20).seconds() == 1.0 + 4.0  # leaves meanwhile
+    assert StreamCost((slow, writes), bands=20).seconds() == 4.0 + 3.0
+    assert StreamCost((slow, reads, writes), bands=20).seconds(overlap=False) == 6.0 + 6.0
+
+
+def test_what_a_sweep_read_stays_for_the_next_one() -> None:
+    """With room for a whole value, sweeps in a row that read it bring it once."""
+    pm = streamed(UNet(width=8, depth=2), (32, 32))
+    given = [((1, 3, 512, 512), torch.float32), ((1, 512, 512), torch.int64)]
+    step = foreseen_step(pm, given, (128, 128), memory="12MiB", host=GIB)
+    little, much = (stream_cost(
+        step.program.passes, step.needs, step.peak, hosted=step.program.kept.host, hardware=step.hardware, bands=bands
+    ) for bands in (0, GIB))  # fmt: skip
+    assert sum(one.inward for one in much.sweeps) < sum(one.inward for one in little.sweeps)
+    assert [one.outward for one in much.sweeps] == [one.outward for one in little.sweeps]
+    assert (much.seconds() or 0) <= (little.seconds() or 0)
 
 
 def test_fitting_tile() -> None:

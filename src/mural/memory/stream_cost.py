@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -47,29 +48,42 @@ def stream_cost(
 ) -> StreamCost:  # fmt: skip
     """The cost of a step with the sweeps and types that were found with its peak; see `stream_peak`.
 
-    What is on the host passes through `bands` bytes. What a sweep wrote last is still there when the next one begins,
-    but for the room that windows under way take.
+    What is on the host passes through `bands` bytes. What a sweep read or wrote last is still there when the next one
+    begins, but for the room that windows under way take; and as much as then has room can come before.
     """
     tools = _SweepCosts(passes, needs, peak.kept, lower, frozenset(hosted), hardware, channels_last, blocks or {})
     found: list[SweepCost] = []
     sent = Sent(bands)
     for sweep in peak.sweeps:
         found.append(tools.cost(sweep, sweep.one, sent))
-        sent = sent.after(sweep.writes)
-    return StreamCost(tuple(found))
+        sent = sent.after(sweep)
+    return StreamCost(tuple(found), bands)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent to the host: values, and gradients (True), by the sweep before and by all, and how much stays."""
+    """What was sent to the host: values, and gradients (True), by all sweeps and by the last one; what that one read or
+    sent; and for how many bytes of it there is room here.
+    """
 
     bands: int
-    last: frozenset[tuple[Place, bool]] = frozenset()
     ever: frozenset[tuple[Place, bool]] = frozenset()
+    last: frozenset[tuple[Place, bool]] = frozenset()
+    near: frozenset[tuple[Place, bool]] = frozenset()
 
-    def after(self, more: Collection[tuple[Place, bool]]) -> Sent:
+    def after(self, sweep: Sweep) -> Sent:
         """After another sweep."""
-        return Sent(self.bands, frozenset(more), self.ever.union(more))
+        return Sent(self.bands, self.ever | sweep.writes, sweep.writes, sweep.reads | sweep.writes)
+
+
+class Moved(NamedTuple):
+    """Bytes of kept values, and of gradients: from the host, to it, and copied on the device."""
+
+    inward: float
+    outward: float
+    copied: float
+    early: float
+    """Those from the host that have room here while the sweep before goes on, and that it does not write."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +131,14 @@ class _SweepCosts:
         read += sum(times * (w.read + w.written) for w, times in backs)
         written = sum(times * w.written for w, times in (*works, *twice))
         written += sum(times * w.gradients for w, times in backs)
-        inward, outward, copied = self.moved(sweep, one, sent)
-        seconds, link = self.seconds([*works, *twice], backs, copied), None
+        moved = self.moved(sweep, one, sent)
+        seconds = self.seconds([*works, *twice], backs, moved.copied)
         if seconds is not None and self.hardware is not None and self.hardware.kind == "cuda":
             seconds = max(seconds, self.count(one) * len(tasks) * (HOST_FORWARD + sweep.back * HOST_BACKWARD))
-        if self.hardware is not None:
-            link = max(inward, outward) / self.hardware.host.bandwidth
         return SweepCost(
             sweep, self.count(one), sum(f * s for f, s in flops), sum(f * min(s, 1.0) for f, s in flops),
-            read + copied, written + copied, inward, outward, self.pixels(one), seconds, link,
+            read + moved.copied, written + moved.copied, moved.inward, moved.outward, moved.early, self.pixels(one),
+            seconds, None if self.hardware is None else self.hardware.host.bandwidth,
         )  # fmt: skip
 
     def backward_parts(self, sweep: Sweep, one: StreamPass) -> dict[int, float]:
@@ -241,22 +254,23 @@ class _SweepCosts:
             total *= self.over_tiles(one, axis, lambda needs, _: needs.values.get(place, NOTHING))[0]
         return total
 
-    def moved(self, sweep: Sweep, one: StreamPass, sent: Sent) -> tuple[float, float, float]:
-        """Bytes of kept values from the host, to the host, and copied on the device, with those of gradients."""
-        read = {p: self.window_positions(one, p) * self.itemsize(p) for p in one.reads if not isinstance(p[0], str)}
-        made = {p: prod(self.values[p].shape) * self.itemsize(p) for p in one.keeps}
-        inward = {(p, False): size for p, size in read.items()}
-        if sweep.back:
-            inward |= {(p, True): size for p, size in made.items()}
-        if sweep.writes_gradients:
-            inward |= {(p, True): size for p, size in read.items() if (p, True) in sent.ever}  # to be added to
-        outward = made if not sweep.back else read if sweep.writes_gradients else {}
-        copied = sum(read.values()) * (1 + sweep.writes_gradients) + sum(made.values())
-        hosted = {key: size for key, size in inward.items() if key[0] in self.hosted}
-        written = sum(n for p, n in outward.items() if p in self.hosted)
-        under_way = (2 * sum(hosted.values()) + written) / max(1, self.count(one))
-        there = min(max(0, sent.bands - under_way), sum(size for key, size in hosted.items() if key in sent.last))
-        return sum(hosted.values()) - there, written, copied
+    def moved(self, sweep: Sweep, one: StreamPass, sent: Sent) -> Moved:
+        """What moves in a sweep. Rows that two windows have come once."""
+        windows = {p: self.window_positions(one, p) * self.itemsize(p) for p in one.reads if not isinstance(p[0], str)}
+        whole = {p: prod(self.values[p].shape) * self.itemsize(p) for p in (*windows, *one.keeps)}
+        read = {p: min(size, whole[p]) for p, size in windows.items()}
+        inward = {key: read.get(key[0], whole.get(key[0], 0.0)) for key in sweep.reads if key[0] in self.hosted}
+        writes = sweep.writes
+        if sweep.writes_gradients:  # those of other passes are added to
+            inward |= {key: read[key[0]] for key in writes & sent.ever if key[0] in self.hosted}
+        outward = sum(read.get(p, whole[p]) for p, _ in writes if p in self.hosted)
+        copied = sum(windows.values()) * (1 + sweep.writes_gradients) + sum(whole[p] for p in one.keeps)
+        under_way = (2 * sum(inward.values()) + outward) / max(1, self.count(one))
+        room = max(0.0, sent.bands - under_way)
+        there = min(room, sum(size for key, size in inward.items() if key in sent.near))
+        coming = sum(inward.values()) - there
+        early = min(coming, room - there, sum(size for key, size in inward.items() if key not in sent.last))
+        return Moved(coming, outward, copied, early)
 
     def itemsize(self, place: Place) -> int:
         """The bytes of a number of a value."""

@@ -15,7 +15,9 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What one sweep takes. Bytes `inward` come from the host over the link, `outward` go there."""
+    """What one sweep takes. Bytes `inward` come from the host over the link, `outward` go there; `early` ones of those
+    that come can do so while the sweep before goes on.
+    """
 
     sweep: Sweep
     tiles: int
@@ -26,11 +28,18 @@ class SweepCost:
     written: float
     inward: float
     outward: float
+    early: float
     pixels: int
     """Positions read of the image."""
     seconds: float | None = None
     """Computing, if the device is known: on the GPU, or queueing by the host, whatever takes longer."""
-    link_seconds: float | None = None
+    bandwidth: float | None = None
+    """Bytes a second over the link, each way."""
+
+    @property
+    def link_seconds(self) -> float | None:
+        """Seconds of the link, if it is known: of the direction that takes longer."""
+        return None if self.bandwidth is None else max(self.inward, self.outward) / self.bandwidth
 
     @property
     def halo(self) -> float:
@@ -43,6 +52,8 @@ class StreamCost:
     """What all sweeps of a step take."""
 
     sweeps: tuple[SweepCost, ...]
+    bands: int = 0
+    """Bytes on the device through which those over the link pass."""
 
     @property
     def flops(self) -> float:
@@ -71,13 +82,21 @@ class StreamCost:
         return sum(one.pixels for one in self.sweeps)
 
     def seconds(self, overlap: bool = True) -> float | None:
-        """Seconds, computing and the link at the same time or one after the other; None on unknown hardware."""
-        total, join = 0.0, max if overlap else lambda a, b: a + b
-        for one in self.sweeps:
-            if one.seconds is None or one.link_seconds is None:
+        """Seconds, computing and the link at the same time or one after the other; None on unknown hardware.
+
+        At the same time, a sweep takes as long as its computing, or what is left for it to bring, or to send before all
+        that waits has room. What the link has time for then is brought for the next one (`early` bytes at most).
+        """
+        total = ahead = behind = 0.0
+        for one, after in zip(self.sweeps, (*self.sweeps[1:], None), strict=True):
+            if one.seconds is None or one.bandwidth is None or one.link_seconds is None:
                 return None
-            total += join(one.seconds, one.link_seconds)
-        return total
+            inward, outward = one.inward / one.bandwidth - ahead, one.outward / one.bandwidth + behind
+            took = max(one.seconds, inward, outward - self.bands / one.bandwidth)
+            ahead = 0.0 if after is None else min(after.early / one.bandwidth, took - inward)
+            behind = max(0.0, outward - took)
+            total += took if overlap else one.seconds + one.link_seconds
+        return total + (behind if overlap else 0.0)
 
 
 def site_names(passes: Passes) -> dict[Place, str]:

@@ -42,6 +42,13 @@ class Sweep:
         return self.back and "adjoints" not in self.kind
 
     @property
+    def reads(self) -> frozenset[tuple[Place, bool]]:
+        """What its tiles read: values, and gradients (True) of what its pass made."""
+        return frozenset((place, False) for place in self.one.reads).union(
+            (place, True) for place in self.one.keeps if self.back
+        )
+
+    @property
     def writes(self) -> frozenset[tuple[Place, bool]]:
         """What it writes: values, and gradients (True)."""
         values = () if self.back else ((place, False) for place in self.one.keeps)
