@@ -13,6 +13,7 @@ waits for them, not the process. So what leaves cannot pile up, and the device's
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -139,14 +140,16 @@ class DeviceBands:
         return sorted(found, key=lambda spot: spot.part.start)
 
     def _run(self, spots: Sequence[Spot], size: int) -> Sequence[Spot]:
-        """Neighbours that have so many bytes: if possible without a band that is on its way here, still used, or
-        leaves, or else the oldest; of others what is read last.
+        """Neighbours that have so many bytes: if possible without a band that is on its way here, or read by this tile
+        or the next one; then without one that is still used, or leaves, or else the oldest; then what is read last.
         """
+        plan = self.plan
+        soon = bisect_right(plan.tiles, plan.tile + 1)
 
         def worth(run: Sequence[Spot]) -> tuple[bool, bool, int, int, int]:
             used = [band is not None and band.coming for part, band, *_ in run if part.after]
-            newest = max(spot.age for spot in run)
-            return any(used), bool(used), newest if used else 0, -min(spot.due for spot in run), newest
+            newest, due = max(spot.age for spot in run), min(spot.due for spot in run)
+            return any(used) or due < soon, bool(used), newest if used else 0, -due, newest
 
         return min(runs(spots, size), key=worth, default=())
 
