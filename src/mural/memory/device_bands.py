@@ -14,7 +14,7 @@ waits for them, not the process. So what leaves cannot pile up, and the device's
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -130,28 +130,37 @@ class DeviceBands:
     def _spots(self, after: int, keep: Collection[RecentBand]) -> list[Spot]:
         """The gaps, and the parts of bands that no read up to that one needs, in the order of their places."""
         found = [Spot(gap) for gap in self.gaps]
+        read = set(map(id, self.in_use))
         for age, held in enumerate(self.bands):
             part = held.part
-            if part is not None and part not in self.in_use and held not in keep and (due := self.due(held)) > after:
+            if part is not None and id(part) not in read and held not in keep and (due := self.due(held)) > after:
                 found.append(Spot(part, held, due, age))
         if self.lanes is not None:
             for part, *_ in found:
-                part.after = tuple(moment for moment in part.after if not self.lanes.over(moment))
+                if part.after:
+                    part.after = tuple(moment for moment in part.after if not self.lanes.over(moment))
         return sorted(found, key=lambda spot: spot.part.start)
 
     def _run(self, spots: Sequence[Spot], size: int) -> Sequence[Spot]:
         """Neighbours that have so many bytes: if possible without a band that is on its way here, or read by this tile
         or the next one; then without one that is still used, or leaves, or else the oldest; then what is read last.
         """
-        plan = self.plan
-        soon = bisect_right(plan.tiles, plan.tile + 1)
-
-        def worth(run: Sequence[Spot]) -> tuple[bool, bool, int, int, int]:
-            used = [band is not None and band.coming for part, band, *_ in run if part.after]
-            newest, due = max(spot.age for spot in run), min(spot.due for spot in run)
-            return any(used) or due < soon, bool(used), newest if used else 0, -due, newest
-
-        return min(runs(spots, size), key=worth, default=())
+        soon = bisect_right(self.plan.tiles, self.plan.tile + 1)
+        best, found = None, range(0)
+        for first in range(len(spots)):
+            run = neighbours(spots, first, size)
+            if run is None:
+                continue
+            used = coming = False
+            newest, due = -1, NEVER
+            for part, band, needed, age in run:
+                newest, due = max(newest, age), min(due, needed)
+                if part.after:
+                    used, coming = True, coming or (band is not None and band.coming)
+            worth = coming or due < soon, used, newest if used else 0, -due, newest
+            if best is None or worth < best:
+                best, found = worth, range(first, first + len(run))
+        return [spots[place] for place in found]
 
     def due(self, held: RecentBand) -> int:
         """The read of the plan that needs a band next."""
@@ -219,14 +228,14 @@ class DeviceBands:
                 self._free(held.part)
 
 
-def runs(spots: Sequence[Spot], size: int) -> Iterator[Sequence[Spot]]:
-    """All ways to have so many bytes next to each other, of as few neighbours as it takes."""
-    for first in range(len(spots)):
-        total = 0
-        for last in range(first, len(spots)):
-            if last > first and spots[last].part.start != spots[last - 1].part.stop:
-                break
-            total += spots[last].part.size
-            if total >= size:
-                yield spots[first : last + 1]
-                break
+def neighbours(spots: Sequence[Spot], first: int, size: int) -> Sequence[Spot] | None:
+    """As few spots next to each other as have so many bytes, from one on; None if they have not."""
+    stop = start = spots[first].part.start
+    for last in range(first, len(spots)):
+        part = spots[last].part
+        if part.start != stop:
+            return None
+        stop = part.stop
+        if stop - start >= size:
+            return spots[first : last + 1]
+    return None

@@ -30,11 +30,18 @@ from mural.memory.sweep_costs import StreamCost, SweepCost
 from mural.memory.sweeps import Sweep
 from mural.memory.tile_calls import TileCall, TileValue
 from mural.memory.tile_needs import AxisNeeds, Needs, hull
+from mural.ranks.mesh import SPATIAL
 
 NOTHING = Interval(0, 0)
-HOST_FORWARD, HOST_BACKWARD = 1.0e-4, 1.3e-4
-"""Seconds that the host takes to queue a call on a tile from its tape, while the GPU computes. From a frozen U-Net at
-8192² in tiles of 640 on the host of an H200, times 0.6, as half of the steps have since run once in a sweep."""
+HOST_TILE, HOST_FORWARD, HOST_BACKWARD = 1.0e-3, 0.6e-4, 1.3e-4
+"""Seconds that the host takes for a tile, and for each of its calls if it runs from a tape and not as a graph: on the
+host of an H200, with a frozen U-Net in tiles of 640."""
+KERNEL, KERNELS_FORWARD, KERNELS_BACKWARD = 3e-6, 1.3, 2.7
+"""Seconds that a kernel takes at least, with the gap after it, and how many a call has: those of the same tiles."""
+START = 0.1
+"""Seconds in which a step begins: the model is captured again, and the first window is read."""
+CROPS = 1.08
+"""How much longer tiles take that are cut along several axes: parts of tensors are copied, and copied back."""
 
 
 Works = list[tuple[CallFeatures, float]]
@@ -57,7 +64,7 @@ def stream_cost(
     for sweep in peak.sweeps:
         found.append(tools.cost(sweep, sweep.one, sent))
         sent = sent.after(sweep)
-    return StreamCost(tuple(found), bands)
+    return StreamCost(tuple(found), bands, START if hardware is not None and hardware.kind == "cuda" else 0.0)
 
 
 @dataclass(frozen=True)
@@ -134,12 +141,21 @@ class _SweepCosts:
         moved = self.moved(sweep, one, sent)
         seconds = self.seconds([*works, *twice], backs, moved.copied)
         if seconds is not None and self.hardware is not None and self.hardware.kind == "cuda":
-            seconds = max(seconds, self.count(one) * len(tasks) * (HOST_FORWARD + sweep.back * HOST_BACKWARD))
+            seconds = self.seconds_of_tiles(sweep, len(tasks), seconds)
         return SweepCost(
             sweep, self.count(one), sum(f * s for f, s in flops), sum(f * min(s, 1.0) for f, s in flops),
             read + moved.copied, written + moved.copied, moved.inward, moved.outward, moved.early, self.pixels(one),
             seconds, None if self.hardware is None else self.hardware.host.bandwidth,
         )  # fmt: skip
+
+    def seconds_of_tiles(self, sweep: Sweep, calls: int, kernels: float) -> float:
+        """Seconds of a sweep whose kernels take so long on large tensors: on a GPU, or queueing by the host."""
+        one, graphs = sweep.one, not any(one.keeps for one in self.passes.passes)
+        cuts = {axis: cut for axis, cut in self.needs.grid_of(one).cuts.items() if axis in SPATIAL[1:]}
+        crops = CROPS if any(len(cut.bounds) > 2 for cut in cuts.values()) and not one.whole else 1.0
+        least = KERNEL * calls * (KERNELS_FORWARD + sweep.back * KERNELS_BACKWARD)
+        queued = 0.0 if graphs else calls * (HOST_FORWARD + sweep.back * HOST_BACKWARD)
+        return max(crops * kernels + self.count(one) * least, self.count(one) * (HOST_TILE + queued))
 
     def backward_parts(self, sweep: Sweep, one: StreamPass) -> dict[int, float]:
         """The calls that a sweep goes back through, and which part of their backward it computes."""

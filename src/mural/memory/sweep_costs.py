@@ -54,6 +54,8 @@ class StreamCost:
     sweeps: tuple[SweepCost, ...]
     bands: int = 0
     """Bytes on the device through which those over the link pass."""
+    start: float = 0.0
+    """Seconds in which a step begins."""
 
     @property
     def flops(self) -> float:
@@ -87,7 +89,7 @@ class StreamCost:
         At the same time, a sweep takes as long as its computing, or what is left for it to bring, or to send before all
         that waits has room. What the link has time for then is brought for the next one (`early` bytes at most).
         """
-        total = ahead = behind = 0.0
+        total, ahead, behind = self.start, 0.0, 0.0
         for one, after in zip(self.sweeps, (*self.sweeps[1:], None), strict=True):
             if one.seconds is None or one.bandwidth is None or one.link_seconds is None:
                 return None
