@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import mural
 from mural.engine.result_tiles import ResultTile
-from mural.memory import recorded_tiles
+from mural.memory.recorded_tiles import RecordedTiles
 from streamed_law import images
 
 
@@ -40,9 +40,8 @@ def test_constants_that_are_replaced_between_steps(where: str) -> None:
         torch.testing.assert_close(pm.step(x, target), expected)
 
 
-def test_buffers_that_are_replaced_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_that_are_replaced_between_steps() -> None:
     """A norm whose tile ran from a tape learned in the buffers of the step that was noted."""
-    monkeypatch.setattr(recorded_tiles, "WARM_UP", 0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).double()
     pm = mural.parallelize(model, mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
     other = deepcopy(model)
@@ -116,8 +115,9 @@ def test_autocast_that_changes_between_steps(monkeypatch: pytest.MonkeyPatch) ->
     """A tape of one type ran for another one."""
     x, target = images(1, (26, 30), 1)[0].float(), torch.zeros(1, 26, 30).long()
     found: list[Tensor] = []
-    for warm_up in (0, 10**6):
-        monkeypatch.setattr(recorded_tiles, "WARM_UP", warm_up)
+    for by_rules in (False, True):
+        if by_rules:
+            monkeypatch.setattr(RecordedTiles, "run", lambda _, tile, given: tile(given))
         torch.manual_seed(0)
         pm = mural.parallelize(nn.Conv2d(2, 3, 3, padding=1), mural.Plan(stream=(8, 8)), loss=F.cross_entropy)
         for dtype in (torch.bfloat16, torch.float16):

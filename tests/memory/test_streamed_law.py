@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mural.memory import recorded_tiles
 from streamed_law import Case
 from streamed_losses import LOSSES, PIXELS
 from streamed_models import ACTS, BLOCKS, DOWNS, NORMS, UPS, Spec
-
-
-@pytest.fixture(autouse=True, scope="module")
-def early_tapes() -> Generator[None]:
-    """These images have few tiles of a kind: one runs under a tape at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorded_tiles, "WARM_UP", 0)
-        yield
-
 
 FOUND = (Phase.explicit, Phase.reuse, Phase.generate)  # the first failure will do: a search for a smaller one is long
 EXTENTS = {1: (24, 70), 2: (14, 33), 3: (6, 13)}

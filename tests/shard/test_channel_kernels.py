@@ -141,7 +141,6 @@ def test_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(recorded_tiles, "fused", watched)
-    monkeypatch.setattr(recorded_tiles, "WARM_UP", 0)
     torch.manual_seed(0)
     model = Activated(ACTIVATIONS[name]).double()
     target = torch.randint(0, 3, (1, 60, 66), generator=torch.Generator().manual_seed(3))

@@ -1,8 +1,8 @@
 """Tiles that compute the same in different places: their operations are noted once, and run again.
 
 The rules take time in Python for each call, as long as a GPU takes for a small layer. But most tiles of a pass differ
-in their place alone. After a few of them, one runs under a tape. Another one, elsewhere along an axis, has to give the
-same tape, which shows that nothing depends on the place along that axis. From then on they run from the tape; on a
+in their place alone. The first one runs under a tape. Another one, elsewhere along an axis, has to give the same
+tape, which shows that nothing depends on the place along that axis. From then on they run from the tape; on a
 GPU, tapes become graphs where they can (`TileGraphs`).
 """
 
@@ -23,9 +23,6 @@ from mural.memory.tile_function import TileFunction, TileGiven, TileMade
 from mural.memory.tile_graphs import TileGraphs, can_be_graph
 from mural.shard.autocasting import casts, is_autocast, without_autocast
 from mural.shard.tiles import OwnMoments
-
-WARM_UP = 1
-"""How many tiles of a kind run by the rules before one runs under a tape, which takes longer."""
 
 MOST_KINDS = 10_000
 """How many kinds are known at a time: a model whose buffers are replaced in each step has others in each."""
@@ -88,7 +85,6 @@ class KindProgram:
 class TileKind:
     """Tiles that are one function, as far as geometry tells."""
 
-    seen: int = 0
     noted: Noted | None = None
     place: Mapping[str, int] = field(default_factory=dict[str, int])
     """Where the tile is that was noted."""
@@ -133,7 +129,7 @@ class RecordedTiles:
             return self.replayed(kind, kind.noted, tile, given)
         if self.graphs is not None:
             self.graphs.release()
-        if kind is None or kind.differ or kind.seen <= WARM_UP or len(unproven) > 1:
+        if kind is None or kind.differ or len(unproven) > 1:
             return tile(given)  # of several axes, an equal tape would not say along which nothing depends on the place
         made, noted = note(tile, given)
         kind.learn(noted, tile.place)
@@ -146,9 +142,7 @@ class RecordedTiles:
         if len(self.kinds) > MOST_KINDS:
             self.kinds.clear()
             self.steady.begin(None)
-        kind = self.kinds.setdefault(key_of(tile, given), TileKind())
-        kind.seen += 1
-        return kind
+        return self.kinds.setdefault(key_of(tile, given), TileKind())
 
     def _ready_graphs(self, program: KindProgram) -> TileGraphs | None:
         """The graphs, if a tile is to be one of them."""
