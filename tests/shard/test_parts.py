@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.shard import parts
-from mural.shard.parts import cut_out, put_into, wide
+from mural.shard.parts import cut_out, padded, wide
 
 SHAPES = {
     "whole positions": (2, 8, 9, 7),
@@ -52,13 +52,11 @@ def test_cut_out(name: str, dtype: torch.dtype, last: bool) -> None:
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_put_into(name: str, dtype: torch.dtype, last: bool) -> None:
+def test_padded(name: str, dtype: torch.dtype, last: bool) -> None:
     x = tensor_of(name, dtype, last)
-    dims = x.ndim - 2
-    before, after = (0, 0, *range(dims)), (0, 0, *(2,) * dims)
-    amounts = [n for pair in reversed([*zip(before, after, strict=True)][2:]) for n in pair]
+    amounts = [n for dim in range(x.ndim - 2) for n in (dim, 2)]
     for value in (0.0, -float("inf")):
-        found, expected = put_into(x, before, after, value), F.pad(x, amounts, value=value)
+        found, expected = padded(x, amounts, value, fast=True), F.pad(x, amounts, value=value)
         assert found.equal(expected)
         other = torch.randn_like(expected)
         assert torch.autograd.grad(found, x, other)[0].equal(torch.autograd.grad(expected, x, other)[0])

@@ -240,9 +240,9 @@ class Streamed:
         """
         replicas, streamer = self.mesh.replicas, batch.streamer
         with torch.no_grad():
-            tiles, shared = streamer.gradients, streamer.shared
+            tiles, shared = streamer.sums.found, streamer.shared
             for name in {**tiles, **shared}:
-                found = [own_times(tiles[name], replicas, name in streamer.lasting)] if name in tiles else []
+                found = [own_times(tiles[name], replicas, name in streamer.sums.lasting)] if name in tiles else []
                 found += [shared[name]] if name in shared else []
                 parameter, total = batch.parameters[name], sum(found[1:], found[0])
                 for hook in (parameter._backward_hooks or {}).values():

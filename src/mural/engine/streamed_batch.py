@@ -82,7 +82,7 @@ class StreamedBatch:
         recorded.graphs = way.graphs(self.program)
         self.streamer.compute, self.streamer.guesses = recorded.run, recorded.guesses
         if recorded.graphs is not None:
-            self.streamer.lasting = recorded.graphs.sums
+            self.streamer.sums.lasting = recorded.graphs.sums
         if self.program.kept.host:
             self._keep_on_host(int(decoded))
         if known:

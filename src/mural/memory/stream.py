@@ -33,7 +33,7 @@ class Streamer(TileSweeps):
         return WholePass(self, self.cuts)
 
     def step(self, weight: float = 1.0) -> Tensor:
-        """The loss; gradients are in `gradients` (of this rank's tiles) and `shared` (the same on all ranks)."""
+        """The loss; gradients are in `sums` (of this rank's tiles) and `shared` (the same on all ranks)."""
         *others, last = self.passes.passes
         self.coming = deque(sweeps_of(self.passes, self.joins, in_one=bool(weight) and not last.keeps))
         self._begin()
@@ -185,7 +185,7 @@ class Streamer(TileSweeps):
         """Scale all gradients that tiles have found so far."""
         if bool((factor == 1).all()):
             return
-        for grad in self.gradients.values():
+        for grad in self.sums.found.values():
             grad.mul_(factor.to(grad.dtype).reshape(()))
         for kept in (*self.kept.values(), *self.inputs.values()):
             kept.rescale(factor.reshape(()))

@@ -31,6 +31,9 @@ IN_A_ROW = 24
 SPARE = 0.05
 """The part of the device's memory that graphs leave to others, next to twice the gradients: optimizers take some."""
 
+MOST_MOVED = 100
+"""How often graphs may be captured again as what they read has moved, until they are no longer worth it."""
+
 Run = Callable[[], Sequence[Tensor]]
 
 
@@ -89,8 +92,10 @@ class TileGraphs:
         """Memory for windows, by their number among those of a tile."""
         self.pool: Any = None
         self.in_a_row = 0
+        self.moved = 0
+        """How often a graph was captured again, as what it reads was elsewhere."""
         self.refused = False
-        """Whether there is no room for graphs, or they cannot be captured."""
+        """Whether there is no room for graphs, or they cannot be captured, or not for long."""
 
     def ready(self) -> bool:
         """Whether a tile that could be a graph is to run as one; it counts the tile."""
@@ -124,11 +129,12 @@ class TileGraphs:
         fixed = [tensor.data_ptr() for tensor in others]
         found = self.tiles.get(id(kind))
         if found is None or found.fixed != fixed:
+            self.moved += found is not None
             try:
                 found = self._captured(kind, replay, windows, others, fixed)
             except RuntimeError:  # no memory, or an operation that no graph can hold
                 found = None
-            if found is None or not self._has_room(sums.values()):
+            if found is None or not self._has_room(sums.values()) or self.moved > MOST_MOVED:
                 self.refused = True
                 del found
                 self.release()

@@ -17,6 +17,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.host_tensor import HostTensor
 from mural.memory.joined_passes import Join, joined_passes
 from mural.memory.kept_tensors import KeptTensor
+from mural.memory.parameter_sums import ParameterSums
 from mural.memory.passes import Passes, StreamPass, TotalKey
 from mural.memory.sweep_reads import begin_sweep
 from mural.memory.sweeps import Sweep
@@ -64,11 +65,8 @@ class TileSweeps:
         """The block of each call that is computed again in backward."""
         self.meanwhile: Callable[[], None] | None = None
         """What there is to do while the device computes, before any effect of the step."""
-        self.sums: dict[str, Tensor] = {}
-        self.added: dict[str, None] = {}
-        """Where tiles add the gradients of parameters, and of which parameters they did."""
-        self.lasting: Mapping[str, Tensor] = {}
-        """Memory for such sums that is there from step to step."""
+        self.sums = ParameterSums()
+        """Where tiles add up the gradients of parameters."""
         self.shared: dict[str, Tensor] = {}
         """The gradients of parameters that every rank finds as a whole."""
         self.learned: list[tuple[TotalKey, OwnMoments, Tensor]] = []
@@ -116,21 +114,8 @@ class TileSweeps:
                  if place in self.kept and self._counts(one, place, at)}  # fmt: skip
         adjoints = {k: v for k, v in self.totals.adjoints.items() if k[0] in one.measures and k[1] in chunks}
         found = {place: grad for place, grad in grads.items() if grad is not None}
-        sums = {name: self._sum(name, held[name]) for name in wanted.held}
+        sums = {name: self.sums.place(name, held[name]) for name in wanted.held}
         return TileGiven(windows, held, known, wanted, found, adjoints, sums)
-
-    def _sum(self, name: str, parameter: Tensor) -> Tensor:
-        """Where the gradient of a parameter is added up."""
-        if name not in self.sums:
-            last = self.lasting.get(name)
-            fits = last is not None and (last.shape, last.dtype) == (parameter.shape, parameter.dtype)
-            self.sums[name] = last.zero_() if last is not None and fits else torch.zeros_like(parameter.detach())
-        return self.sums[name]
-
-    @property
-    def gradients(self) -> dict[str, Tensor]:
-        """The gradients of parameters, of this rank's tiles."""
-        return {name: self.sums[name] for name in self.added}
 
     def _counts(self, one: StreamPass, place: Place, at: Coordinates) -> bool:
         """Whether the gradient of a kept value is a tile's: of tiles that all make the same of it, the first one's."""
@@ -295,7 +280,7 @@ class TileSweeps:
         self.kept.clear()
         if self.memory is not None:
             self.memory.end()
-        self.sums, self.added = {}, {}
+        self.sums.clear()
         self.deliver = self.meanwhile = None
 
     def complete(self, one: StreamPass) -> None:
@@ -308,7 +293,7 @@ class TileSweeps:
         """Add what one tile contributes to all gradients."""
         for place, grad in made.of_windows.items():
             self.source(place).add_gradient(self.needs.window(one, place, at), grad)
-        self.added.update(dict.fromkeys(made.added))
+        self.sums.note(made.added)
         for (key, chunk), grad in made.of_known.items():
             self.totals.add_adjoint(key, chunk, grad)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm.exchange import CHANNELS_LAST, empty_like, order_of
@@ -100,8 +101,14 @@ def cut_out(x: Tensor, part: Part, dense: bool = True) -> Tensor:
     return made
 
 
-def put_into(x: Tensor, before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
-    """A tensor with so many numbers of that value before and after it along each dim."""
+def padded(x: Tensor, amounts: Sequence[int], value: float, fast: bool) -> Tensor:
+    """A tensor with so many numbers of that value before and after it, from the last dim on; `fast` takes no second
+    derivative.
+    """
+    if not fast or not worth_it(x):
+        return F.pad(x, list(amounts), value=value)
+    lead = (0,) * (x.ndim - len(amounts) // 2)
+    before, after = ((*lead, *reversed(amounts[side::2])) for side in (0, 1))
     part = tuple(slice(a, a + n) for a, n in zip(before, x.shape, strict=True))
     shape = [a + n + b for a, n, b in zip(before, x.shape, after, strict=True)]
     if not x.requires_grad or not torch.is_grad_enabled():

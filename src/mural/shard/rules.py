@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Reads, Window, slice_of
 from mural.shard.autocasting import is_autocast
 from mural.shard.layout import Layout, Want
-from mural.shard.parts import cut_out, put_into, worth_it
+from mural.shard.parts import cut_out, padded
 from mural.shard.relayout import pull
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import around, computing_tiles, current_run
@@ -180,10 +179,4 @@ def in_plain_type(x: ShardedTensor, probe: Callable[[Tensor], Tensor]) -> Sharde
 def pad_border(piece: Tensor, places: tuple[Place, ...], value: float) -> Tensor:
     """The piece with its window's border filled with a constant."""
     amounts = [n for place in reversed(places) for n in place.border]
-    if not any(amounts):
-        return piece
-    if not computing_tiles() or not worth_it(piece):
-        return F.pad(piece, amounts, value=value)
-    lead = (0,) * (piece.ndim - len(places))
-    before, after = ((*lead, *(place.border[side] for place in places)) for side in (0, 1))
-    return put_into(piece, before, after, value)
+    return padded(piece, amounts, value, fast=computing_tiles()) if any(amounts) else piece

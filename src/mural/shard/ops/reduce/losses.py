@@ -127,9 +127,11 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if reduction == "none":
         return ShardedTensor(loss(scores.local, wanted, weight, reduction="none", **given), without_classes(layout))
     axes, mesh = cutting_axes(layout), layout.mesh
-    if wanted.numel():
+    if wanted.numel() and scores.local.is_cuda:
         # Added up in a second call: on a GPU, that of torch adds in any order, and gives other bits each time.
         local = loss(scores.local, wanted, weight, reduction="none", **given).sum()
+    elif wanted.numel():
+        local = loss(scores.local, wanted, weight, reduction="sum", **given)
     else:
         local = empty_loss(scores.local, wanted, lambda a, b: loss(a, b, weight, reduction="sum", **given))
     if reduction == "sum" or soft:
