@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import mural
 from mural.memory import tile_graphs
-from mural.memory.tile_graphs import TileGraphs
+from mural.memory.tape import FRESH
+from mural.memory.tile_graphs import TileGraphs, can_be_graph
 from mural.models import UNet
 from streamed_law import images, streamed
 
@@ -192,6 +193,18 @@ def test_parameters_that_stop_learning() -> None:
         for pm in (one, other):
             pm.plain.head.weight.requires_grad_(number % 3 != 0)
         check_same(one, other, (x, target_for(1)))
+
+
+def test_numbers_of_the_host_are_not_in_a_graph() -> None:
+    """A graph would keep what they were when it was captured."""
+    there = torch.device("cuda")
+    x = torch.empty(2, device="meta")
+    copied = torch.ops.aten._to_copy.default, (), {"device": torch.device("cpu")}, None
+    assert can_be_graph([], [], [x], x.device)
+    assert not can_be_graph([], [], [x, torch.ones(())], x.device)
+    assert not can_be_graph([copied], [], [], there)
+    assert not can_be_graph([], ["of_windows"], [], there)
+    assert not can_be_graph([(FRESH, (), {}, None)], [], [], there)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -72,12 +72,12 @@ class KindProgram:
     graphable: bool
 
     @classmethod
-    def of(cls, noted: Noted, given: TileGiven, values: SteadyValues) -> KindProgram:
+    def of(cls, noted: Noted, given: TileGiven, values: SteadyValues, device: torch.device) -> KindProgram:
         """The program of a tape."""
         tape, steady = noted.tape, given.steady
         steps = divided(fused(tape.steps, tape.results), tape.results, [Slot(at) for at, _, _ in steady])
         numbers = values.numbered(steps, [(Slot(at), name) for at, name, _ in steady])
-        graphable = can_be_graph(steps.each, [part for part, _ in noted.labels])
+        graphable = can_be_graph(steps.each, [part for part, _ in noted.labels], given.tensors, device)
         return cls(steps, tape.replay(steps.each, steps.carried), steady, numbers, graphable)
 
 
@@ -153,7 +153,7 @@ class RecordedTiles:
     def replayed(self, kind: TileKind, noted: Noted, tile: TileFunction, given: TileGiven) -> TileMade:
         """What a tile gives, from the tape."""
         if kind.program is None:
-            kind.program = KindProgram.of(noted, given, self.steady)
+            kind.program = KindProgram.of(noted, given, self.steady, tile.device)
         program, graphs = kind.program, self._ready_graphs(kind.program)
         self.steady.begin(tile.one.number, None if graphs is None else graphs.lasting(self))
         tensors, first = given.tensors, len(given.windows)

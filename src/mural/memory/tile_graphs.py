@@ -31,7 +31,7 @@ IN_A_ROW = 24
 SPARE = 0.05
 """The part of the device's memory that graphs leave to others, next to twice the gradients: optimizers take some."""
 
-MOST_MOVED = 100
+MOST_MOVED = 1000
 """How often graphs may be captured again as what they read has moved, until they are no longer worth it."""
 
 Run = Callable[[], Sequence[Tensor]]
@@ -175,6 +175,11 @@ class TileGraphs:
         return torch.cuda.memory_reserved(self.device) + others <= self.limit
 
 
-def can_be_graph(steps: Sequence[Step], parts: Iterable[str]) -> bool:
-    """Whether a tape can be a graph: no gradient of the image comes out, and no numbers are brought from the host."""
-    return "of_windows" not in parts and all(step[0] is not FRESH for step in steps)
+def can_be_graph(steps: Sequence[Step], parts: Iterable[str], given: Iterable[Tensor], device: torch.device) -> bool:
+    """Whether a tape can be a graph: no gradient of the image comes out, and all numbers are on the device.
+
+    What is read on the host, as a tensor with one number may be, would be as it was when the graph was captured.
+    """
+    made = [kwargs.get("device") for _, _, kwargs, _ in steps]
+    here = all(place.type == device.type for place in (*(t.device for t in given), *filter(None, made)))
+    return here and "of_windows" not in parts and all(step[0] is not FRESH for step in steps)
