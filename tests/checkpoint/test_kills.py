@@ -32,6 +32,7 @@ def intact(folder: Path, step: int | None = None, rows: int = 500) -> int:
     return snapshot.step
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_of_a_save(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, str(SCRIPT), "stages", str(tmp_path)], capture_output=True, text=True, timeout=120

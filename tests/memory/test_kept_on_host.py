@@ -185,7 +185,11 @@ def test_steps_with_values_on_the_host(room: int, monkeypatch: pytest.MonkeyPatc
     assert (room > 0) == bool(program.kept.values - program.kept.host)
 
 
-@pytest.mark.parametrize(("bands", "rows", "count"), [(0, 40, 1), (20_000, 52, 2), (40_000, 33, 1), (200_000, 40, 2)])
+LATE = [(40_000, 33, 1), *(pytest.param(*case, marks=pytest.mark.slow)
+                           for case in ((0, 40, 1), (20_000, 52, 2), (200_000, 40, 2)))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bands", "rows", "count"), LATE)
 def test_late_copies_change_no_bit(bands: int, rows: int, count: int) -> None:
     """A step has the same gradients, bit by bit, however late copies are: with little room for bands and much, odd
     numbers of tiles, several images, and passes that go back together.

@@ -119,10 +119,8 @@ THIRD_PARTY = {
 }
 
 
-LONG = ("torchvision resnet50", "torchvision fcn_resnet50")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in THIRD_PARTY])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THIRD_PARTY)
 def test_third_party(name: str) -> None:
     build, shape = THIRD_PARTY[name]
     holds(Built(build), image(*shape), Grid((2, 1)), tolerance=1e-9 if "torchvision" in name else 1e-10)
