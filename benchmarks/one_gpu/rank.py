@@ -33,7 +33,8 @@ class Alone(Rank):
     def steps(self, name: str, toy: bool, folder: str, repeats: int, budget: float) -> dict[str, Any]:
         """Times, peaks, loss and gradients of some steps of a part, after one to warm up.
 
-        The `first` streamed step is told apart from others: it notes what tiles do, and takes pinned memory.
+        The `first` streamed step is told apart from others: it notes what tiles do, and takes pinned memory. So are
+        `unsettled` ones, in which some tiles were noted or became graphs, if there are others.
         """
         part = Part.parse(name)
         torch.backends.cudnn.benchmark = "tuned" in part.extras
@@ -49,12 +50,15 @@ class Alone(Rank):
         data = self.data_of(part, Path(folder))
         way.take(data)
         base = self.begin_counting()
-        seconds, losses = self.timed(trained, repeats, budget)
+        seconds, losses, settled = self.timed(trained, repeats, budget)
         first = seconds.pop(0) if part.way in STREAMED and len(seconds) > 1 else None
+        late = seconds[max(0, len(seconds) - settled) :]
         found: dict[str, Any] = {**self.meter.peaks(), **host_peaks(base)}
         return found | {
             "first": first,
-            "seconds": seconds,
+            "seconds": late or seconds,
+            "unsettled": seconds[: len(seconds) - len(late)] if late else [],
+            "settled": bool(late),
             "losses": losses,
             "gradient": gradient_norm(model),
             "tile": part.chosen_tile if part.way not in ("plain", "checkpoint", "save_on_cpu") else None,
@@ -82,24 +86,27 @@ class Alone(Rank):
             RESET.write_text("5")
         return resident("VmRSS")
 
-    def timed(self, trained: Trained, repeats: int, budget: float) -> tuple[list[float], list[float]]:
-        """Seconds and losses of steps, as many as the budget allows, which the first does not count in.
+    def timed(self, trained: Trained, repeats: int, budget: float) -> tuple[list[float], list[float], int]:
+        """Seconds and losses of steps, as many as the budget allows, which the first does not count in; and how many of
+        the last ones were settled.
 
-        At least one; two, unless one takes a minute.
+        At least one; two, unless one takes a minute. What is not settled goes on for as long as the budget allows.
         """
         seconds: list[float] = []
         losses: list[float] = []
+        settled = 0
         while (
             not seconds
             or (len(seconds) == 1 and seconds[0] < MINUTE)
-            or (len(seconds) < repeats and sum(seconds[1:]) + seconds[-1] < budget)
+            or (min(settled, len(seconds)) < repeats and sum(seconds[1:]) + seconds[-1] < budget)
         ):
             begin = time.perf_counter()
             loss = trained.step()
             self.meter.wait()
             seconds.append(time.perf_counter() - begin)
             losses.append(float(loss))
-        return seconds, losses
+            settled = 0 if trained.way.report().get("unsettled") else settled + 1
+        return seconds, losses, settled
 
 
 class Trained:

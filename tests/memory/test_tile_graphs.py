@@ -112,9 +112,11 @@ def test_captured_once() -> None:
     given = [(x, target_for(1)) for x in images(1, EXTENTS, FRESH_FROM + 3)]
     for step in given[:FRESH_FROM]:
         check_same(one, other, step)
+        assert one.way.report()["unsettled"] > 0
     before = graphs.captures
     for step in given[FRESH_FROM:]:
         check_same(one, other, step)
+        assert one.way.report()["unsettled"] == 0
     assert graphs.captures == before
 
 

@@ -106,7 +106,10 @@ class PredictedStep:
         return describe_step(self.program.passes, self.cost, self.program.kept.host)
 
     def report(self, seconds: float | None = None, limit: int | None = None) -> dict[str, Any]:
-        """What is predicted, next to the measured seconds; with a warning where the peak exceeds a limit."""
+        """What is predicted, next to the measured seconds; with a warning where the peak exceeds a limit.
+
+        `unsettled` tiles took longer than in later steps: they were noted, or became graphs.
+        """
         passes, hosted = self.program.passes, self.program.kept.host
         names = site_names(passes)
         found: dict[str, Any] = {
@@ -120,6 +123,7 @@ class PredictedStep:
             "predicted_flops": self.cost.flops,
             "predicted_pixels": self.cost.pixels,
             "seconds": seconds,
+            "unsettled": self.program.recorded.unsettled,
             "kept": {
                 names.get(p, str(p[0])): "host" if p in hosted else "device" for p in sorted(passes.kept, key=str)
             },

@@ -79,7 +79,7 @@ class StreamedBatch:
         )  # fmt: skip
         self.streamer.blocks = self._blocks()
         recorded = self.program.recorded
-        recorded.graphs = way.graphs(self.program)
+        recorded.graphs, recorded.unsettled = way.graphs(self.program), 0
         self.streamer.compute, self.streamer.guesses = recorded.run, recorded.guesses
         if recorded.graphs is not None:
             self.streamer.sums.lasting = recorded.graphs.sums

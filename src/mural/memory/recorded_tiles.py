@@ -118,6 +118,8 @@ class RecordedTiles:
         self.kinds: dict[Hashable, TileKind] = {}
         self.steady = SteadyValues()
         self.graphs: TileGraphs | None = None
+        self.unsettled = 0
+        """How many tiles ran otherwise than later ones of their kind will: by the rules, or to become a graph."""
         self.guesses: dict[Hashable, tuple[TotalKey, Tensor]] = {}
         """Of the last pass: its only total with a gradient, and the guess for it, by what its tiles are given."""
 
@@ -127,6 +129,7 @@ class RecordedTiles:
         unproven = set[str]() if kind is None or kind.noted is None else kind.unproven(tile.place)
         if kind is not None and kind.noted is not None and not kind.differ and not unproven:
             return self.replayed(kind, kind.noted, tile, given)
+        self.unsettled += kind is not None and not kind.differ
         if self.graphs is not None:
             self.graphs.release()
         if kind is None or kind.differ or len(unproven) > 1:
@@ -163,6 +166,7 @@ class RecordedTiles:
             for (at, _, _), tensor in zip(program.steady, takes, strict=False):
                 tensors[at] = tensor
             windows, others = tensors[:first], [*tensors[first:], *takes[len(steady) :]]
+            self.unsettled += graphs is not None and not graphs.holds(kind)
             found = None if graphs is None else graphs.run(kind, program.replay, windows, others, given.sums)
             found = program.replay(*windows, *others) if found is None else found
         return noted.made(found, tile, given)

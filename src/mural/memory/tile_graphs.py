@@ -102,6 +102,10 @@ class TileGraphs:
         self.in_a_row += 1
         return self.in_a_row > IN_A_ROW and not self.refused
 
+    def holds(self, kind: object) -> bool:
+        """Whether there is a graph for a kind of tiles."""
+        return id(kind) in self.tiles
+
     def release(self) -> None:
         """Give all memory back: a tile runs otherwise."""
         self.in_a_row = 0
