@@ -51,6 +51,15 @@ def test_nothing_counts(loss: str, head: str) -> None:
     check_steps(Spec(head=head).build(), LOSSES[loss], [(x, target)], mural.Plan(stream=(8, 8)))
 
 
+@pytest.mark.parametrize("head", ["pixels", "classes"])
+def test_nothing_counts_in_a_later_step(head: str) -> None:
+    """A first tile that counts for nothing was left out where the last pass was known, and no total was there."""
+    shape = (1, 20, 20) if head == "pixels" else (1,)
+    some, none = torch.ones(shape, dtype=torch.long), torch.full(shape, IGNORED)
+    given = [*zip(images(1, (20, 20), 4), (some, none, some, none), strict=True)]
+    check_steps(Spec(head=head).build(), LOSSES["ignoring"], given, mural.Plan(stream=(8, 8)), weights=(1.0,) * 4)
+
+
 def test_losses_whose_totals_are_known_after_different_passes() -> None:
     """Gradients of totals that the loss itself gave were scaled along with those of the last pass: all were wrong."""
     torch.manual_seed(1)

@@ -130,7 +130,7 @@ class Streamer(TileSweeps):
                     return None
                 root, made = found
                 self.guesses[key] = root
-            elif self._adds_nothing(last, given):
+            elif sums and self._adds_nothing(last, given):  # the first tile counts: totals are of something
                 continue
             else:
                 made = self.compute(tile, replace(given, adjoints={(root[0], None): root[1]}))
