@@ -17,6 +17,7 @@ from mural.memory.tape import FRESH
 from mural.memory.tile_graphs import TileGraphs, can_be_graph
 from mural.models import UNet
 from streamed_law import images, streamed
+from streamed_models import BLOCKS, Spec
 
 EXTENTS = (40, 44)
 CPU = torch.device("cpu")
@@ -195,6 +196,16 @@ def test_parameters_that_stop_learning() -> None:
         for pm in (one, other):
             pm.plain.head.weight.requires_grad_(number % 3 != 0)
         check_same(one, other, (x, target_for(1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["pixels", "classes"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_of_every_kind(block: str, head: str) -> None:
+    one, other, graphs = pair(Spec(block=block, norm="frozen", head=head).build(), mural.Plan(stream=(11, 9)))
+    for x in images(2, EXTENTS, FRESH_FROM + 2):
+        check_same(one, other, (x, torch.randint(3, (2, *EXTENTS) if head == "pixels" else (2,))))
+    assert graphs.tiles
 
 
 def test_numbers_of_the_host_are_not_in_a_graph() -> None:
