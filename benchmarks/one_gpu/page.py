@@ -162,7 +162,7 @@ def times_rows(results: Results) -> list[list[str]]:
         over = ratio(results.over(part)) if (part.way, part.cap) != ("plain", None) else NONE
         if part.model == "unet" and part.way in STREAMED:
             goal = GOALS.get((part.precision, part.norm, part.size)) or GOALS.get((part.precision, part.norm, 0))
-            over += f" (goal ≤ {goal})" if goal and over != NONE else ""
+            over += f" (goal ≤ {goal})" if goal and part.cap == 16 and over != NONE else ""
         memory = [gib(record["allocated"]), gib(record["reserved"]), gib(record["host"], 1)]
         times = [seconds_text(step_seconds(record)), f"{per_million(part, record):.1f}", over]
         rows.append([*about(part), sized(part), str(record.get("tile") or NONE), *times, *memory])
