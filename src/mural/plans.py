@@ -32,7 +32,6 @@ Offloaded = Literal["activations", "parameters", "optimizer"]
 
 LATER = {
     "domain": "the domain axis",
-    "offload": "offload",
 }
 """Fields that this version reads and keeps, but runs only at their default."""
 
@@ -66,8 +65,7 @@ class Plan:
     """How the images of a channel group meet at a split layer: the whole "batch" at once, one "rank"'s at a time, or a
     "part" of every rank's at a time; the next ones travel while these are computed on."""
     domain: int = 1
-    """Ranks over which the domains of a separation network are divided. Not run by this version; nor is
-    `offload`."""
+    """Ranks over which the domains of a separation network are divided. Not run by this version."""
     schedule: Schedule = "sequential"
     """The order in which stages work on micro-batches."""
     microbatches: int = 1

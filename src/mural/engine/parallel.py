@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss
 from mural.engine.inputs import Image, Needs
+from mural.engine.offloading import Offloading
 from mural.engine.pipelined import Pipelined
 from mural.engine.result_tiles import ResultSink
 from mural.engine.streamed import Streamed
@@ -33,6 +35,7 @@ class Parallel(HeldModel):
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         super().__init__(model, plan, mesh, loss, seed, division)
         self.way = Streamed(self) if plan.stream else Pipelined(self) if plan.piped else Unsplit(self)
+        self.offloading = Offloading.of(self) if plan.offload else None
         self.updates = 0
         self.unreduced = False
 
@@ -42,7 +45,9 @@ class Parallel(HeldModel):
         Gradients are added to `.grad` and averaged over the ranks. `reduce=False` leaves the averaging to a later
         step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
         """
-        loss = self.way.step(image, target, reduce, weight)
+        kind = (image, target, reduce, self.training)
+        with nullcontext() if self.offloading is None else self.offloading.step(*kind):
+            loss = self.way.step(image, target, reduce, weight)
         self.unreduced = not reduce
         return loss
 

@@ -1,0 +1,81 @@
+"""Moments: the points of a step at which memory may leave and come back.
+
+Autograd saves a tensor in forward, and takes it in backward; a module with parameters begins. These are gates: nothing
+else reaches what autograd alone holds, and a parameter is used after its module began or autograd took it. So memory
+that is away is back when its gate opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mural.memory.offload.swapped_memory import Swapped
+
+BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
+"""Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules."""
+
+
+class Saved:
+    """A tensor that autograd saved, and its memory, which may be away."""
+
+    def __init__(self, tensor: Tensor, memory: Swapped):
+        self.tensor, self.memory, self.version = tensor, memory, tensor._version
+        memory.holders += 1
+
+    def __del__(self) -> None:
+        self.memory.holders -= 1
+
+    def taken(self) -> Tensor:
+        """The tensor, as it was saved; another one, so that its memory is in use as long as that is."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that backward needs was modified by an inplace operation: "
+                f"it was saved at version {self.version} and is at {self.tensor._version}. Use an operation that is not "
+                f"in place; without offload, torch raises here, too"
+            )
+        return self.tensor.detach()
+
+
+class StepMoments(Protocol):
+    """What is done at the moments of a step."""
+
+    def save(self, tensor: Tensor) -> Any:
+        """What autograd keeps of a tensor."""
+        ...
+
+    def take(self, kept: Any) -> Tensor:
+        """The tensor of which autograd kept that."""
+        ...
+
+    def enter(self, number: int, module: nn.Module) -> None:
+        """A module with parameters begins its forward."""
+        ...
+
+
+class Gates:
+    """The gates of a model: they tell a step of its moments, while there is one."""
+
+    def __init__(self, modules: Sequence[nn.Module]):
+        self.step: StepMoments | None = None
+        self.numbers = {module: FIRST_MODULE - place for place, module in enumerate(modules)}
+        for module in modules:
+            module.register_forward_pre_hook(self._entered)
+
+    def _entered(self, module: nn.Module, _: Any) -> None:
+        if self.step is not None:
+            self.step.enter(self.numbers[module], module)
+
+    @contextmanager
+    def open(self, step: StepMoments) -> Generator[None]:
+        """A block whose moments a step is told of."""
+        self.step = step
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(step.save, step.take):
+                yield
+        finally:
+            self.step = None

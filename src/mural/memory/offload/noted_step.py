@@ -1,0 +1,195 @@
+"""A step that is noted while it runs: its moments, the memory that is used after each, and the time in between.
+
+Memory that left comes back when its gate opens. Where there is a limit, what was saved first leaves first: backward takes
+it last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mural.memory.offload.moment_times import MomentTimes
+from mural.memory.offload.moments import BEGIN, TAKEN, Saved
+from mural.memory.offload.operations import tensors_used
+from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
+from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
+
+USED = 0.6
+"""The part of the limit that is used at most after a moment, while nothing is known of the next ones."""
+
+
+@dataclass(eq=False)
+class NotedMemory:
+    """One storage, as it is noted: after which moments it was used, and at which its gates opened."""
+
+    swapped: Swapped
+    kind: Kind
+    uses: list[int] = field(default_factory=list[int])
+    gates: list[int] = field(default_factory=list[int])
+    alone: bool = False
+    """Whether only autograd holds it."""
+
+    def used(self, moment: int) -> None:
+        """Note a use."""
+        if not self.uses or self.uses[-1] != moment:
+            self.uses.append(moment)
+
+
+class NotedStep:
+    """The step that is noted. `outside` is memory that was there before, with its kind, in a fixed order.
+
+    Blocks of at least `least` bytes may leave; above the part of a limit, they do.
+    """
+
+    def __init__(
+        self,
+        memory: SwappedMemory,
+        outside: Iterable[tuple[UntypedStorage, Kind]],
+        kinds: Iterable[str],
+        device: torch.device,
+        limit: int | None,
+        least: int,
+    ):
+        self.memory, self.kinds, self.device, self.limit, self.least = memory, frozenset(kinds), device, limit, least
+        self.noted: list[NotedMemory] = []
+        self.number: dict[int, int] = {}
+        self.moments: list[int] = []
+        self.births: dict[int, int] = {}
+        """The moments at which memory was saved first, and its number."""
+        self.bytes: list[int] = []
+        self.times = MomentTimes(device)
+        for storage, kind in outside:
+            self._note(storage, kind if storage.resizable() else "fixed", lasting=True).uses = [-1]
+        self._begin(BEGIN)
+        self._end()
+
+    # -- moments -------------------------------------------------------------------------------------------------------
+
+    def save(self, tensor: Tensor) -> Any:
+        """What autograd keeps of a tensor."""
+        storage = tensor.untyped_storage()
+        k, one, kept = self._begin(storage.nbytes()), self._known(storage), tensor.detach()
+        if one is None and self._may_leave(storage):
+            self.births[k] = len(self.noted)
+            one = self._note(storage, "activations")
+        if one is not None:
+            one.used(k)
+            kept = kept if one.swapped.lasting else Saved(kept, one.swapped)
+        self._end()
+        return kept
+
+    def take(self, kept: Any) -> Tensor:
+        """The tensor of which autograd kept that."""
+        k = self._begin(TAKEN)
+        one = self._known((kept.tensor if isinstance(kept, Saved) else kept).untyped_storage())
+        if one is not None:
+            self._open(one, k)
+            one.used(k)
+        self._end()
+        return kept.taken() if isinstance(kept, Saved) else kept
+
+    def enter(self, number: int, module: nn.Module) -> None:
+        """A module with parameters begins its forward."""
+        k = self._begin(number)
+        for p in module.parameters(recurse=False):
+            one = self._known(p.untyped_storage())
+            if one is not None:
+                self._open(one, k)
+        self._end()
+
+    def used_now(self, tensors: Iterable[Tensor]) -> None:
+        """Note that operations use tensors after the last moment."""
+        for tensor in tensors:
+            one = self._known(tensor.untyped_storage())
+            if one is not None:
+                one.used(len(self.moments) - 1)
+
+    def _open(self, one: NotedMemory, k: int) -> None:
+        one.gates.append(k)
+        if one.swapped.storage.cdata in self.memory.absent:
+            self.memory.use(one.swapped)
+
+    def _begin(self, what: int) -> int:
+        self.times.stop()
+        self.memory.forget_gone()
+        self.bytes.append(self._most() + self.memory.away)
+        self.moments.append(what)
+        return len(self.moments) - 1
+
+    def _end(self) -> None:
+        k = len(self.moments) - 1
+        for one in self.noted:
+            if not one.swapped.lasting and not one.alone and not one.swapped.storage.expired():
+                one.alone = one.swapped.alone()
+                if not one.alone:
+                    one.used(k)
+        over = 0 if self.limit is None else self._now() - int(USED * self.limit)
+        if over > 0:
+            self.memory.swap_out((one.swapped for one in self.noted if self._is_idle(one, k)), over)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.times.start()
+
+    def _is_idle(self, one: NotedMemory, k: int) -> bool:
+        """Whether memory can leave now; parameters do not before it is known who uses them."""
+        if one.kind not in self.kinds or one.swapped.size < self.least:
+            return False
+        return one.kind == "optimizer" or (one.kind == "activations" and one.alone and one.uses[-1] < k)
+
+    def _most(self) -> int:
+        """The most bytes on the device since the last moment."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self._now()
+
+    def _now(self) -> int:
+        """Bytes on the device now; on a CPU, those that are known."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return sum(o.swapped.size for o in self.noted if not o.swapped.storage.expired()) - self.memory.away
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _known(self, storage: UntypedStorage) -> NotedMemory | None:
+        number = self.number.get(storage._cdata)
+        return None if number is None else self.noted[number]
+
+    def _may_leave(self, storage: UntypedStorage) -> bool:
+        return storage.nbytes() >= self.least and storage.device == self.device and storage.resizable()
+
+    def _note(self, storage: UntypedStorage, kind: Kind, lasting: bool = False) -> NotedMemory:
+        one = NotedMemory(self.memory.entry(storage, lasting), kind)
+        self.number[storage._cdata] = len(self.noted)
+        self.noted.append(one)
+        return one
+
+    def trace(self) -> StepTrace:
+        """What was noted, once the step is over."""
+        end = self._begin(BEGIN)
+        self.times.start()
+        found: list[TracedMemory] = []
+        for one in self.noted:
+            uses, gates = (one.uses, one.gates)
+            if one.swapped.lasting:
+                uses, gates = [*uses, end], [*gates, end]
+            found.append(TracedMemory(one.swapped.size, one.kind, tuple(uses), frozenset(gates)))
+        return StepTrace(self.times.seconds(), tuple(self.bytes[1:]), tuple(found))
+
+
+class Operations(TorchDispatchMode):
+    """A block whose operations a step notes: who uses parameters, and when."""
+
+    def __init__(self, step: NotedStep):
+        super().__init__()
+        self.step = step
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What an operation gives."""
+        self.step.used_now(tensors_used(func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,119 @@
+"""A step that runs as planned: memory leaves after a moment, is free from a later one, and comes back in time.
+
+Each moment is compared with the one that was noted. Where they differ, the plan ends: everything comes back, and the next
+step is noted anew. The result is the same in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, UntypedStorage, nn
+
+from mural.memory.offload.moment_times import MomentTimes
+from mural.memory.offload.moments import BEGIN, TAKEN, Saved
+from mural.memory.offload.swap_plan import SwapPlan, by_moment
+from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
+
+
+class PlannedStep:
+    """The step that runs; `moments` are those that were noted, `births` the memory that is saved first at some."""
+
+    def __init__(
+        self,
+        memory: SwappedMemory,
+        plan: SwapPlan,
+        moments: Sequence[int],
+        births: Mapping[int, int],
+        outside: Iterable[UntypedStorage],
+        times: MomentTimes | None = None,
+    ):
+        self.memory, self.moments, self.times = memory, moments, times
+        self.left, self.freed, self.fetched = (by_moment(plan.absences, name) for name in ("left", "freed", "fetched"))
+        self.busy = {*(k + 1 for k in self.left), *self.freed, *self.fetched}
+        leaving = {absence.memory for absence in plan.absences}
+        self.births = {k: number for k, number in births.items() if number in leaving}
+        self.storages: dict[int, Swapped] = {}
+        for number, storage in enumerate(outside):
+            if number in leaving:
+                self.storages[number] = memory.entry(storage, lasting=True)
+        self.saved: dict[int, Swapped] = {}
+        """What autograd saved of this step and may leave, by its storage."""
+        self.k, self.lost = 0, False
+        self._begin(BEGIN)
+        self._end()
+
+    def save(self, tensor: Tensor) -> Any:
+        """What autograd keeps of a tensor."""
+        storage = tensor.untyped_storage()
+        k = self._begin(storage.nbytes())
+        kept: Any = tensor.detach()
+        if k in self.births and not self.lost:
+            one = self.storages[self.births[k]] = self.saved[storage._cdata] = self.memory.entry(storage)
+        else:
+            one = self.saved.get(storage._cdata)
+        self._end()
+        return kept if one is None else Saved(kept, one)
+
+    def take(self, kept: Any) -> Tensor:
+        """The tensor of which autograd kept that."""
+        self._begin(TAKEN)
+        if isinstance(kept, Saved):
+            self._open(kept.tensor)
+            self._end()
+            return kept.taken()
+        self._open(kept)
+        self._end()
+        return kept
+
+    def enter(self, number: int, module: nn.Module) -> None:
+        """A module with parameters begins its forward."""
+        self._begin(number)
+        for p in module.parameters(recurse=False):
+            self._open(p)
+        self._end()
+
+    def end(self) -> None:
+        """After the last moment that was noted."""
+        self._begin(BEGIN)
+        self._end()
+        self.lost = self.lost or self.k != len(self.moments)
+
+    def _open(self, tensor: Tensor) -> None:
+        """Have the memory of a tensor here."""
+        if self.memory.absent:
+            one = self.memory.absent.get(tensor.untyped_storage()._cdata)
+            if one is not None:
+                self.memory.use(one)
+
+    def _begin(self, what: int) -> int:
+        if self.times is not None:
+            self.times.stop()
+        k, self.k = self.k, self.k + 1
+        if self.lost:
+            return k
+        if k >= len(self.moments) or self.moments[k] != what:
+            self.lost = True
+            self.memory.all_here()
+        elif k in self.busy:
+            self._move(k)
+        return k
+
+    def _move(self, k: int) -> None:
+        """Do what is planned for a moment."""
+        for absence in self.left.get(k - 1, ()):
+            self._do(self.memory.leave, absence.memory)
+        for absence in self.freed.get(k, ()):
+            self._do(self.memory.free, absence.memory)
+        for absence in self.fetched.get(k, ()):
+            self._do(self.memory.fetch, absence.memory)
+
+    def _do(self, move: Any, number: int) -> None:
+        one = self.storages.get(number)
+        if one is not None:
+            move(one)
+
+    def _end(self) -> None:
+        if self.times is not None:
+            self.times.start()

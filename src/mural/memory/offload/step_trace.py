@@ -1,0 +1,56 @@
+"""A trace: the moments of a step, the time between them, and the memory that is used, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Literal
+
+Kind = Literal["activations", "parameters", "optimizer", "fixed"]
+"""What memory holds: values that backward needs, parameters, numbers of the optimizer; or what never leaves."""
+
+
+@dataclass(frozen=True)
+class TracedMemory:
+    """One block of memory: its bytes, after which moments it is used, and at which moments it has to be there.
+
+    Moment -1 is what was before the step. A use that no such gate comes before cannot wait for memory that is away.
+    """
+
+    size: int
+    kind: Kind
+    uses: tuple[int, ...]
+    gates: frozenset[int]
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The times in which it may be away: after a use, and until the next gate.
+
+        >>> TracedMemory(8, "activations", (0, 1, 5), frozenset({4, 5})).gaps()
+        [(1, 4)]
+        """
+        found: list[tuple[int, int]] = []
+        for a, b in pairwise(self.uses):
+            gate = min((g for g in self.gates if a < g <= b), default=a)
+            if gate > a + 1:
+                found.append((a, gate))
+        return found
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A step: the seconds after each moment, the most bytes on the device then if nothing leaves, and the memory."""
+
+    seconds: tuple[float, ...]
+    bytes: tuple[int, ...]
+    memory: tuple[TracedMemory, ...] = field(repr=False)
+
+    @property
+    def length(self) -> int:
+        """The number of moments, without the end of the step."""
+        return len(self.seconds)
+
+    @cached_property
+    def begins(self) -> tuple[float, ...]:
+        """When each moment is, and when the step ends."""
+        return (0.0, *accumulate(self.seconds))
