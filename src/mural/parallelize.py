@@ -57,7 +57,7 @@ def parallelize(
     share_from_first(model, mesh)
     if plan.channel > 1:
         split_channels(unwrapped(model), mesh, plan.channel_layers, plan.channel_exchange)
-    recompute(model, plan.recompute)
+    recompute(model, plan.recompute, leaving="activations" in plan.offload)
     world = mesh.folded
     plain, stage_ranks = unwrapped(model), StageRanks.of(plan, world)
     if plan.stages == 1:

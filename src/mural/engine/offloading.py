@@ -1,4 +1,4 @@
-"""Offload in the steps of a model: each kind of step is noted once, planned, timed, and runs as planned from then on."""
+"""Offload in the steps of a model: each kind of step is noted once, planned, timed, and then runs as planned."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from mural.cost.hardware import KNOWN
 from mural.engine.held_model import HeldModel
+from mural.errors import PlanError
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
-from mural.memory.offload.noted_step import NotedStep, Operations
+from mural.memory.offload.hosted_updates import HostedUpdates
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates
+from mural.memory.offload.noted_step import NotedStep, Operations
 from mural.memory.offload.planned_step import PlannedStep
 from mural.memory.offload.step_trace import Kind, StepTrace
 from mural.memory.offload.swap_plan import SwapChoice, SwapPlan
@@ -33,6 +36,8 @@ TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
 HOST_SHARE = 0.8
 """The part of the host's free memory that may be taken."""
+NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
+"""How many numbers an optimizer keeps for each of a parameter's; others two."""
 ATTEMPTS = 3
 """So often a kind of step may run differently from its notes before it is only watched."""
 
@@ -54,32 +59,46 @@ class Offloading:
     Without a limit, a GPU lets leave what costs no time; a CPU, where nothing is gained, everything.
     """
 
-    def __init__(self, kinds: Iterable[str], modules: Sequence[nn.Module], device: torch.device, limit: int | None):
+    def __init__(
+        self,
+        kinds: Iterable[str],
+        modules: Sequence[nn.Module],
+        device: torch.device,
+        limit: int | None = None,
+        gated: bool = True,
+    ):
         self.kinds, self.modules, self.device, self.limit = frozenset(kinds), modules, settled(device), limit
+        self.gated = gated
+        """Whether steps call the modules themselves; if not, what the optimizer keeps leaves for a whole step."""
         self.memory = SwappedMemory(HostMemory(self.device))
         self.least = LEAST[self.device.type]
-        self.gates = Gates([m for m in self._all_modules() if self._leaves(m)])
+        self.gates = Gates([m for m in self._all_modules() if self._has_large(m)], "activations" in self.kinds)
         self.known: dict[Any, KnownStep] = {}
         self.lost: dict[Any, int] = {}
         self.link = KNOWN["h200" if self.device.type == "cuda" else "cpu"].host.bandwidth
-        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.optimizers: weakref.WeakKeyDictionary[Optimizer, HostedUpdates] = weakref.WeakKeyDictionary()
         self.plan: SwapPlan | None = None
         """What was planned for the last step; None while it is noted."""
         if "optimizer" in self.kinds:
-            register_optimizer_step_post_hook(told(self))
+            handles = [
+                register_optimizer_step_pre_hook(asked(self, "before_update")),
+                register_optimizer_step_post_hook(asked(self, "after_update")),
+            ]
+            weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     @staticmethod
     def of(held: HeldModel) -> Offloading:
         """What leaves under the plan of a model."""
         limit = bytes_of(held.plan.memory) if held.plan.memory else None
-        return Offloading(held.plan.offload, [held.plain], held.device, limit)
+        modules = [held.plain, held.loss_terms.root]
+        return Offloading(held.plan.offload, modules, held.device, limit, gated=not held.plan.stream)
 
     def _all_modules(self) -> Iterator[nn.Module]:
         return (module for one in self.modules for module in one.modules())
 
-    def _leaves(self, module: nn.Module) -> bool:
-        """Whether parameters of a module may leave."""
-        return "parameters" in self.kinds and any(p.nbytes >= self.least for p in module.parameters(recurse=False))
+    def _has_large(self, module: nn.Module) -> bool:
+        """Whether a module has parameters of its own that are worth a moment."""
+        return any(p.nbytes >= self.least for p in module.parameters(recurse=False))
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, each once."""
@@ -91,12 +110,50 @@ class Offloading:
         parameters = self.parameters()
         states = [state[p] for state in (o.state for o in self.optimizers) for p in parameters if p in state]
         numbers = [v for state in states for v in state.values() if isinstance(v, Tensor)]
-        for tensors, kind in ((parameters, "parameters"), (numbers, "optimizer")):
+        kinds: tuple[tuple[Sequence[Tensor], Kind], ...] = ((parameters, "parameters"), (numbers, "optimizer"))
+        for tensors, kind in kinds:
             for tensor in tensors:
                 storage = tensor.untyped_storage()
                 if kind in self.kinds and storage.nbytes() >= self.least and tensor.device == self.device:
                     found.setdefault(storage._cdata, (storage, kind))
         return list(found.values())
+
+    # -- updates -------------------------------------------------------------------------------------------------------
+
+    def before_update(self, optimizer: Optimizer, args: Any) -> None:
+        """An optimizer is about to update: where its numbers have no room on the device, that is done here."""
+        if optimizer not in self.optimizers:
+            mine = {id(p) for p in self.parameters()}
+            if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+                return
+            self.optimizers[optimizer] = HostedUpdates(optimizer, HostMemory(self.device), self.least)
+        room = self._room(optimizer)
+        if room is not None:
+            if any(argument is not None for argument in args[1:]):
+                raise PlanError("an optimizer whose numbers rest on the host takes no closure: call step() without one")
+            self.optimizers[optimizer].run(room)
+
+    def after_update(self, optimizer: Optimizer, args: Any) -> None:
+        """An optimizer has updated."""
+        if optimizer in self.optimizers and self.optimizers[optimizer].params:
+            self.optimizers[optimizer].restore()
+
+    def _room(self, optimizer: Optimizer) -> int | None:
+        """The bytes in which an update has to be done; None if there is room for all of the optimizer's numbers."""
+        limit = self._tensors()
+        if limit is None:
+            return None
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
+        each = NUMBERS.get(type(optimizer).__name__, 2)
+        whole = fixed + each * sum(p.nbytes for p in parameters)
+        if whole <= limit:
+            return None
+        if self.device.type == "cuda":
+            fixed = torch.cuda.memory_allocated(self.device)
+        return max(limit - fixed, 1)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def step(self, *given: Any) -> Generator[None]:
@@ -107,13 +164,23 @@ class Offloading:
         self.memory.moved = [0, 0]
         known = self.known.get(key)
         try:
-            if known is None:
+            if not self.gated:
+                yield from self._around(outside)
+            elif known is None:
                 yield from self._note(key, outside)
             else:
                 yield from self._run(key, known, outside)
         finally:
             self.memory.all_here()
             self.memory.forget(s._cdata for s, _ in outside)
+
+    def _around(self, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
+        """A step whose modules are not called: what it does not use leaves first, and comes back after it."""
+        leaving = [self.memory.entry(s, lasting=True) for s, kind in outside if kind == "optimizer"]
+        for move in (self.memory.leave, self.memory.free):
+            for one in leaving:
+                move(one)
+        yield
 
     def _note(self, key: Any, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
         self.plan = None
@@ -161,18 +228,16 @@ class Offloading:
         }  # fmt: skip
 
 
-def told(offloading: Offloading) -> Callable[..., None]:
-    """What tells of optimizers of a model's parameters, as long as there is the model."""
+def asked(offloading: Offloading, name: str) -> Callable[..., None]:
+    """What tells of updates, as long as there is the model."""
     held = weakref.ref(offloading)
 
-    def updated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def told(optimizer: Optimizer, args: Any, _: Any) -> None:
         here = held()
-        if here is not None and optimizer not in here.optimizers:
-            mine = {id(p) for p in here.parameters()}
-            if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-                here.optimizers.add(optimizer)
+        if here is not None:
+            getattr(here, name)(optimizer, args)
 
-    return updated
+    return told
 
 
 def described(given: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,14 +14,18 @@ from torch.utils.checkpoint import checkpoint
 from mural.errors import PlanError
 from mural.graph.follow import is_followed
 from mural.graph.held_state import HeldState
+from mural.shard import ShardedTensor
 
 
-def recompute(model: nn.Module, blocks: str | tuple[str, ...]) -> None:
-    """Let some blocks of a model be computed again in backward: named ones, or all. Their state changes only once."""
+def recompute(model: nn.Module, blocks: str | tuple[str, ...], leaving: bool = False) -> None:
+    """Let some blocks of a model be computed again in backward: named ones, or all. Their state changes only once.
+
+    If what they take may be `leaving` for the host, autograd keeps the pieces of it that are on this rank.
+    """
     if blocks == "stages" or not blocks:
         return
     for module in chosen(model, blocks):
-        forget_activations(module)
+        forget_activations(module, leaving)
 
 
 def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Module]:
@@ -43,7 +47,7 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
         raise PlanError(f'recompute = {blocks!r}: give names of blocks, "all" or "stages"')
 
 
-def forget_activations(module: nn.Module) -> None:
+def forget_activations(module: nn.Module, leaving: bool) -> None:
     """Let a module's forward keep its inputs alone, wherever gradients are wanted.
 
     A block that a cut goes through is kept: several stages have their parts of it.
@@ -60,9 +64,33 @@ def forget_activations(module: nn.Module) -> None:
             return plain(*args, **kwargs)
         # Lists of its own: the caller may append to those that it gave before backward comes, as dense blocks do.
         args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
-        return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        run = plain
+        if leaving:
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            run = Pieces(plain, leaves, tree).run
+            args, kwargs = tuple(x.local if isinstance(x, ShardedTensor) else x for x in leaves), {}
+            leaves.clear()
+        return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
+
+
+class Pieces:
+    """How the arguments of a block are made of this rank's pieces.
+
+    Autograd keeps plain tensors for backward; a sharded one would be kept as it is, on the device.
+    """
+
+    def __init__(self, plain: Callable[..., Any], leaves: list[Any], tree: pytree.TreeSpec):
+        self.plain, self.tree = plain, tree
+        self.sharded = [(x.placement, x.aliased, x.folds) if isinstance(x, ShardedTensor) else None for x in leaves]
+
+    def run(self, *local: Any) -> Any:
+        """What the block makes of the pieces."""
+        pairs = zip(local, self.sharded, strict=True)
+        leaves = [piece if how is None else ShardedTensor(piece, *how) for piece, how in pairs]
+        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
+        return self.plain(*args, **kwargs)
 
 
 @contextmanager

@@ -1,20 +1,23 @@
 """Moments: the points of a step at which memory may leave and come back.
 
-Autograd saves a tensor in forward, and takes it in backward; a module with parameters begins. These are gates: nothing
-else reaches what autograd alone holds, and a parameter is used after its module began or autograd took it. So memory
-that is away is back when its gate opens.
+Autograd saves a tensor in forward, and takes it in backward; a module with parameters begins, forward or backward.
+These are gates: nothing else reaches what autograd alone holds, and parameters are used after their module has begun.
+So memory that is away is back when its gate opens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from mural.memory.offload.swapped_memory import Swapped
+from mural.shard import ShardedTensor
 
 BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
 """Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules."""
@@ -34,9 +37,9 @@ class Saved:
         """The tensor, as it was saved; another one, so that its memory is in use as long as that is."""
         if self.tensor._version != self.version:
             raise RuntimeError(
-                f"a tensor of shape {tuple(self.tensor.shape)} that backward needs was modified by an inplace operation: "
-                f"it was saved at version {self.version} and is at {self.tensor._version}. Use an operation that is not "
-                f"in place; without offload, torch raises here, too"
+                f"a tensor of shape {tuple(self.tensor.shape)} that backward needs was modified by an inplace "
+                f"operation: it was saved at version {self.version} and is at {self.tensor._version}. Use an operation "
+                f"that is not in place; without offload, torch raises here, too"
             )
         return self.tensor.detach()
 
@@ -53,29 +56,48 @@ class StepMoments(Protocol):
         ...
 
     def enter(self, number: int, module: nn.Module) -> None:
-        """A module with parameters begins its forward."""
+        """A module with parameters begins, forward or backward."""
         ...
 
 
 class Gates:
-    """The gates of a model: they tell a step of its moments, while there is one."""
+    """The gates of a model: they tell a step of its moments, while there is one.
 
-    def __init__(self, modules: Sequence[nn.Module]):
+    `modules` have parameters that may leave; without `saving`, tensors that autograd saves are left alone.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], saving: bool):
         self.step: StepMoments | None = None
-        self.numbers = {module: FIRST_MODULE - place for place, module in enumerate(modules)}
+        self.saving = saving
+        self.numbers = {module: FIRST_MODULE - 2 * place for place, module in enumerate(modules)}
         for module in modules:
-            module.register_forward_pre_hook(self._entered)
+            module.register_forward_pre_hook(self._forward)
+            module.register_forward_hook(self._await_backward)
 
-    def _entered(self, module: nn.Module, _: Any) -> None:
+    def _forward(self, module: nn.Module, _: Any) -> None:
         if self.step is not None:
             self.step.enter(self.numbers[module], module)
+
+    def _await_backward(self, module: nn.Module, _: Any, output: Any) -> None:
+        """Have the first operation of a module's backward open its gate."""
+        if self.step is None:
+            return
+        for leaf in pytree.tree_leaves(output):
+            tensor = leaf.local if isinstance(leaf, ShardedTensor) else leaf
+            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(partial(self._backward, module))
+
+    def _backward(self, module: nn.Module, _: Any) -> None:
+        if self.step is not None:
+            self.step.enter(self.numbers[module] - 1, module)
 
     @contextmanager
     def open(self, step: StepMoments) -> Generator[None]:
         """A block whose moments a step is told of."""
         self.step = step
+        hooks = torch.autograd.graph.saved_tensors_hooks(step.save, step.take) if self.saving else nullcontext()
         try:
-            with torch.autograd.graph.saved_tensors_hooks(step.save, step.take):
+            with hooks:
                 yield
         finally:
             self.step = None

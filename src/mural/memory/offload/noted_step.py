@@ -1,7 +1,7 @@
 """A step that is noted while it runs: its moments, the memory that is used after each, and the time in between.
 
-Memory that left comes back when its gate opens. Where there is a limit, what was saved first leaves first: backward takes
-it last.
+Memory that left comes back when its gate opens. Where there is a limit, what was saved first leaves first: backward
+takes it last.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class NotedStep:
         return kept.taken() if isinstance(kept, Saved) else kept
 
     def enter(self, number: int, module: nn.Module) -> None:
-        """A module with parameters begins its forward."""
+        """A module with parameters begins, forward or backward."""
         k = self._begin(number)
         for p in module.parameters(recurse=False):
             one = self._known(p.untyped_storage())

@@ -1,7 +1,7 @@
 """A step that runs as planned: memory leaves after a moment, is free from a later one, and comes back in time.
 
-Each moment is compared with the one that was noted. Where they differ, the plan ends: everything comes back, and the next
-step is noted anew. The result is the same in any case.
+Each moment is compared with the one that was noted. Where they differ, the plan ends: everything comes back, and the
+next step is noted anew. The result is the same in any case.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PlannedStep:
         return kept
 
     def enter(self, number: int, module: nn.Module) -> None:
-        """A module with parameters begins its forward."""
+        """A module with parameters begins, forward or backward."""
         self._begin(number)
         for p in module.parameters(recurse=False):
             self._open(p)

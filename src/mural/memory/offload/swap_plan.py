@@ -185,9 +185,7 @@ class SwapChoice:
 
     def seconds(self, absences: Collection[Absence]) -> float:
         """The seconds of a step: moments wait for memory that is not free yet, and for what is not back."""
-        leaving, freed, fetched, needed = (
-            by_moment(absences, name) for name in ("left", "freed", "fetched", "needed")
-        )
+        leaving, freed, fetched, needed = (by_moment(absences, name) for name in ("left", "freed", "fetched", "needed"))
         now = outward = inward = 0.0
         gone, back = dict[Absence, float](), dict[Absence, float]()
         for k in range(self.trace.length + 1):

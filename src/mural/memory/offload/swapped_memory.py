@@ -127,9 +127,10 @@ class SwappedMemory:
             if found >= size:
                 break
             if one.state == "here" and not one.storage.expired() and (one.lasting or one.alone()):
+                before = self.away
                 self.leave(one)
                 self.free(one)
-                found += one.size if one.state == "away" else 0
+                found += self.away - before
         return found
 
     def all_here(self) -> None:

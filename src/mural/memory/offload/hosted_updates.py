@@ -1,0 +1,149 @@
+"""Updates of parameters whose optimizer keeps more numbers than the device has room for.
+
+The numbers rest on the host, in the optimizer's own state, so that checkpoints find them. An update goes through the
+parameters in chunks: while one is updated on the device, the numbers of the next one come, those of the last one leave.
+
+    device       ├ update 1 ┼ update 2 ┼ update 3 ┤
+    inward   ├ 1 ┼ 2 ┼───────┤ 3 ├
+    outward                 ├ 1 ┤      ├ 2 ┤      ├ 3 ┤
+
+Each parameter is updated by itself, so the result is that of one update of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mural.comm.copy_streams import Moment
+from mural.comm.host_staging import Buffer
+from mural.errors import PlanError
+from mural.memory.host_memory import HostMemory
+
+WHOLE = tuple(getattr(torch.optim, name) for name in ("LBFGS",) if hasattr(torch.optim, name))
+"""Optimizers that look at all parameters together."""
+
+
+class HostedUpdates:
+    """The updates of one optimizer; blocks of fewer than `least` bytes stay on the device."""
+
+    def __init__(self, optimizer: Optimizer, host: HostMemory, least: int):
+        if isinstance(optimizer, WHOLE):
+            raise PlanError(
+                f"{type(optimizer).__name__} looks at all parameters together, so its numbers cannot rest on the host: "
+                f'leave "optimizer" out of offload, or use one that works value by value, such as Adam or SGD'
+            )
+        self.optimizer, self.host, self.least = optimizer, host, least
+        self.buffers: list[Buffer] = []
+        self.resting: dict[tuple[int, str], Tensor] = {}
+        """Where the numbers rest that are on the device now."""
+        self.params: list[list[nn.Parameter]] = []
+        self.options: list[dict[str, Any]] = []
+
+    def run(self, room: int) -> None:
+        """Update all parameters within so many bytes on the device, and leave nothing to do for the optimizer."""
+        groups, step = self.optimizer.param_groups, type(self.optimizer).step
+        step = getattr(step, "__wrapped__", step)
+        self.params = [list(group["params"]) for group in groups]
+        self.options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        chunks = list(self._chunks(room))
+        coming = [self._fetch(chunk) for chunk in chunks[:1]]
+        leaving: list[list[tuple[Tensor, Moment]]] = []
+        for place, chunk in enumerate(chunks):
+            coming += [self._fetch(following) for following in chunks[place + 1 : place + 2]]
+            self._arrive(coming.pop(0))
+            self._offer(chunk)
+            step(self.optimizer)
+            leaving.append(self._send(chunk))
+            if len(leaving) > 1:
+                self._wait(leaving.pop(0))
+        for sent in leaving:
+            self._wait(sent)
+            for _, moment in sent:
+                if self.host.lanes is not None:
+                    self.host.lanes.finish(moment)
+        self._offer([])
+
+    def restore(self) -> None:
+        """Give the optimizer its parameters back."""
+        for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
+            group["params"] = params
+        self.params = []
+
+    def _offer(self, chunk: Sequence[nn.Parameter]) -> None:
+        """Let the optimizer see some parameters alone, as if nothing was updated yet."""
+        mine = {id(p) for p in chunk}
+        for group, params, options in zip(self.optimizer.param_groups, self.params, self.options, strict=True):
+            group.update(options)
+            group["params"] = [p for p in params if id(p) in mine]
+
+    def _chunks(self, room: int) -> Iterator[list[nn.Parameter]]:
+        """Parameters that are updated together: their numbers, those of the next ones, and what is computed, fit."""
+        most = room // 8
+        chunk, size = list[nn.Parameter](), 0
+        for p in (p for params in self.params for p in params if p.grad is not None):
+            own = max(p.nbytes, sum(t.nbytes for _, t in self._numbers(p)))
+            if chunk and size + own > most:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(p)
+            size += own
+        if chunk:
+            yield chunk
+
+    def _numbers(self, p: nn.Parameter) -> list[tuple[str, Tensor]]:
+        """The large tensors that the optimizer keeps for a parameter."""
+        state = self.optimizer.state.get(p, {})
+        return [(k, t) for k, t in state.items() if isinstance(t, Tensor) and t.nbytes >= self.least and t.ndim]
+
+    def _fetch(self, chunk: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, str, Tensor, Moment]]:
+        """Have the numbers of parameters copied to the device."""
+        lanes, found = self.host.lanes, list[tuple[nn.Parameter, str, Tensor, Moment]]()
+        for p in chunk:
+            for name, resting in self._numbers(p):
+                if resting.device == p.device and self.host.device.type != "cpu":
+                    continue
+                here = torch.empty_like(resting, device=p.device)
+                if lanes is None:
+                    here.copy_(resting)
+                moment = None if lanes is None else lanes.copy(here, resting, False, [lanes.now()])
+                found.append((p, name, here, moment))
+        return found
+
+    def _arrive(self, coming: Sequence[tuple[nn.Parameter, str, Tensor, Moment]]) -> None:
+        """Put the numbers that came into the optimizer's state; what they were copied from is kept for them."""
+        for p, name, here, moment in coming:
+            if self.host.lanes is not None:
+                self.host.lanes.wait([moment])
+            self.resting[id(p), name] = self.optimizer.state[p][name]
+            self.optimizer.state[p][name] = here
+
+    def _send(self, chunk: Sequence[nn.Parameter]) -> list[tuple[Tensor, Moment]]:
+        """Have the numbers of parameters copied to the host, where they rest in the optimizer's state."""
+        lanes, sent = self.host.lanes, list[tuple[Tensor, Moment]]()
+        for p in chunk:
+            for name, here in self._numbers(p):
+                resting = self.resting.pop((id(p), name), None)
+                if resting is None or resting.shape != here.shape:
+                    resting = self._place(here)
+                if lanes is None:
+                    resting.copy_(here)
+                sent.append((here, None if lanes is None else lanes.copy(resting, here, True, [lanes.now()])))
+                self.optimizer.state[p][name] = resting
+        return sent
+
+    def _place(self, like: Tensor) -> Tensor:
+        """Host memory for a tensor, with its strides."""
+        buffer = self.host.take(like.untyped_storage().nbytes())
+        self.buffers.append(buffer)
+        memory = buffer.memory[: like.untyped_storage().nbytes()].view(like.dtype)
+        return memory.as_strided(like.shape, like.stride(), like.storage_offset())
+
+    def _wait(self, sent: Sequence[tuple[Tensor, Moment]]) -> None:
+        """Make the device wait until numbers have left, so that their memory can be given to others."""
+        if self.host.lanes is not None:
+            self.host.lanes.wait(moment for _, moment in sent)

@@ -1,0 +1,299 @@
+"""Offload changes no bit: the same losses, gradients and weights, step by step, whatever leaves and when."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from late_copies import LateMemory
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+import mural
+from mural.engine.offloading import Offloading
+from mural.engine.parallel import Parallel
+from ranks import run_on
+from streamed_models import BLOCKS, NORMS, Spec
+
+KINDS = ("activations", "parameters", "optimizer")
+ALL = mural.Plan(offload=KINDS)
+Make = Callable[[], nn.Module]
+
+
+def trained(pm: Parallel, steps: int = 5, size: tuple[int, ...] = (3, 2, 12, 11), adam: bool = True) -> list[Any]:
+    """Losses, gradients and the state after some steps, as numbers to be compared."""
+    kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+    optimizer = kind(pm.parameters(), lr=1e-2)
+    found: list[Any] = []
+    for step in range(steps):
+        draws = torch.Generator().manual_seed(step)
+        image = torch.randn(size, generator=draws, dtype=torch.float64)
+        target = torch.randint(0, 3, (size[0], *size[2:]), generator=draws)
+        optimizer.zero_grad()
+        found.append(pm.step(image, target).item())
+        found.append({name: p.grad.clone() for name, p in pm.named_parameters() if p.grad is not None})
+        optimizer.step()
+    return [*found, pm.state_dict()]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results have the same bits."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def compared(model: nn.Module, plan: mural.Plan, **options: Any) -> Parallel:
+    """The model under a plan with offload, after the same steps as without."""
+    plain = trained(mural.parallelize(deepcopy(model), mural.Plan(recompute=plan.recompute)), **options)
+    pm = mural.parallelize(model, plan)
+    assert same(trained(pm, **options), plain)
+    return pm
+
+
+@given(
+    block=st.sampled_from(BLOCKS), norm=st.sampled_from(NORMS), act=st.sampled_from(["relu", "gelu", "prelu"]),
+    depth=st.integers(1, 2), kinds=st.sets(st.sampled_from(KINDS), min_size=1), adam=st.booleans(),
+    memory=st.sampled_from(["", "1KB", "20KB", "60KB", "1MB"]), recompute=st.sampled_from(["", "all"]),
+)  # fmt: skip
+def test_same_bits(
+    block: str, norm: str, act: str, depth: int, kinds: set[str], adam: bool, memory: str, recompute: str
+) -> None:
+    model = Spec(block=block, norm=norm, act=act, depth=depth, dropout="channels").build()
+    plan = mural.Plan(offload=tuple(sorted(kinds)), memory=memory, recompute=recompute or ())  # type: ignore[arg-type]
+    compared(model, plan, steps=4, adam=adam)
+
+
+def test_everything_leaves_and_is_planned() -> None:
+    pm = compared(Spec(norm="batch", depth=2).build(), ALL)
+    offloading = pm.offloading
+    assert offloading is not None
+    assert not offloading.lost
+    report = offloading.report()
+    assert not report["noted"]
+    assert report["to_host"] > 0
+    assert report["from_host"] > 0
+    for part in ("activations", "parameters", "optimizer"):
+        only = compared(Spec(norm="batch", depth=2).build(), mural.Plan(offload=(part,)))  # type: ignore[arg-type]
+        assert only.offloading is not None
+        assert 0 < only.offloading.report()["to_host"] < report["to_host"]
+
+
+def test_a_limit_is_kept_and_less_leaves() -> None:
+    make = Spec(norm="batch", depth=2, width=4).build
+    whole = mural.parallelize(make(), mural.Plan(offload=("activations",)))
+    trained(whole)
+    assert whole.offloading is not None
+    assert whole.offloading.plan is not None
+    known = next(iter(whole.offloading.known.values()))
+    most, least = max(known.trace.bytes), whole.offloading.plan.peak
+    limit = int((most + least) / 2 / 0.93)
+    pm = compared(make(), mural.Plan(offload=("activations",), memory=f"{limit}"))
+    assert pm.offloading is not None
+    assert pm.offloading.plan is not None
+    assert pm.offloading.plan.peak <= 0.93 * limit
+    assert 0 < pm.offloading.plan.moved[0] < whole.offloading.plan.moved[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("memory", ["", "30KB"])
+def test_copies_that_are_late(seed: int, memory: str) -> None:
+    """Copies happen when they are waited for, or at random before: a race would change a bit."""
+    model = Spec(norm="batch", depth=2, block="residual").build()
+    plain = trained(mural.parallelize(deepcopy(model)))
+    pm = mural.parallelize(model, mural.Plan(offload=KINDS, memory=memory))
+    assert pm.offloading is not None
+    pm.offloading.memory.host = LateMemory(seed)
+    assert same(trained(pm), plain)
+
+
+class Branching(nn.Module):
+    """Takes another way every third time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.last = nn.Conv2d(4, 3, 1)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.first(x).relu()
+        if self.calls % 3:
+            x = torch.sigmoid(self.second(x))
+        return self.last(x)
+
+
+def test_a_model_that_takes_another_way() -> None:
+    pm = compared(Branching().double(), mural.Plan(offload=KINDS), steps=9)
+    assert pm.offloading is not None
+    assert pm.offloading.lost
+
+
+class Borrowing(nn.Module):
+    """Uses the weights of a layer that is never called, and one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent, self.twice, self.last = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.lent.weight, self.lent.bias, padding=1)
+        return self.last(self.twice(self.twice(x).relu()) * self.lent.weight.mean())
+
+
+def test_weights_that_others_use() -> None:
+    compared(Borrowing().double(), ALL)
+
+
+class Spoiling(nn.Module):
+    """Changes in place what backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).exp()
+        y = x * x
+        x.add_(1.0)
+        return y
+
+
+def test_what_torch_refuses_is_refused() -> None:
+    pm = mural.parallelize(Spoiling().double(), mural.Plan(offload=("activations",)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        trained(pm, steps=1)
+
+
+def test_a_step_that_fails_leaves_all_here() -> None:
+    pm = mural.parallelize(Spec(depth=2).build(), ALL)
+    before = trained(pm, steps=3)[-1]
+    with pytest.raises(Exception, match=r"(?i)target|size|shape"):
+        pm.step(torch.zeros(3, 2, 12, 11, dtype=torch.float64), torch.zeros(1, 1).long())
+    assert same(pm.state_dict(), before)
+    trained(pm, steps=2)
+
+
+def test_accumulated_gradients() -> None:
+    model = Spec(norm="batch").build()
+    found: list[dict[str, Tensor]] = []
+    for plan in (mural.Plan(), ALL):
+        pm = mural.parallelize(deepcopy(model), plan)
+        for part in range(6):
+            image = torch.full((2, 2, 9, 8), part / 6, dtype=torch.float64)
+            pm.step(image, torch.ones(2, 9, 8).long(), reduce=part % 2 == 1, weight=0.5)
+        found.append({name: p.grad.clone() for name, p in pm.named_parameters() if p.grad is not None})
+    assert same(*found)
+
+
+# -- the optimizer's numbers on the host -------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True),
+    "AdamW, one by one": lambda p: torch.optim.AdamW(p, 1e-2, foreach=False),
+    "SGD": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, nesterov=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5, centered=True),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "two groups": lambda p: torch.optim.Adam([{"params": (q := list(p))[::2], "lr": 0.1}, {"params": q[1::2]}]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_in_chunks(name: str) -> None:
+    model, found = Spec(norm="batch", depth=2).build(), []
+    for plan in (mural.Plan(), mural.Plan(offload=("optimizer",), memory="3KB")):
+        pm = mural.parallelize(deepcopy(model), plan)
+        optimizer = OPTIMIZERS[name](pm.parameters())
+        rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for step in range(4):
+            optimizer.zero_grad()
+            pm.step(torch.full((1, 2, 8, 8), step + 0.5, dtype=torch.float64), torch.ones(1, 8, 8).long())
+            optimizer.step()
+            rates.step()
+        found.append([pm.state_dict(), optimizer.state_dict()])
+        if pm.offloading is not None:
+            (updates,) = pm.offloading.optimizers.values()
+            assert updates.buffers, "its numbers rest on the host"
+            assert not updates.params, "it has its parameters back"
+    assert same(*found)
+
+
+def test_optimizers_that_look_at_everything_are_refused() -> None:
+    pm = mural.parallelize(Spec().build(), mural.Plan(offload=("optimizer",), memory="1KB"))
+    optimizer = torch.optim.LBFGS(pm.parameters())
+    pm.step(torch.zeros(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+    with pytest.raises(mural.MuralError, match="LBFGS"):
+        optimizer.step(lambda: torch.zeros(()))
+
+
+def test_no_hook_outlives_its_model() -> None:
+    gc.collect()
+    before = len(_global_optimizer_pre_hooks)
+    pm: Parallel | None = mural.parallelize(Spec().build(), ALL)
+    assert len(_global_optimizer_pre_hooks) == before + 1
+    assert isinstance(pm.offloading, Offloading)
+    pm = None
+    gc.collect()
+    assert len(_global_optimizer_pre_hooks) == before
+
+
+# -- with other parallelisms -------------------------------------------------------------------------------------------
+
+
+def on_rank(plan: mural.Plan, norm: str, images: int) -> tuple[bool, int]:
+    """Whether a rank has the same bits with offload and without, and how many bytes left in the last step."""
+    found: list[Any] = []
+    left = 0
+    for kinds in ((), KINDS):
+        torch.manual_seed(3)
+        model = Spec(norm=norm, depth=2, block="residual").build()
+        pm = mural.parallelize(model, replace(plan, offload=kinds))
+        found.append(trained(pm, steps=4, size=(images, 2, 16, 12)))
+        left = 0 if pm.offloading is None else pm.offloading.memory.moved[0]
+    return same(*found), left
+
+
+PLANS = {
+    "data": (2, mural.Plan(data=2)),
+    "spatial": (2, mural.Plan(spatial=(2, 1))),
+    "spatial, recomputed": (2, mural.Plan(spatial=(1, 2), recompute="all")),
+    "data and spatial": (4, mural.Plan(data=2, spatial=(2, 1))),
+    "1f1b": (2, mural.Plan(stage=2, schedule="1f1b", microbatches=4)),
+    "gpipe, recomputed": (2, mural.Plan(stage=2, schedule="gpipe", microbatches=2, recompute="stages")),
+    "gems": (2, mural.Plan(stage=2, schedule="gems", microbatches=2, replications=1)),
+    "gems, replications": (2, mural.Plan(stage=2, schedule="gems", microbatches=4, replications=2)),
+    "streamed and spatial": (2, mural.Plan(stream=(8, 8), spatial=(2, 1))),
+    "average": (2, mural.Plan(data=2, average=2)),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_with_other_parallelisms(name: str) -> None:
+    world, plan = PLANS[name]
+    for equal, left in run_on(world, on_rank, plan, "group" if plan.piped else "batch", 4):
+        assert equal
+        assert left > 0
+
+
+def test_streamed() -> None:
+    for memory in ("", "20KB"):
+        plan = mural.Plan(stream=(8, 8), offload=("optimizer",), memory=memory)
+        found = [
+            trained(mural.parallelize(Spec(norm="batch").build(), p), size=(1, 2, 16, 16))
+            for p in (mural.Plan(stream=(8, 8), memory=memory), plan)
+        ]
+        assert same(*found)
