@@ -79,6 +79,9 @@ class LateCopies:
         self.lanes[outward].append(Late(self, self.lanes[outward], 0, (target, source), after))
         return self.lanes[outward][-1]
 
+    def copies(self, pairs: Iterable[tuple[Tensor, Tensor]], outward: bool, after: Sequence[Late]) -> list[Late]:
+        return [self.copy(target, source, outward, after) for target, source in pairs]
+
     def _check(self, target: Tensor, after: Sequence[Late]) -> None:
         """A copy that comes must not overwrite what a tile may still read."""
         start = target.data_ptr()

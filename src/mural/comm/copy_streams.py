@@ -60,6 +60,17 @@ class CudaLanes:
                 mark.record(stream)
             return stream.record_event()
 
+    def copies(self, pairs: Iterable[tuple[Tensor, Tensor]], outward: bool, after: Sequence[Moment]) -> list[Moment]:
+        """The moments when copies to the first tensors of pairs from the second ones are done, one after the other."""
+        stream, found = self.outward if outward else self.inward, list[Moment]()
+        with torch.cuda.stream(stream):
+            for moment in after:
+                stream.wait_event(moment)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+                found.append(stream.record_event())
+        return found
+
     def join(self, moment: Moment, tensor: Tensor) -> None:
         """See `Lanes`. Tells the allocator about the calling stream, which may not be the one that allocated."""
         stream = torch.cuda.current_stream(self.device)

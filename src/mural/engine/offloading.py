@@ -30,7 +30,7 @@ from mural.memory.offload.swapped_memory import SwappedMemory
 from mural.memory.pinned import settled
 from mural.plans import bytes_of
 
-LEAST = {"cuda": 2**20, "cpu": 1}
+LEAST = {"cuda": 2**22, "cpu": 1}
 """Blocks of memory that are smaller stay: a copy takes longer to begin than they take to travel."""
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
@@ -177,17 +177,20 @@ class Offloading:
     def _around(self, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
         """A step whose modules are not called: what it does not use leaves first, and comes back after it."""
         leaving = [self.memory.entry(s, lasting=True) for s, kind in outside if kind == "optimizer"]
-        for move in (self.memory.leave, self.memory.free):
-            for one in leaving:
-                move(one)
+        self.memory.leave(leaving)
+        for one in leaving:
+            self.memory.free(one)
         yield
 
     def _note(self, key: Any, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
         self.plan = None
         step = NotedStep(self.memory, outside, self.kinds, self.device, self._tensors(), self.least)
-        with self.gates.open(step), Operations(step) if "parameters" in self.kinds else nullcontext():
+        watched = "parameters" in self.kinds or self.limit is not None
+        with self.gates.open(step), Operations(step) if watched else nullcontext():
             yield
         trace = step.trace()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the next steps need other blocks
         if self.lost.get(key, 0) < ATTEMPTS:
             cuda = self.device.type == "cuda"
             self.known[key] = KnownStep(step.moments, step.births, trace, self._planned(trace), not cuda)

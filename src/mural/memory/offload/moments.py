@@ -82,7 +82,7 @@ class Gates:
         """Have the first operation of a module's backward open its gate."""
         if self.step is None:
             return
-        for leaf in pytree.tree_leaves(output):
+        for leaf in (output,) if isinstance(output, Tensor) else pytree.tree_leaves(output):
             tensor = leaf.local if isinstance(leaf, ShardedTensor) else leaf
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(partial(self._backward, module))

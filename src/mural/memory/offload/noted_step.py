@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -131,10 +132,15 @@ class NotedStep:
                     one.used(k)
         over = 0 if self.limit is None else self._now() - int(USED * self.limit)
         if over > 0:
-            self.memory.swap_out((one.swapped for one in self.noted if self._is_idle(one, k)), over)
+            self.make_room(over)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.times.start()
+
+    def make_room(self, size: float = inf) -> int:
+        """The bytes that became free, at least `size` if so many can leave: those that are taken last, first."""
+        last = len(self.moments) - 1
+        return self.memory.swap_out((one.swapped for one in self.noted if self._is_idle(one, last)), size)
 
     def _is_idle(self, one: NotedMemory, k: int) -> bool:
         """Whether memory can leave now; parameters do not before it is known who uses them."""
@@ -181,7 +187,7 @@ class NotedStep:
 
 
 class Operations(TorchDispatchMode):
-    """A block whose operations a step notes: who uses parameters, and when."""
+    """A block whose operations a step notes: who uses parameters, and when. It makes room for one that finds none."""
 
     def __init__(self, step: NotedStep):
         super().__init__()
@@ -192,4 +198,9 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         """What an operation gives."""
         self.step.used_now(tensors_used(func, args, kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except torch.OutOfMemoryError:
+            if func._schema.is_mutable or not self.step.make_room():
+                raise
         return func(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ from torch import Tensor, UntypedStorage, nn
 
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import BEGIN, TAKEN, Saved
-from mural.memory.offload.swap_plan import SwapPlan, by_moment
+from mural.memory.offload.swap_plan import Absence, SwapPlan, by_moment
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
 
 
@@ -70,8 +70,10 @@ class PlannedStep:
     def enter(self, number: int, module: nn.Module) -> None:
         """A module with parameters begins, forward or backward."""
         self._begin(number)
-        for p in module.parameters(recurse=False):
-            self._open(p)
+        if self.memory.absent:
+            for p in module._parameters.values():
+                if p is not None:
+                    self._open(p)
         self._end()
 
     def end(self) -> None:
@@ -82,10 +84,9 @@ class PlannedStep:
 
     def _open(self, tensor: Tensor) -> None:
         """Have the memory of a tensor here."""
-        if self.memory.absent:
-            one = self.memory.absent.get(tensor.untyped_storage()._cdata)
-            if one is not None:
-                self.memory.use(one)
+        one = self.memory.absent.get(tensor.untyped_storage()._cdata) if self.memory.absent else None
+        if one is not None:
+            self.memory.use(one)
 
     def _begin(self, what: int) -> int:
         if self.times is not None:
@@ -102,17 +103,14 @@ class PlannedStep:
 
     def _move(self, k: int) -> None:
         """Do what is planned for a moment."""
-        for absence in self.left.get(k - 1, ()):
-            self._do(self.memory.leave, absence.memory)
-        for absence in self.freed.get(k, ()):
-            self._do(self.memory.free, absence.memory)
-        for absence in self.fetched.get(k, ()):
-            self._do(self.memory.fetch, absence.memory)
+        self.memory.leave(self._known(self.left.get(k - 1, ())))
+        for one in self._known(self.freed.get(k, ())):
+            self.memory.free(one)
+        self.memory.fetch(self._known(self.fetched.get(k, ())))
 
-    def _do(self, move: Any, number: int) -> None:
-        one = self.storages.get(number)
-        if one is not None:
-            move(one)
+    def _known(self, absences: Iterable[Absence]) -> list[Swapped]:
+        """The storages of absences, as far as they are known."""
+        return [self.storages[a.memory] for a in absences if a.memory in self.storages]
 
     def _end(self) -> None:
         if self.times is not None:

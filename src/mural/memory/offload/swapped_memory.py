@@ -13,7 +13,7 @@ uses what came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,18 +77,21 @@ class SwappedMemory:
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
-    def leave(self, one: Swapped) -> None:
-        """Have the bytes of a storage copied to the host, unless they are there."""
-        storage = one.found()
-        if storage is None or one.state != "here":
-            return
-        if not one.current:
-            one.host = self.host.take(one.size) if one.host is None else one.host
-            one.moment = self._copy(one.host.memory[: one.size], bytes_in(storage), outward=True)
-            one.current = True
-            self.moved[0] += one.size
-        one.state = "leaving"
-        self.absent[one.storage.cdata] = one
+    def leave(self, ones: Iterable[Swapped]) -> None:
+        """Have the bytes of storages copied to the host, unless they are there."""
+        copies: list[tuple[Swapped, Tensor, Tensor]] = []
+        for one in ones:
+            storage = one.found()
+            if storage is None or one.state != "here":
+                continue
+            if not one.current:
+                one.host = self.host.take(one.size) if one.host is None else one.host
+                copies.append((one, one.host.memory[: one.size], bytes_in(storage)))
+                one.current = True
+                self.moved[0] += one.size
+            one.state = "leaving"
+            self.absent[one.storage.cdata] = one
+        self._copy(copies, outward=True)
 
     def free(self, one: Swapped) -> None:
         """Give the memory of a storage to others, from when its bytes have left."""
@@ -100,27 +103,30 @@ class SwappedMemory:
         one.state = "away"
         self.away += one.size
 
-    def fetch(self, one: Swapped) -> None:
-        """Take memory for a storage again, and have its bytes copied there."""
-        storage = one.found()
-        if storage is None or one.state != "away" or one.host is None:
-            return
-        storage.resize_(one.size)
-        one.moment = self._copy(bytes_in(storage), one.host.memory[: one.size], outward=False)
-        one.state, one.held = "coming", storage
-        self.away -= one.size
-        self.moved[1] += one.size
+    def fetch(self, ones: Iterable[Swapped]) -> None:
+        """Take memory for storages again, and have their bytes copied there."""
+        copies: list[tuple[Swapped, Tensor, Tensor]] = []
+        for one in ones:
+            storage = one.found()
+            if storage is None or one.state != "away" or one.host is None:
+                continue
+            storage.resize_(one.size)
+            copies.append((one, bytes_in(storage), one.host.memory[: one.size]))
+            one.state, one.held = "coming", storage
+            self.away -= one.size
+            self.moved[1] += one.size
+        self._copy(copies, outward=False)
 
     def use(self, one: Swapped) -> None:
         """Have a storage here for the operation that follows."""
         if one.state == "away":
-            self.fetch(one)
+            self.fetch([one])
         if one.state == "coming":
             self._wait(one)
         one.state, one.held = "here", None
         self.absent.pop(one.storage.cdata, None)
 
-    def swap_out(self, ones: Iterable[Swapped], size: int) -> int:
+    def swap_out(self, ones: Iterable[Swapped], size: float) -> int:
         """The bytes that became free, at least `size` if there were so many: one storage after the other leaves."""
         found = 0
         for one in ones:
@@ -128,7 +134,7 @@ class SwappedMemory:
                 break
             if one.state == "here" and not one.storage.expired() and (one.lasting or one.alone()):
                 before = self.away
-                self.leave(one)
+                self.leave([one])
                 self.free(one)
                 found += self.away - before
         return found
@@ -136,8 +142,7 @@ class SwappedMemory:
     def all_here(self) -> None:
         """Have everything here that is still in use, and forget what is not."""
         self.forget_gone()
-        for one in list(self.absent.values()):
-            self.fetch(one)
+        self.fetch(self.absent.values())
         for one in list(self.absent.values()):
             self.use(one)
 
@@ -158,12 +163,16 @@ class SwappedMemory:
                     self.host.give(one.host)
                 del self.known[key]
 
-    def _copy(self, target: Tensor, source: Tensor, outward: bool) -> Moment:
+    def _copy(self, copies: Sequence[tuple[Swapped, Tensor, Tensor]], outward: bool) -> None:
+        """Copy bytes from the last tensors to those before, after all that is computed up to now."""
         lanes = self.host.lanes
         if lanes is None:
-            target.copy_(source)
-            return None
-        return lanes.copy(target, source, outward, [lanes.now()])
+            for _, target, source in copies:
+                target.copy_(source)
+        elif copies:
+            moments = lanes.copies([(target, source) for _, target, source in copies], outward, [lanes.now()])
+            for (one, _, _), moment in zip(copies, moments, strict=True):
+                one.moment = moment
 
     def _wait(self, one: Swapped) -> None:
         """Make the computing stream wait for the last copy of a storage."""
