@@ -83,14 +83,15 @@ class Plan:
     """Where stages begin: balanced by "layers", "time" or "memory", by "both" (time within `memory`), or the names of
     blocks."""
     memory: str = ""
-    """What a rank may need at most, as "16GiB": its stage, for cuts that are balanced, an image at a time; or a
-    streamed step, which keeps values within it."""
+    """What a rank may reserve on its device, as "16GiB". Cuts are balanced within it, an image at a time; a streamed
+    step keeps values within it; with `offload`, as much leaves for the host as it takes."""
     stream: tuple[int, ...] | None = None
     """The tile in which the image is gone through, its extent along each dim; None: the whole image at once."""
     recompute: str | tuple[str, ...] = ()
     """Blocks whose activations are computed again in backward; "all" blocks, or "stages" as a whole."""
     offload: tuple[Offloaded, ...] = ()
-    """What is kept in host memory between uses."""
+    """What leaves for the host's memory between two uses, and is back before the second: "activations" that backward
+    needs, "parameters", what the "optimizer" keeps. Without `memory`, a GPU lets leave what costs no time."""
     batchnorm: Literal["global", "rank", "micro", "micro-rank"] = "global"
     """Whose statistics BatchNorm uses: the whole batch's, each rank's own piece's, each micro-batch's, or those of each
     rank's own piece of each micro-batch."""

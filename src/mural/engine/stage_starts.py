@@ -24,7 +24,7 @@ def stage_starts(graph: Graph, plan: Plan, hardware: str = "cpu") -> tuple[int, 
     if plan.cuts not in OBJECTIVES:
         names = ", ".join(map(repr, OBJECTIVES))
         raise PlanError(f"cuts = {plan.cuts!r}: balance by {names}, or name the blocks at which stages begin")
-    limit = bytes_of(plan.memory) if plan.memory else None
+    limit = bytes_of(plan.memory) if plan.memory and not plan.offload else None  # what has no room leaves
     timed = plan.cuts in ("time", "both")
     seconds = [s.forward + s.backward for s in cost.seconds(graph, hardware)] if timed else None
     found = partition(
