@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,6 +39,8 @@ HOST_SHARE = 0.8
 """The part of the host's free memory that may be taken."""
 NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
 """How many numbers an optimizer keeps for each of a parameter's; others two."""
+MOMENTS = 24
+"""About so many modules without large parameters are moments, too."""
 ATTEMPTS = 3
 """So often a kind of step may run differently from its notes before it is only watched."""
 
@@ -72,7 +75,8 @@ class Offloading:
         """Whether steps call the modules themselves; if not, what the optimizer keeps leaves for a whole step."""
         self.memory = SwappedMemory(HostMemory(self.device))
         self.least = LEAST[self.device.type]
-        self.gates = Gates([m for m in self._all_modules() if self._has_large(m)], "activations" in self.kinds)
+        self.named = [(m, name, p) for m in self._all_modules() for name, p in m.named_parameters(recurse=False)]
+        self.gates = Gates(self._with_moments(), "activations" in self.kinds)
         self.known: dict[Any, KnownStep] = {}
         self.lost: dict[Any, int] = {}
         self.link = KNOWN["h200" if self.device.type == "cuda" else "cpu"].host.bandwidth
@@ -90,19 +94,26 @@ class Offloading:
     def of(held: HeldModel) -> Offloading:
         """What leaves under the plan of a model."""
         limit = bytes_of(held.plan.memory) if held.plan.memory else None
+        if limit is not None and held.device.type == "cuda" and held.world_mesh.world == 1:
+            grow_segments()  # ranks that share a GPU hand memory on, which such segments do not allow
         modules = [held.plain, held.loss_terms.root]
         return Offloading(held.plan.offload, modules, held.device, limit, gated=not held.plan.stream)
 
     def _all_modules(self) -> Iterator[nn.Module]:
         return (module for one in self.modules for module in one.modules())
 
-    def _has_large(self, module: nn.Module) -> bool:
-        """Whether a module has parameters of its own that are worth a moment."""
-        return any(p.nbytes >= self.least for p in module.parameters(recurse=False))
+    def _with_moments(self) -> list[nn.Module]:
+        """The modules whose begin is a moment: those with large parameters, and some of the others in between."""
+        modules = list({id(m): m for m, _, _ in self.named}.values())
+        large = {id(m) for m, _, p in self.named if p.nbytes >= self.least}
+        every = -(-len(modules) // MOMENTS)
+        return [m for place, m in enumerate(modules) if id(m) in large or place % every == 0]
 
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters, each once."""
-        return list({id(p): p for module in self.modules for p in module.parameters()}.values())
+        """All parameters, each once; found anew if a module has others than before."""
+        if any(module._parameters.get(name) is not p for module, name, p in self.named):
+            self.named = [(m, name, p) for m in self._all_modules() for name, p in m.named_parameters(recurse=False)]
+        return list({id(p): p for _, _, p in self.named}.values())
 
     def outside(self) -> list[tuple[UntypedStorage, Kind]]:
         """The memory that is there before a step and may leave, each block once, in a fixed order."""
@@ -166,6 +177,9 @@ class Offloading:
         try:
             if not self.gated:
                 yield from self._around(outside)
+            elif known is not None and known.timed and not known.plan.absences:
+                self.plan = known.plan
+                yield
             elif known is None:
                 yield from self._note(key, outside)
             else:
@@ -229,6 +243,15 @@ class Offloading:
         return {
             "noted": False, "peak": self.plan.peak, "seconds": self.plan.seconds, "host": self.plan.host, **moved
         }  # fmt: skip
+
+
+def grow_segments() -> None:
+    """Let torch's allocator grow its segments, unless the user has told it what to do.
+
+    Memory that leaves and comes back in other sizes would break fixed segments up until nothing large fits.
+    """
+    if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # type: ignore[attr-defined]
 
 
 def asked(offloading: Offloading, name: str) -> Callable[..., None]:
