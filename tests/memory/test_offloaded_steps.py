@@ -158,6 +158,34 @@ def test_weights_that_others_use() -> None:
     compared(Borrowing().double(), ALL)
 
 
+class Tied(nn.Module):
+    """Two parameters in one memory, one in two places, and a channels-last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(4, 4, 3, padding=1).double() for _ in range(3))
+        self.enter, self.last = nn.Conv2d(2, 4, 1).double(), nn.Conv2d(4, 3, 1).double()
+        self.second.weight = nn.Parameter(self.first.weight.data)
+        self.third.bias = self.first.bias
+        self.third.weight.data = self.third.weight.data.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(self.second(self.first(self.enter(x)).relu()).relu()))
+
+
+def test_memory_that_is_shared_stays_shared() -> None:
+    found: list[Any] = []
+    for plan in (mural.Plan(), ALL):
+        torch.manual_seed(5)
+        model = Tied()
+        found.append(trained(mural.parallelize(model, plan), adam=False))
+        assert model.first.weight.data_ptr() == model.second.weight.data_ptr()
+        assert model.third.weight.is_contiguous(memory_format=torch.channels_last)
+    assert same(*found)
+    blocks = {p.untyped_storage()._cdata for p in model.parameters()}
+    assert len(blocks) < len(list(model.parameters())) - 1, "small ones are in one block"
+
+
 class Spoiling(nn.Module):
     """Changes in place what backward needs."""
 

@@ -20,6 +20,7 @@ from mural.engine.held_model import HeldModel
 from mural.errors import PlanError
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
+from mural.memory.offload.dense_blocks import make_dense
 from mural.memory.offload.hosted_updates import HostedUpdates
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates
@@ -33,6 +34,8 @@ from mural.plans import bytes_of
 
 LEAST = {"cuda": 2**22, "cpu": 1}
 """Blocks of memory that are smaller stay: a copy takes longer to begin than they take to travel."""
+DENSE = {"cuda": 2**25, "cpu": 2**11}
+"""Blocks into which smaller tensors are put that leave together: parameters, and numbers of the optimizer."""
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
 HOST_SHARE = 0.8
@@ -76,6 +79,9 @@ class Offloading:
         self.memory = SwappedMemory(HostMemory(self.device))
         self.least = LEAST[self.device.type]
         self.named = [(m, name, p) for m in self._all_modules() for name, p in m.named_parameters(recurse=False)]
+        self.dense = DENSE[self.device.type]
+        if "parameters" in self.kinds:
+            make_dense((p for p in self.parameters() if p.device == self.device), self.dense)
         self.gates = Gates(self._with_moments(), "activations" in self.kinds)
         self.known: dict[Any, KnownStep] = {}
         self.lost: dict[Any, int] = {}
@@ -119,8 +125,7 @@ class Offloading:
         """The memory that is there before a step and may leave, each block once, in a fixed order."""
         found: dict[int, tuple[UntypedStorage, Kind]] = {}
         parameters = self.parameters()
-        states = [state[p] for state in (o.state for o in self.optimizers) for p in parameters if p in state]
-        numbers = [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        numbers = [tensor for optimizer in self.optimizers for tensor in self._numbers(optimizer)]
         kinds: tuple[tuple[Sequence[Tensor], Kind], ...] = ((parameters, "parameters"), (numbers, "optimizer"))
         for tensors, kind in kinds:
             for tensor in tensors:
@@ -128,6 +133,11 @@ class Offloading:
                 if kind in self.kinds and storage.nbytes() >= self.least and tensor.device == self.device:
                     found.setdefault(storage._cdata, (storage, kind))
         return list(found.values())
+
+    def _numbers(self, optimizer: Optimizer) -> list[Tensor]:
+        """What an optimizer keeps for the model's parameters, in their order."""
+        states = [optimizer.state[p] for p in self.parameters() if p in optimizer.state]
+        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim]
 
     # -- updates -------------------------------------------------------------------------------------------------------
 
@@ -146,8 +156,14 @@ class Offloading:
 
     def after_update(self, optimizer: Optimizer, args: Any) -> None:
         """An optimizer has updated."""
-        if optimizer in self.optimizers and self.optimizers[optimizer].params:
-            self.optimizers[optimizer].restore()
+        updates = self.optimizers.get(optimizer)
+        if updates is None:
+            return
+        if updates.params:
+            updates.restore()
+        elif updates.numbers != len(optimizer.state):
+            updates.numbers = len(optimizer.state)
+            make_dense((t for t in self._numbers(optimizer) if t.device == self.device), self.dense)
 
     def _room(self, optimizer: Optimizer) -> int | None:
         """The bytes in which an update has to be done; None if there is room for all of the optimizer's numbers."""

@@ -42,6 +42,8 @@ class HostedUpdates:
         self.resting: dict[tuple[int, str], Tensor] = {}
         """Where the numbers rest that are on the device now."""
         self.params: list[list[nn.Parameter]] = []
+        self.numbers = 0
+        """For how many parameters the optimizer kept numbers when they were last put together."""
         self.options: list[dict[str, Any]] = []
 
     def run(self, room: int) -> None:
