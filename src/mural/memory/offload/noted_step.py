@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mural.memory.offload.moment_times import MomentTimes
+from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
 from mural.memory.offload.moments import BEGIN, TAKEN, Saved
 from mural.memory.offload.operations import tensors_used
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
@@ -56,6 +56,7 @@ class NotedStep:
         device: torch.device,
         limit: int | None,
         least: int,
+        gauge: Gauge | None = None,
     ):
         self.memory, self.kinds, self.device, self.limit, self.least = memory, frozenset(kinds), device, limit, least
         self.noted: list[NotedMemory] = []
@@ -64,7 +65,8 @@ class NotedStep:
         self.births: dict[int, int] = {}
         """The moments at which memory was saved first, and its number."""
         self.bytes: list[int] = []
-        self.times = MomentTimes(device)
+        own = GpuGauge(device) if device.type == "cuda" else KnownGauge(device, self._alive)
+        self.gauge: Gauge = own if gauge is None else gauge
         for storage, kind in outside:
             self._note(storage, kind if storage.resizable() else "fixed", lasting=True).uses = [-1]
         self._begin(BEGIN)
@@ -117,9 +119,9 @@ class NotedStep:
             self.memory.use(one.swapped)
 
     def _begin(self, what: int) -> int:
-        self.times.stop()
+        self.gauge.stop()
         self.memory.forget_gone()
-        self.bytes.append(self._most() + self.memory.away)
+        self.bytes.append(self.gauge.most() + self.memory.away)
         self.moments.append(what)
         return len(self.moments) - 1
 
@@ -130,12 +132,10 @@ class NotedStep:
                 one.alone = one.swapped.alone()
                 if not one.alone:
                     one.used(k)
-        over = 0 if self.limit is None else self._now() - int(USED * self.limit)
+        over = 0 if self.limit is None else self.gauge.now() - int(USED * self.limit)
         if over > 0:
             self.make_room(over)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self.times.start()
+        self.gauge.start()
 
     def make_room(self, size: float = inf) -> int:
         """The bytes that became free, at least `size` if so many can leave: those that are taken last, first."""
@@ -148,14 +148,8 @@ class NotedStep:
             return False
         return one.kind == "optimizer" or (one.kind == "activations" and one.alone and one.uses[-1] < k)
 
-    def _most(self) -> int:
-        """The most bytes on the device since the last moment."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self._now()
-
-    def _now(self) -> int:
-        """Bytes on the device now; on a CPU, those that are known."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device)
+    def _alive(self) -> int:
+        """Bytes of all memory that is known and here."""
         return sum(o.swapped.size for o in self.noted if not o.swapped.storage.expired()) - self.memory.away
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -176,14 +170,14 @@ class NotedStep:
     def trace(self) -> StepTrace:
         """What was noted, once the step is over."""
         end = self._begin(BEGIN)
-        self.times.start()
+        self.gauge.start()
         found: list[TracedMemory] = []
         for one in self.noted:
             uses, gates = (one.uses, one.gates)
             if one.swapped.lasting:
                 uses, gates = [*uses, end], [*gates, end]
             found.append(TracedMemory(one.swapped.size, one.kind, tuple(uses), frozenset(gates)))
-        return StepTrace(self.times.seconds(), tuple(self.bytes[1:]), tuple(found))
+        return StepTrace(self.gauge.seconds(), tuple(self.bytes[1:]), tuple(found))
 
 
 class Operations(TorchDispatchMode):
