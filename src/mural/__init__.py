@@ -14,6 +14,7 @@ from mural.geometry import Cuts
 from mural.gradients import reduce_gradients
 from mural.model_graph import capture
 from mural.parallelize import parallelize
+from mural.planner import plan
 from mural.plans import Plan
 from mural.ranks import Mesh as Mesh
 from mural.ranks import init
@@ -35,6 +36,7 @@ __all__ = [
     "init",
     "open",
     "parallelize",
+    "plan",
     "reduce_gradients",
     "shard",
 ]

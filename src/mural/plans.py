@@ -213,6 +213,15 @@ class Plan:
         """Write the plan to a TOML file."""
         Path(path).write_text(dump(self), encoding="utf-8")
 
+    def because(self, why: str) -> Plan:
+        """The plan itself, with the reasons of whoever made it; they are not saved with it."""
+        object.__setattr__(self, "why", why)
+        return self
+
+    def explain(self) -> str:
+        """Why the plan is as it is: what was considered, and what each would have taken."""
+        return getattr(self, "why", "This plan was written by hand, or read from a file: nothing was considered.")
+
     def __str__(self) -> str:
         changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
         lines = [line for line in dump(self).splitlines() if line.split(" = ")[0] in changed]

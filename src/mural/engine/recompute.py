@@ -39,12 +39,16 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
                 )
             yield modules[name]
     elif blocks == "all":
-        for path, module in modules.items():
-            inner = list(module.children())
-            if path and len(inner) > 1 and not any(len(list(child.children())) > 1 for child in inner):
-                yield module
+        yield from (modules[name] for name in block_names(model))
     else:
         raise PlanError(f'recompute = {blocks!r}: give names of blocks, "all" or "stages"')
+
+
+def block_names(model: nn.Module) -> list[str]:
+    """The names of the blocks of several layers that hold no block of several layers."""
+    modules = {path: list(module.children()) for path, module in model.named_modules()}
+    found = [path for path, inner in modules.items() if path and len(inner) > 1]
+    return [path for path in found if not any(len(list(child.children())) > 1 for child in modules[path])]
 
 
 def forget_activations(module: nn.Module, leaving: bool) -> None:

@@ -1,0 +1,103 @@
+"""Mixes: which blocks of a model are kept, computed again, sent to the host, or streamed; each with its peak and time.
+
+A block that is computed again frees memory for seconds of computing, so blocks are taken in the order of bytes per
+second: with none of them, with the first, with the first two, … What then still has no room leaves for the host. The
+step itself is rehearsed for each, without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mural.cost.hardware import Hardware
+from mural.engine.offloading import LEAST, TENSORS
+from mural.engine.recompute import block_names
+from mural.engine.rehearsal import rehearsed
+from mural.memory.offload.step_trace import StepTrace
+from mural.memory.offload.swap_plan import SwapChoice
+
+Given = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is done with the blocks of a model, and what that takes.
+
+    `recompute` are blocks that are computed again. With `offload`, activations leave as far as the limit asks for it;
+    `moved` bytes go to the host and back. `stream` is the tile of a streamed step.
+    """
+
+    peak: int
+    seconds: float
+    recompute: tuple[str, ...] = ()
+    offload: bool = False
+    moved: int = 0
+    stream: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.stream is not None:
+            return f"streamed in tiles of {' × '.join(map(str, self.stream))}"
+        again = f"{len(self.recompute)} blocks computed again" if self.recompute else "everything kept"
+        return f"{again}, {self.moved / 2**30:.1f} GiB to the host and back" if self.offload else again
+
+
+@dataclass(frozen=True)
+class MixQuestion:
+    """A step of a model on some hardware, of whose memory it may reserve so many bytes."""
+
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor]
+    given: Sequence[Given]
+    hardware: Hardware
+    limit: int
+    lower: torch.dtype | None = None
+    numbers: float = 1.0
+    """How many numbers the optimizer keeps for each of a parameter's."""
+
+    @property
+    def room(self) -> float:
+        """The bytes that tensors may take."""
+        return TENSORS * self.limit
+
+    def trace(self, recompute: Sequence[str] = ()) -> StepTrace:
+        """The step with these blocks computed again."""
+        return rehearsed(
+            self.model, self.loss, self.given, hardware=self.hardware, recompute=tuple(recompute), lower=self.lower,
+            numbers=self.numbers, least=LEAST["cuda"],
+        )  # fmt: skip
+
+    def ranked_blocks(self, kept: StepTrace) -> list[str]:
+        """The blocks, those first that free most for each second."""
+        names, worth = block_names(self.model), dict[str, float]()
+        for name in names:
+            one = self.trace([name])
+            more = max(sum(one.seconds) - sum(kept.seconds), 1e-6)
+            worth[name] = (saved_bytes(kept) - saved_bytes(one)) / more
+        return sorted((name for name in names if worth[name] > 0), key=lambda name: -worth[name])
+
+    def mixes(self) -> Iterator[Mix]:
+        """The mixes, beginning with all that is kept; if that fits, there are no others."""
+        kept = self.trace()
+        yield from self._of(kept, ())
+        if max(kept.bytes) > self.room:
+            ranked = self.ranked_blocks(kept)
+            for count in range(1, len(ranked) + 1):
+                yield from self._of(self.trace(ranked[:count]), tuple(ranked[:count]))
+
+    def _of(self, trace: StepTrace, recompute: tuple[str, ...]) -> Iterator[Mix]:
+        """The mixes with these blocks: as it is, and with as much sent to the host as it takes."""
+        peak = max(trace.bytes)
+        yield Mix(peak, sum(trace.seconds), recompute)
+        if peak > self.room:
+            plan = SwapChoice(trace, {"activations"}, self.hardware.host.bandwidth, LEAST["cuda"]).within(self.room)
+            yield Mix(plan.peak, plan.seconds, recompute, True, plan.moved[0])
+
+
+def saved_bytes(trace: StepTrace) -> int:
+    """The bytes that forward saves for backward."""
+    return sum(memory.size for memory in trace.memory if memory.kind == "activations")

@@ -1,0 +1,104 @@
+"""`mural.plan` for one device: the fastest of what fits, with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mural.cost.hardware import Hardware
+from mural.engine.division import Division
+from mural.engine.fitting_tile import fitting_tile, foreseen_step
+from mural.engine.parallel import Parallel
+from mural.engine.stage_ranks import StageRanks
+from mural.errors import PlanError, UnsupportedOp
+from mural.planner.memory_mix import Given, Mix, MixQuestion
+from mural.plans import Plan, bytes_of
+from mural.ranks import init
+from mural.shard.generators import generators_kept
+
+SHOWN = 8
+"""How many mixes an explanation has."""
+
+
+def plan(
+    model: nn.Module,
+    image: Sequence[int],
+    *,
+    batch: int = 1,
+    devices: int = 1,
+    memory: str = "",
+    hardware: str = "h200",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
+    target: Sequence[int] | None = None,
+    optimizer: float = 1.0,
+) -> Plan:
+    """The fastest plan for steps on images of that shape, (C, H, W), within a device's memory, as "16GiB".
+
+    Nothing runs, and no GPU is needed: the step is rehearsed on tensors without memory. `target` is the shape of one
+    image's target; a class for each pixel unless given. `optimizer` is how many numbers it keeps for each of a
+    parameter's (Adam 2, momentum 1). `plan.explain()` says what was considered. Raises PlanError where nothing fits.
+
+    >>> found = plan(nn.Conv2d(3, 2, 3, padding=1), (3, 64, 64), memory="1GiB")
+    >>> found.recompute, found.offload, found.stream
+    ((), (), None)
+    """
+    if devices != 1:
+        raise PlanError(f"devices = {devices}: this version plans for one device; write plans for several by hand")
+    known = Hardware.named(hardware)
+    limit = bytes_of(memory) if memory else known.memory
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    wanted = tuple(image[1:] if target is None else target)
+    given: list[Given] = [((batch, *image), kind), ((batch, *wanted), torch.int64)]
+    lower = torch.bfloat16 if precision == "bfloat16" else None
+    question = MixQuestion(model, loss, given, known, limit, lower, optimizer)
+    found = list(question.mixes())
+    if found[0].peak > question.room:
+        found += streamed(question, hardware, precision)
+    fitting = sorted((mix for mix in found if mix.peak <= question.room), key=lambda mix: mix.seconds)
+    if not fitting:
+        least = min(found, key=lambda mix: mix.peak)
+        raise PlanError(
+            f"nothing fits into {limit / 2**30:.1f} GiB: the leanest way, {least}, needs {least.peak / 2**30:.1f} GiB "
+            f"for tensors, of which a device of that size has {question.room / 2**30:.1f}; give it more memory, or use "
+            f"more devices or smaller images"
+        )
+    best = fitting[0]
+    made = Plan(
+        memory=memory, stream=best.stream, recompute=best.recompute, precision=precision,
+        offload=("activations",) if best.offload else (),
+    )  # fmt: skip
+    return made.because(explained(found, best, question, memory or f"{known.name}'s memory"))
+
+
+def streamed(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
+    """The streamed step with the largest tile that fits; nothing where the model cannot be streamed."""
+    image = question.given[0][0]
+    tile = tuple(min(n, 512) for n in image[2:])
+    with generators_kept(torch.device("cpu")):
+        mesh = init().alone(data_only=False)
+        asked = Plan(stream=tile, precision=precision)
+        copy = deepcopy(question.model)
+        held = Parallel(copy, asked, mesh, question.loss, 0, Division.whole(copy, StageRanks.of(asked, mesh)))
+        try:
+            tile = fitting_tile(held, question.given, question.limit, hardware=hardware)
+            step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
+            return [Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=tile)]
+        except (PlanError, UnsupportedOp):
+            return []
+
+
+def explained(found: Sequence[Mix], best: Mix, question: MixQuestion, memory: str) -> str:
+    """What was considered, the fastest first, and what was chosen."""
+    rows = sorted(found, key=lambda mix: (mix.peak > question.room, mix.seconds))[:SHOWN]
+    lines = [f"{'':2}{'peak, GiB':>10}{'step, ms':>10}  "]
+    for mix in rows:
+        mark = "→" if mix is best else " " if mix.peak <= question.room else "✗"
+        lines.append(f"{mark:2}{mix.peak / 2**30:10.2f}{mix.seconds * 1e3:10.1f}  {mix}")
+    room, name = question.room / 2**30, question.hardware.name
+    return "\n".join([*lines, f"Tensors may take {room:.2f} GiB of {memory}. Predicted for {name}; ✗: too large."])

@@ -1,0 +1,67 @@
+"""`mural.plan` for one device: what fits and is fastest, or an error that says what would be needed."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+import mural
+from mural.models import UNet
+from mural.planner import memory_mix
+
+SIZE = (3, 512, 512)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return UNet(width=16, depth=3)
+
+
+@cache
+def planned(memory: str) -> mural.Plan:
+    return mural.plan(net(), SIZE, memory=memory, precision="bfloat16")
+
+
+def test_what_fits_is_kept() -> None:
+    found = planned("2GiB")
+    assert (found.recompute, found.offload, found.stream) == ((), (), None)
+    assert "everything kept" in found.explain()
+
+
+def test_less_memory_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(memory_mix.LEAST, "cuda", 2**16)
+    planned.cache_clear()
+    seen: list[float] = []
+    for memory in ("2GiB", "330MiB", "260MiB"):
+        found = planned(memory)
+        line = next(line for line in found.explain().splitlines() if line.startswith("→"))
+        peak, milliseconds = line.split()[1:3]
+        assert float(peak) * 2**30 <= 0.93 * mural.plans.bytes_of(memory) + 2**23
+        seen.append(float(milliseconds))
+    assert seen == sorted(seen)
+    assert found.recompute or found.offload or found.stream
+
+
+def test_plans_run_and_give_the_same_result() -> None:
+    image, target = torch.randn(1, 3, 64, 64, dtype=torch.float64), torch.ones(1, 64, 64).long()
+    losses = {
+        mural.parallelize(net().double(), plan).step(image, target).item()
+        for plan in (mural.Plan(), mural.Plan(recompute=planned("330MiB").recompute, offload=("activations",)))
+    }
+    assert len(losses) == 1
+
+
+def test_where_nothing_fits_it_says_what_would() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2048), nn.Linear(2048, 2))
+    with pytest.raises(mural.MuralError, match=r"nothing fits into 0\.1 GiB: .* needs \d+\.\d GiB"):
+        mural.plan(model, (3, 64, 64), memory="100MiB", target=())
+    with pytest.raises(mural.MuralError, match="one device"):
+        mural.plan(net(), SIZE, devices=8, memory="16GiB")
+
+
+def test_a_plan_by_hand_has_no_reasons() -> None:
+    assert "by hand" in mural.Plan().explain()
+    assert planned("2GiB") == mural.Plan(memory="2GiB", precision="bfloat16")
