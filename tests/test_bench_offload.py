@@ -111,7 +111,7 @@ def test_adam_on_the_host_gives_the_same_losses() -> None:
     assert ours["resting"] == 2 * 4 * whole["parameters"]
 
 
-@pytest.mark.parametrize("way", ["mural8", "save_on_cpu"])
+@pytest.mark.parametrize("way", ["mural8", pytest.param("save_on_cpu", marks=pytest.mark.slow)])
 def test_activations_leave(way: str) -> None:
     rank = Offloads()
     plain, found = (activations.measured(Part.parse(f"activations/48/{one}"), rank, SETTINGS) for one in ("plain", way))

@@ -83,7 +83,7 @@ def test_a_plan_by_hand_is_checked_too() -> None:
     assert Plan(spatial=2).spatial == (2,)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("later", [{"domain": 2}, {"offload": ("optimizer",)}])
+@pytest.mark.parametrize("later", [{"domain": 2}])
 def test_what_comes_later_is_refused_when_it_runs(later: dict[str, object]) -> None:
     with pytest.raises(PlanError, match="cannot be run by this version"):
         Plan(**later).check_runnable()  # type: ignore[arg-type]

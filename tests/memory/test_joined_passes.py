@@ -70,10 +70,7 @@ def test_the_sweeps_of_a_step_are_foreseen(in_one: bool, swept: list[tuple[int, 
     assert [(sweep.one.number, sweep.kind) for sweep in pm.way.predicted.peak.sweeps] == keys
 
 
-JOINED = [
-    ("batch", "cross entropy", None), ("batch", "dice", "none"), ("batch", "uncertain", "host"),
-    ("group", "ignoring", "none"), ("instance", "per image", None),
-]  # fmt: skip
+JOINED = [("batch", "dice", "none"), ("batch", "uncertain", "host"), ("group", "ignoring", "none")]
 OTHERS = [
     case for case in product(NORMS, ("cross entropy", "ignoring", "dice", "per image", "uncertain"),
                              (None, "none", "all", "host")) if case not in JOINED

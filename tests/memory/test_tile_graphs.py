@@ -199,7 +199,7 @@ def test_parameters_that_stop_learning() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["pixels", "classes"])
+@pytest.mark.parametrize("head", ["pixels", pytest.param("classes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block", BLOCKS)
 def test_blocks_of_every_kind(block: str, head: str) -> None:
     one, other, graphs = pair(Spec(block=block, norm="frozen", head=head).build(), mural.Plan(stream=(11, 9)))
