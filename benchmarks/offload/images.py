@@ -39,27 +39,29 @@ def faces(side: int) -> Faces:
     last = torch.arange(200) % 100 >= 100 - HELD_OUT
     rest, held = order[~last], order[last]
     grey = (grey - grey[rest].mean()) / grey[rest].std()
-    large = F.interpolate(grey, (side, side), mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
+    large = F.interpolate(grey, (side, side), mode="bilinear", align_corners=False).repeat(1, 3, 1, 1)
     return Faces(large[rest], labels[rest], large[held], labels[held])
 
 
 class Draws(Dataset[tuple[Tensor, Tensor]]):
-    """Images drawn with repetition, half of them mirrored: the samples of all epochs, one after the other."""
+    """Batches of images drawn with repetition, half of them mirrored: those of all epochs, one after the other."""
 
-    def __init__(self, found: Faces, count: int) -> None:
+    def __init__(self, found: Faces, batch: int, steps: int) -> None:
         draws = torch.Generator().manual_seed(SEED)
         self.found = found
-        self.places: list[int] = torch.randint(len(found.images), (count,), generator=draws).tolist()
-        self.mirrored: list[bool] = (torch.rand(count, generator=draws) < 0.5).tolist()
+        self.places = torch.randint(len(found.images), (steps, batch), generator=draws)
+        self.mirrored = torch.rand((steps, batch), generator=draws) < 0.5
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, label = self.found.images[self.places[index]], self.found.labels[self.places[index]]
-        return image.flip(-1) if self.mirrored[index] else image, label
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        places, mirrored = self.places[step], self.mirrored[step]
+        images = self.found.images[places]
+        images[mirrored] = images[mirrored].flip(-1)
+        return images, self.found.labels[places]
 
 
 def loader(found: Faces, batch: int, steps: int, pinned: bool) -> DataLoader[tuple[Tensor, Tensor]]:
     """The batches of that many steps, in pinned memory or not."""
-    return DataLoader(Draws(found, batch * steps), batch_size=batch, pin_memory=pinned)
+    return DataLoader(Draws(found, batch, steps), batch_size=None, pin_memory=pinned)
