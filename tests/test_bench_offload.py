@@ -74,8 +74,9 @@ def test_images_are_divided_by_class_and_drawn_again_alike() -> None:
     assert found.images.shape == (160, 3, 32, 32)
     assert found.labels.bincount().tolist() == [80, 80]
     assert found.held_out_labels.bincount().tolist() == [20, 20]
-    drawn, again = Draws(found, 256), Draws(found, 256)
-    assert drawn.places == again.places
+    drawn, again = Draws(found, 32, 8), Draws(found, 32, 8)
+    assert drawn[7][0].shape == (32, 3, 32, 32)
+    assert torch.equal(drawn.places, again.places)
     assert torch.equal(drawn[7][0], again[7][0])
 
 

@@ -49,6 +49,7 @@ PLANS = [
     {"data": 2, "spatial": [1, 2]},
     {"spatial": [2, 1]},
     {"stage": 2},
+    {"offload": ["activations", "parameters", "optimizer"], "memory": "100KB", "recompute": "all"},
     pytest.param({"stage": 2, "data": 2, "cuts": "layers"}, marks=pytest.mark.slow),
     pytest.param({"stage": 2, "grids": [[2, 1], [1, 1]]}, marks=pytest.mark.slow),
     pytest.param({"data": 2}, marks=pytest.mark.slow),
@@ -196,10 +197,15 @@ def test_a_run_resumes_under_another_plan(images: Path, tmp_path: Path) -> None:
     whole = run_config(images, tmp_path / "whole", **more)
     fit(whole)
     fit(run_config(images, tmp_path / "parts", **more, train__steps=2))
-    second = run_config(images, tmp_path / "parts", **more, train__steps=4, plan={"data": 2, "spatial": [2, 1]})
+    second = run_config(images, tmp_path / "parts", **more, train__steps=3, plan={"data": 2, "spatial": [2, 1]})
     run_on(4, fit, second)
-    third = run_config(images, tmp_path / "parts", **more, train__steps=5, plan={"stage": 2, "cuts": ["up"]})
+    third = run_config(images, tmp_path / "parts", **more, train__steps=4, plan={"stage": 2, "cuts": ["up"]})
     run_on(2, fit, third)
+    # Its optimizer keeps its numbers on the host, and finds them there.
+    fourth = run_config(
+        images, tmp_path / "parts", **more, train__steps=5, plan={"offload": ["optimizer"], "memory": "1KB"}
+    )
+    fit(fourth)
     last = run_config(images, tmp_path / "parts", **more, plan={"spatial": [1, 2]})
     run_on(2, fit, last)
     assert [line["loss"] for line in curve(last)] == pytest.approx([line["loss"] for line in curve(whole)], rel=1e-9)
