@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import mural
+from mural.cli import app
 from mural.models import UNet
 from mural.planner import memory_mix
 
@@ -60,6 +63,19 @@ def test_where_nothing_fits_it_says_what_would() -> None:
         mural.plan(model, (3, 64, 64), memory="100MiB", target=())
     with pytest.raises(mural.MuralError, match="one device"):
         mural.plan(net(), SIZE, devices=8, memory="16GiB")
+
+
+def test_an_image_that_the_model_does_not_take() -> None:
+    with pytest.raises(mural.MuralError, match=r"one step on 1 images of shape \(3, 512\) .* raises ValueError"):
+        mural.plan(net(), (3, 512), memory="1GiB")
+
+
+def test_the_command_prints_and_writes_it(tmp_path: Path) -> None:
+    called = ["plan", "mural.models:UNet", "--arguments", "width = 4, depth = 2", "--image", "3,64,64"]
+    found = CliRunner().invoke(app, [*called, "--memory", "1GiB", "--output", str(tmp_path / "plan.toml")])
+    assert found.exit_code == 0, found.output
+    assert "everything kept" in found.output
+    assert mural.Plan.load(tmp_path / "plan.toml").memory == "1GiB"
 
 
 def test_a_plan_by_hand_has_no_reasons() -> None:

@@ -1,6 +1,6 @@
 """The command line: each verb parses its options, then calls one public function."""
 
-from mural.cli import bench_verb, convert_verb, demo_verb, doctor_verb, graph_verb, profile_verb, train_verbs
+from mural.cli import bench_verb, convert_verb, demo_verb, doctor_verb, graph_verb, plan_verb, profile_verb, train_verbs
 from mural.cli.app import app, main
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "doctor_verb",
     "graph_verb",
     "main",
+    "plan_verb",
     "profile_verb",
     "train_verbs",
 ]

@@ -57,9 +57,7 @@ def plan(
     given: list[Given] = [((batch, *image), kind), ((batch, *wanted), torch.int64)]
     lower = torch.bfloat16 if precision == "bfloat16" else None
     question = MixQuestion(model, loss, given, known, limit, lower, optimizer)
-    found = list(question.mixes())
-    if found[0].peak > question.room:
-        found += streamed(question, hardware, precision)
+    found = considered(question, hardware, precision)
     fitting = sorted((mix for mix in found if mix.peak <= question.room), key=lambda mix: mix.seconds)
     if not fitting:
         least = min(found, key=lambda mix: mix.peak)
@@ -74,6 +72,19 @@ def plan(
         offload=("activations",) if best.offload else (),
     )  # fmt: skip
     return made.because(explained(found, best, question, memory or f"{known.name}'s memory"))
+
+
+def considered(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
+    """All mixes that may be worth it; the streamed step is one where not everything can be kept."""
+    try:
+        found = list(question.mixes())
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        (batch, *image), (_, *target) = (shape for shape, _ in question.given)
+        raise PlanError(
+            f"one step on {batch} images of shape {tuple(image)} with targets of shape {tuple(target)} raises "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return found if found[0].peak <= question.room else [*found, *streamed(question, hardware, precision)]
 
 
 def streamed(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
