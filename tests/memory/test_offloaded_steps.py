@@ -16,6 +16,7 @@ from late_copies import LateMemory
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.checkpoint import checkpoint
 
 import mural
 from mural.engine.offloading import LEAST, Offloading
@@ -184,6 +185,36 @@ def test_memory_that_is_shared_stays_shared() -> None:
     assert same(*found)
     blocks = {p.untyped_storage()._cdata for p in model.parameters()}
     assert len(blocks) < len(list(model.parameters())) - 1, "small ones are in one block"
+
+
+class Checkpointed(nn.Module):
+    """Has a checkpoint of its own, whose inputs are sharded on ranks, and saves a sparse tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+        self.block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())
+        self.scale = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Any = checkpoint(self.block, self.first(x), use_reentrant=False)
+        ones = torch.ones(4, 1, dtype=self.scale.dtype)
+        return self.last(made) * torch.sparse.mm(self.scale.to_sparse(), ones).mean()
+
+
+def checkpointed_on_rank() -> bool:
+    """Whether losses and gradients are the same with offload and without."""
+    found: list[Any] = []
+    for kinds in ((), KINDS):
+        torch.manual_seed(6)
+        pm = mural.parallelize(Checkpointed().double(), mural.Plan(spatial=(2, 1), offload=kinds))
+        found.append(trained(pm, steps=3))
+    return same(*found)
+
+
+def test_models_with_checkpoints_of_their_own() -> None:
+    compared(Checkpointed().double(), ALL)
+    assert all(run_on(2, checkpointed_on_rank))
 
 
 class Spoiling(nn.Module):

@@ -44,6 +44,8 @@ NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
 """How many numbers an optimizer keeps for each of a parameter's; others two."""
 MOMENTS = 24
 """About so many modules without large parameters are moments, too."""
+MOST_KINDS = 8
+"""Of so many kinds of steps the plans are kept, those noted last: images may come in many sizes."""
 ATTEMPTS = 3
 """So often a kind of step may run differently from its notes before it is only watched."""
 
@@ -82,7 +84,7 @@ class Offloading:
         self.dense = DENSE[self.device.type]
         if "parameters" in self.kinds:
             make_dense((p for p in self.parameters() if p.device == self.device), self.dense)
-        self.gates = Gates(self._with_moments(), "activations" in self.kinds)
+        self.gates = Gates(self._with_moments() if gated else [], "activations" in self.kinds)
         self.known: dict[Any, KnownStep] = {}
         self.lost: dict[Any, int] = {}
         self.link = KNOWN["h200" if self.device.type == "cuda" else "cpu"].host.bandwidth
@@ -223,6 +225,8 @@ class Offloading:
             torch.cuda.empty_cache()  # the next steps need other blocks
         if self.lost.get(key, 0) < ATTEMPTS:
             cuda = self.device.type == "cuda"
+            for old in [*self.known][: 1 - MOST_KINDS]:
+                del self.known[old]
             self.known[key] = KnownStep(step.moments, step.births, trace, self._planned(trace), not cuda)
 
     def _run(self, key: Any, known: KnownStep, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:

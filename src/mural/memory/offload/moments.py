@@ -23,6 +23,11 @@ BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
 """Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules."""
 
 
+def has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of its own that could leave: not one that wraps others, and no sparse one."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
 class Saved:
     """A tensor that autograd saved, and its memory, which may be away."""
 

@@ -16,10 +16,11 @@ from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
-from mural.memory.offload.moments import BEGIN, TAKEN, Saved
+from mural.memory.offload.moments import BEGIN, TAKEN, Saved, has_storage
 from mural.memory.offload.operations import tensors_used
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
+from mural.shard import ShardedTensor
 
 USED = 0.6
 """The part of the limit that is used at most after a moment, while nothing is known of the next ones."""
@@ -76,6 +77,8 @@ class NotedStep:
 
     def save(self, tensor: Tensor) -> Any:
         """What autograd keeps of a tensor."""
+        if not has_storage(tensor):
+            return tensor
         storage = tensor.untyped_storage()
         k, one, kept = self._begin(storage.nbytes()), self._known(storage), tensor.detach()
         if one is None and self._may_leave(storage):
@@ -89,6 +92,8 @@ class NotedStep:
 
     def take(self, kept: Any) -> Tensor:
         """The tensor of which autograd kept that."""
+        if isinstance(kept, Tensor) and not has_storage(kept):
+            return kept
         k = self._begin(TAKEN)
         one = self._known((kept.tensor if isinstance(kept, Saved) else kept).untyped_storage())
         if one is not None:
@@ -108,7 +113,7 @@ class NotedStep:
 
     def used_now(self, tensors: Iterable[Tensor]) -> None:
         """Note that operations use tensors after the last moment."""
-        for tensor in tensors:
+        for tensor in filter(has_storage, tensors):
             one = self._known(tensor.untyped_storage())
             if one is not None:
                 one.used(len(self.moments) - 1)
@@ -191,6 +196,9 @@ class Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """What an operation gives."""
+        if func is torch.ops.aten.detach.default and isinstance(args[0], ShardedTensor):
+            # Autograd takes a sharded tensor that it saved, as a checkpoint's input: its pieces have their own history.
+            return ShardedTensor(args[0].local, args[0].placement, args[0].aliased, args[0].folds)
         self.step.used_now(tensors_used(func, args, kwargs or {}))
         try:
             return func(*args, **(kwargs or {}))

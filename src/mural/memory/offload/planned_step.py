@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, UntypedStorage, nn
 
 from mural.memory.offload.moment_times import MomentTimes
-from mural.memory.offload.moments import BEGIN, TAKEN, Saved
+from mural.memory.offload.moments import BEGIN, TAKEN, Saved, has_storage
 from mural.memory.offload.swap_plan import Absence, SwapPlan, by_moment
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
 
@@ -46,6 +46,8 @@ class PlannedStep:
 
     def save(self, tensor: Tensor) -> Any:
         """What autograd keeps of a tensor."""
+        if not has_storage(tensor):
+            return tensor
         storage = tensor.untyped_storage()
         k = self._begin(storage.nbytes())
         kept: Any = tensor.detach()
@@ -58,6 +60,8 @@ class PlannedStep:
 
     def take(self, kept: Any) -> Tensor:
         """The tensor of which autograd kept that."""
+        if isinstance(kept, Tensor) and not has_storage(kept):
+            return kept
         self._begin(TAKEN)
         if isinstance(kept, Saved):
             self._open(kept.tensor)
