@@ -92,6 +92,8 @@ class Plan:
     offload: tuple[Offloaded, ...] = ()
     """What leaves for the host's memory between two uses, and is back before the second: "activations" that backward
     needs, "parameters", what the "optimizer" keeps. Without `memory`, a GPU lets leave what costs no time."""
+    offload_folder: str = ""
+    """A folder on a disk, for what leaves and has no room in the host's memory."""
     batchnorm: Literal["global", "rank", "micro", "micro-rank"] = "global"
     """Whose statistics BatchNorm uses: the whole batch's, each rank's own piece's, each micro-batch's, or those of each
     rank's own piece of each micro-batch."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +21,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import mural
+from mural.comm.host_staging import PageableMemory
 from mural.engine.offloading import LEAST, Offloading
 from mural.engine.parallel import Parallel
+from mural.memory.file_memory import FileMemory
 from ranks import DEVICE, run_on
 from streamed_models import BLOCKS, NORMS, Spec
 
@@ -256,6 +260,24 @@ def test_accumulated_gradients() -> None:
             pm.step(image, torch.ones(2, 9, 8).long(), reduce=part % 2 == 1, weight=0.5)
         found.append({name: p.grad.clone() for name, p in pm.named_parameters() if p.grad is not None})
     assert same(*found)
+
+
+def test_what_the_host_has_no_room_for_is_in_files(tmp_path: Path) -> None:
+    model = Spec(norm="batch", depth=2).build()
+    plain = trained(mural.parallelize(deepcopy(model), mural.Plan(recompute="all")))
+    pm = mural.parallelize(model, mural.Plan(recompute="all", offload=("activations",), offload_folder=str(tmp_path)))
+    assert pm.offloading is not None
+    pm.offloading.memory.host.most = 2000.0
+    assert same(trained(pm), plain)
+    kinds = Counter(type(buffer) for buffer in pm.offloading.memory.host.idle)
+    assert kinds[FileMemory] > 0
+    assert kinds[PageableMemory] > 0
+    assert list(tmp_path.iterdir()) == [], "files have no names"
+    pm = mural.parallelize(model, mural.Plan(offload=("activations",), offload_folder=str(tmp_path / "nowhere")))
+    assert pm.offloading is not None
+    pm.offloading.memory.host.most = 0.0
+    with pytest.raises(mural.MuralError, match=r"offload_folder = .*nowhere.*No such file"):
+        trained(pm)
 
 
 # -- the optimizer's numbers on the host -------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,11 +76,13 @@ class Offloading:
         device: torch.device,
         limit: int | None = None,
         gated: bool = True,
+        folder: Path | None = None,
     ):
         self.kinds, self.modules, self.device, self.limit = frozenset(kinds), modules, settled(device), limit
         self.gated = gated
         """Whether steps call the modules themselves; if not, what the optimizer keeps leaves for a whole step."""
-        self.memory = SwappedMemory(HostMemory(self.device))
+        most = machine_memory().free * HOST_SHARE
+        self.memory = SwappedMemory(HostMemory(self.device, folder, most))
         self.least = LEAST[self.device.type]
         self.named = [(m, name, p) for m in self._all_modules() for name, p in m.named_parameters(recurse=False)]
         self.dense = DENSE[self.device.type]
@@ -105,7 +109,8 @@ class Offloading:
         if limit is not None and held.device.type == "cuda" and held.world_mesh.world == 1:
             grow_segments()  # ranks that share a GPU hand memory on, which such segments do not allow
         modules = [held.plain, held.loss_terms.root]
-        return Offloading(held.plan.offload, modules, held.device, limit, gated=not held.plan.stream)
+        folder = Path(held.plan.offload_folder) if held.plan.offload_folder else None
+        return Offloading(held.plan.offload, modules, held.device, limit, not held.plan.stream, folder)
 
     def _all_modules(self) -> Iterator[nn.Module]:
         return (module for one in self.modules for module in one.modules())
@@ -244,7 +249,7 @@ class Offloading:
             known.plan = self._planned(known.trace)
 
     def _planned(self, trace: StepTrace) -> SwapPlan:
-        host = machine_memory().free * HOST_SHARE
+        host = machine_memory().free * HOST_SHARE if self.memory.host.folder is None else inf
         choice = SwapChoice(trace, self.kinds, self.link, self.least, host)
         limit = self._tensors()
         if limit is not None:

@@ -13,20 +13,24 @@ read next, in this sweep and the ones after it, is brought there meanwhile (`Rea
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from math import prod
+from math import inf, prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mural.comm.copy_streams import CudaLanes, Moment
-from mural.comm.host_staging import PageableMemory, Pinned
+from mural.comm.host_staging import Buffer, PageableMemory, Pinned
 from mural.geometry import Interval, slices
 from mural.memory.device_bands import DeviceBands, Part, RecentBand
+from mural.memory.file_memory import FileMemory
 from mural.memory.read_plan import Read, ReadPlan
 
+HostBuffer = Buffer | FileMemory
 UNDER_WAY = 0.1
 """The part of the block for bands that may be on its way to the device: what is asked for too early takes the room of
 what is still there for the next sweep."""
@@ -36,14 +40,16 @@ class HostMemory:
     """Host memory that steps take and give back, pinned for a GPU.
 
     What a step did not take goes back to the system when the next one begins: images of another size need other memory.
+    What exceeds `most` bytes is in files in a folder, if there is one.
     """
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, folder: Path | None = None, most: float = inf):
+        self.device, self.folder, self.most = device, folder, most
+        self.made: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self.lanes = CudaLanes(device) if device.type == "cuda" else None
         self.bands = DeviceBands(device, 0)
-        self.idle: list[Pinned | PageableMemory] = []
-        self.unused: list[Pinned | PageableMemory] = []
+        self.idle: list[HostBuffer] = []
+        self.unused: list[HostBuffer] = []
         """Those of the idle buffers that nobody has taken since the step began."""
         self.under_way: deque[tuple[Moment, int]] = deque()
         """The bands that were asked for ahead: when they are there, and their bytes."""
@@ -85,7 +91,7 @@ class HostMemory:
         self.bands = DeviceBands(self.device, 0)
         self.under_way.clear()
 
-    def take(self, size: int) -> Pinned | PageableMemory:
+    def take(self, size: int) -> HostBuffer:
         """A buffer of at least that many bytes."""
         fitting = [b for b in self.idle if size <= b.memory.numel() <= size + size // 4]
         if fitting:
@@ -93,13 +99,18 @@ class HostMemory:
             self.idle = [b for b in self.idle if b is not found]
             self.unused = [b for b in self.unused if b is not found]
             return found
-        return Pinned(size) if self.device.type == "cuda" else PageableMemory(size)
+        held = sum(buffer.memory.nbytes for buffer in self.made)
+        if self.folder is not None and held + size > self.most:
+            return FileMemory(size, self.folder)
+        made = Pinned(size) if self.device.type == "cuda" else PageableMemory(size)
+        self.made.add(made)
+        return made
 
     def rows(self, shape: tuple[int, ...]) -> HostRows:
         """A tensor, (images, rows, …), without memory as yet."""
         return HostRows(self, shape)
 
-    def give(self, buffer: Pinned | PageableMemory) -> None:
+    def give(self, buffer: HostBuffer) -> None:
         """Take a buffer back."""
         self.idle.append(buffer)
 
@@ -110,7 +121,7 @@ class HostRows:
     def __init__(self, memory: HostMemory, shape: tuple[int, ...]):
         self.memory, self.shape = memory, shape
         self.dtype, self.rows = torch.float32, torch.empty(0)
-        self.buffer: Pinned | PageableMemory | None = None
+        self.buffer: HostBuffer | None = None
         self.users: list[HostRows] = []
         """Those whose memory it is."""
         self.written: list[tuple[int, Interval, Moment]] = []

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mural.comm.copy_streams import Moment
-from mural.comm.host_staging import Buffer
 from mural.errors import PlanError
-from mural.memory.host_memory import HostMemory
+from mural.memory.host_memory import HostBuffer, HostMemory
 
 WHOLE = tuple(getattr(torch.optim, name) for name in ("LBFGS",) if hasattr(torch.optim, name))
 """Optimizers that look at all parameters together."""
@@ -38,7 +37,7 @@ class HostedUpdates:
                 f'leave "optimizer" out of offload, or use one that works value by value, such as Adam or SGD'
             )
         self.optimizer, self.host, self.least = optimizer, host, least
-        self.buffers: list[Buffer] = []
+        self.buffers: list[HostBuffer] = []
         self.resting: dict[tuple[int, str], Tensor] = {}
         """Where the numbers rest that are on the device now."""
         self.params: list[list[nn.Parameter]] = []

@@ -22,8 +22,7 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mural.comm.copy_streams import Moment
-from mural.comm.host_staging import Buffer
-from mural.memory.host_memory import HostMemory
+from mural.memory.host_memory import HostBuffer, HostMemory
 
 
 @dataclass(eq=False)
@@ -33,7 +32,7 @@ class Swapped:
     storage: StorageWeakRef
     size: int
     state: Literal["here", "leaving", "away", "coming"] = "here"
-    host: Buffer | None = None
+    host: HostBuffer | None = None
     current: bool = False
     """Whether the host has what the storage holds."""
     moment: Moment = None
