@@ -245,6 +245,30 @@ def activations_rows(measured: Found, failed: Found) -> list[list[str]]:
     return rows
 
 
+STAGES_HEAD = (
+    "image", "stages of 16 GiB", "schedule", "offload", "step, s", "largest peak, GiB", "reserved, GiB", "leaves, GiB",
+    "loss",
+)  # fmt: skip
+
+
+def stages_rows(measured: Found, failed: Found) -> list[list[str]]:
+    """A U-Net in stages, with and without offload."""
+    found = {part for part in (*measured, *failed) if part.kind == "stages"}
+    rows: list[list[str]] = []
+    for part in sorted(found, key=lambda part: (int(part.subject), part.gems, part.stages, part.offloads)):
+        schedule = "GEMS" if part.gems else "1F1B" if part.stages > 1 else NONE
+        named = [f"{part.subject}²", str(part.stages), schedule, "yes" if part.offloads else "no"]
+        record = measured.get(part)
+        if record is None:
+            rows.append([*named, why(failed[part]), *[NONE] * 4])
+            continue
+        rows.append([
+            *named, f"{record['step']:.3f}", gib(record["allocated"]), gib(record["reserved"]),
+            gib(record["report"]["to_host"]), f"{record['losses'][-1]:.6f}",
+        ])  # fmt: skip
+    return rows
+
+
 # -- the page -------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +286,7 @@ def tables(records: Sequence[Record]) -> str:
         ("Few large tensors, many small ones", shapes, shape_rows(measured)),
         ("Adam in 16 GiB", HOSTED_HEAD, hosted_rows(measured, failed)),
         ("Activations of a U-Net", ACTIVATIONS_HEAD, activations_rows(measured, failed)),
+        ("A U-Net in stages", STAGES_HEAD, stages_rows(measured, failed)),
     ]
     sections += [(title, markdown(head, rows)) for title, head, rows in lists if rows]
     stopped = [f"- {part.name}: {why(record)}" for part, record in failed.items() if part.kind in ("table", "shape")]

@@ -4,6 +4,7 @@
     shape/COUNT                shape/4096                512 MiB in that many tensors, copied to the host and back
     hosted/WAY                 hosted/mural              Adam on a model whose training needs more than 16 GiB
     activations/SIZE/WAY[CAP]  activations/3072/mural8   a U-Net on an image of that size; mural under a cap in GiB
+    stages/SIZE/WAY            stages/2048/2offload      a U-Net in two stages of 16 GiB each; gems4: under GEMS
 
 This module imports no torch.
 """
@@ -22,11 +23,12 @@ VARIANTS = (*PRINTED, "pinned_buffers", "mural", "plan", "mural_plan")
 HOSTED = ("uncapped", "mural", "plain")
 IN_MEMORY = ("plain", "checkpoint", "save_on_cpu")
 HOSTED_CAP = 16
-"""GiB of the parts on Adam."""
+"""GiB of the parts on Adam, and of a rank of those on stages."""
 PATTERNS = {
     "table": rf"table/(?P<subject>{'|'.join(MODELS)})/(?P<way>{'|'.join(VARIANTS)})",
     "shape": r"shape/(?P<subject>[1-9]\d*)",
     "hosted": rf"hosted/(?P<way>{'|'.join(HOSTED)})",
+    "stages": r"stages/(?P<subject>[1-9]\d*)/(?P<way>(?:gems)?[1248](?:offload)?)",
     "activations": rf"activations/(?P<subject>[1-9]\d*)/(?:(?P<way>{'|'.join(IN_MEMORY)})|(?P<ours>mural)(?P<cap>\d+))",
 }
 
@@ -63,10 +65,30 @@ class Part:
         if found is None:
             raise ValueError(f"{name!r} is not the name of a part: `mural bench offload --list` prints them")
         given = found.groupdict()
-        cap = HOSTED_CAP if kind == "hosted" and given["way"] != "uncapped" else given.get("cap")
+        capped = kind == "stages" or (kind == "hosted" and given["way"] != "uncapped")
+        cap = HOSTED_CAP if capped else given.get("cap")
         return cls(
             kind, given.get("subject") or "", given.get("way") or given.get("ours") or "", int(cap) if cap else None
         )
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model has.
+
+        >>> Part.parse("stages/2048/gems4offload").stages
+        4
+        """
+        return int("".join(letter for letter in self.way if letter.isdigit()))
+
+    @property
+    def gems(self) -> bool:
+        """Whether two replicas take turns."""
+        return self.way.startswith("gems")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether memory leaves the device."""
+        return self.way.endswith("offload")
 
     def expected(self, epochs: int = 20) -> float:
         """Seconds that it takes on a GPU, roughly, from its start; `epochs` are those of the document's training."""
@@ -77,6 +99,8 @@ class Part:
                 return START + 8 * epochs * (STEP[self.subject] + ADDED.get(self.way, 0.0) * moved)
             case "shape":
                 return START + 2 + int(self.subject) * 6e-4
+            case "stages":
+                return START + 15 + (int(self.subject) / 1024) ** 2 * (3.0 if self.offloads else 1.5)
             case "hosted":
                 return START + (15 if self.way == "mural" else 5)
             case _:
@@ -100,9 +124,11 @@ class Sizes:
     counts: tuple[int, ...] = (1, 8, 64, 512, 4096, 32768)
     images: tuple[int, ...] = (2048, 3072)
     activations: tuple[str, ...] = ("plain", "mural8", "checkpoint", "save_on_cpu")
+    staged: tuple[int, ...] = (1024, 2048)
+    stages: tuple[str, ...] = ("1", "1offload", "2", "2offload", "4", "gems2", "gems2offload", "gems4")
 
 
-TOY = Sizes((1, 8, 64), (48,))
+TOY = Sizes((1, 8, 64), (48,), staged=(32,), stages=("1", "2offload", "gems2"))
 
 
 def all_parts(sizes: Sizes) -> list[Part]:
@@ -112,6 +138,7 @@ def all_parts(sizes: Sizes) -> list[Part]:
         *(f"shape/{count}" for count in sizes.counts),
         *(f"hosted/{way}" for way in HOSTED),
         *(f"activations/{size}/{way}" for size in sizes.images for way in sizes.activations),
+        *(f"stages/{size}/{way}" for size in sizes.staged for way in sizes.stages),
     ]
     return [Part.parse(name) for name in names]
 

@@ -8,7 +8,7 @@ from typing import Any
 from harness.worker import serve
 from one_gpu.rank import Alone, plain_values
 
-from offload import activations, copies, hosted, training
+from offload import activations, copies, hosted, stages, training
 from offload.parts import Part
 from offload.settings import Settings
 
@@ -25,6 +25,8 @@ class Offloads(Alone):
                 found = training.measured(part, self.device, chosen)
             case "shape":
                 found = copies.measured(part, self.device, chosen)
+            case "stages":
+                found = stages.measured(part, self.device, chosen)
             case "hosted":
                 found = hosted.measured(part, self, chosen)
             case _:
