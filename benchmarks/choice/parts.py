@@ -1,0 +1,132 @@
+"""Parts: each is one mix of one model under one cap, measured in a process of its own, with a name.
+
+    MODEL/SIZE/CAP/MIX    unet/2048/8/again50+host
+
+CAP is in GiB. MIX is `chosen` (what `mural.plan` gives) or one of the fixed set. A `setting` is a name without its mix.
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+CHOSEN = "chosen"
+AGAIN = {"keep": 0.0, "again25": 0.25, "again50": 0.5, "again75": 0.75, "again100": 1.0}
+"""The share of the ranked blocks that is computed again, those first that free most bytes for each second."""
+HOST = "+host"
+"""With offload of activations, as much as the cap asks for."""
+TILES = {"tile1": 1, "tile2": 2, "tile4": 4}
+"""Streamed: the largest tile that fits, divided by this."""
+LEAN = "lean+host"
+"""All blocks are computed again but those that, computed again alone, exceed the room whatever leaves. It is no prefix
+of the ranked blocks, so the planner does not consider it."""
+FIXED = (*AGAIN, *(name + HOST for name in AGAIN), LEAN, "all", *TILES)
+MIXES = (CHOSEN, *FIXED)
+BATCHES = {"unet": 1, "resnet50": 5, "swin_t": 3}
+"""Images of a step: ResNet-50 and Swin-T then need about 17 GiB at 2048² when everything is kept."""
+OVER = 1.1
+"""A mix whose predicted peak is so many times the cap is not run."""
+START, STEPS, PINNING = 8.0, 8, 0.5
+"""Seconds until a process has its model on the device, steps of a part, and seconds to pin a GiB of the host."""
+UNKNOWN = 15.0
+"""Seconds of a part of which nothing is predicted."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One mix of a model on images of a size, under a cap in GiB."""
+
+    model: str
+    size: int
+    cap: int
+    mix: str
+
+    @property
+    def setting(self) -> str:
+        """What mixes are compared in."""
+        return f"{self.model}/{self.size}/{self.cap}"
+
+    @property
+    def name(self) -> str:
+        """The name.
+
+        >>> Part("swin_t", 2048, 8, "keep+host").name
+        'swin_t/2048/8/keep+host'
+        """
+        return f"{self.setting}/{self.mix}"
+
+    @classmethod
+    def parse(cls, name: str) -> Part:
+        """The part of that name.
+
+        >>> Part.parse("unet/4096/16/tile2").cap
+        16
+        """
+        found = re.fullmatch(rf"({'|'.join(BATCHES)})/([1-9]\d*)/([1-9]\d*)/([\w+]+)", name)
+        if found is None or found[4] not in MIXES:
+            raise ValueError(f"{name!r} is not the name of a part: `mural bench choice --list` prints them")
+        return cls(found[1], int(found[2]), int(found[3]), found[4])
+
+    def memory(self, toy: bool) -> str:
+        """The cap, as a plan has it; toys get so many times 11 MiB, most of it for workspaces."""
+        return f"{11 * self.cap}MiB" if toy else f"{self.cap}GiB"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes and caps at which models are measured."""
+
+    images: tuple[tuple[str, int], ...] = (("unet", 2048), ("unet", 4096), ("resnet50", 2048), ("swin_t", 2048))
+    caps: tuple[int, ...] = (4, 8, 16)
+
+
+TOY = Sizes((("unet", 320), ("resnet50", 64), ("swin_t", 64)), (8,))
+
+
+def all_parts(sizes: Sizes) -> list[Part]:
+    """All parts; of each setting, the chosen mix first."""
+    settings = [(model, size, cap) for model, size in sizes.images for cap in sizes.caps]
+    return [Part(*setting, mix) for setting in settings for mix in MIXES]
+
+
+def selected(parts: list[Part], only: list[str]) -> list[Part]:
+    """The parts whose names match a pattern, in the order of the patterns; a whole name need not be in the list.
+
+    >>> [part.name for part in selected(all_parts(Sizes()), ["unet/*/8/keep", "unet/512/2/all"])]
+    ['unet/2048/8/keep', 'unet/4096/8/keep', 'unet/512/2/all']
+    """
+    found: dict[str, Part] = {}
+    for pattern in only:
+        matching = [part for part in parts if fnmatch(part.name, pattern)] or [Part.parse(pattern)]
+        found |= {part.name: part for part in matching}
+    return list(found.values())
+
+
+# -- what a prediction says about a part -------------------------------------------------------------------------------
+
+
+def not_run(part: Part, predicted: Mapping[str, Any]) -> str | None:
+    """Why a mix need not run, by the prediction of its setting; None: it runs."""
+    mix = predicted["mixes"][part.mix]
+    if "impossible" in mix:
+        return f"impossible: {mix['impossible']}"
+    if mix["same_as"]:
+        return f"the same as {mix['same_as']}"
+    if mix["peak"] > OVER * predicted["limit"]:
+        return "predicted too large"
+    return None
+
+
+def expected(part: Part, predicted: Mapping[str, Any] | None) -> float:
+    """Seconds that a part takes on a GPU, roughly; none if it need not run."""
+    if predicted is None:
+        return UNKNOWN
+    if not_run(part, predicted) is not None:
+        return 0.0
+    mix = predicted["mixes"][part.mix]
+    moved = part.size**2 * 1e-6 if mix["plan"]["stream"] else mix["moved"] / 2**30
+    return START + 1.3 * STEPS * mix["seconds"] + PINNING * moved

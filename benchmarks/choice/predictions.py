@@ -1,0 +1,140 @@
+"""The prediction of a setting: what `mural.plan` chooses, and the plan, peak and seconds of every mix. Needs no GPU."""
+
+from __future__ import annotations
+
+import time
+from copy import deepcopy
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mural
+from choice.nets import CHANNELS, built, target_of
+from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, TILES, Part
+from mural.cost.hardware import Hardware
+from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
+from mural.engine.recompute import block_names
+from mural.errors import PlanError, UnsupportedOp
+from mural.planner.memory_mix import Mix, MixQuestion
+from mural.plans import bytes_of
+
+HARDWARE = "h200"
+NUMBERS = 0.0
+"""SGD keeps none."""
+
+
+class Setting:
+    """A model under a cap, and the mixes of it; `part` may be any of them."""
+
+    def __init__(self, part: Part, toy: bool) -> None:
+        self.part, self.memory = part, part.memory(toy)
+        self.model = built(part, toy)
+        batch, image = BATCHES[part.model], (CHANNELS, part.size, part.size)
+        self.given = [((batch, *image), torch.float32), ((batch, *target_of(part)), torch.int64)]
+        self.question = MixQuestion(
+            self.model, F.cross_entropy, self.given, Hardware.named(HARDWARE), bytes_of(self.memory), torch.bfloat16,
+            NUMBERS,
+        )  # fmt: skip
+        kept = self.question.trace()
+        # At toy size nothing is large enough to be ranked.
+        self.blocks = self.question.ranked_blocks(kept) or block_names(self.model)
+        self.held = streaming(self.model)
+
+    @cached_property
+    def tile(self) -> tuple[int, ...]:
+        """The largest tile that fits."""
+        return fitting_tile(self.held, self.given, self.question.limit, hardware=HARDWARE)
+
+    def chosen(self) -> mural.Plan:
+        """What a user gets."""
+        (batch, *image), target = self.given[0][0], target_of(self.part)
+        return mural.plan(
+            self.model, image, batch=batch, memory=self.memory, hardware=HARDWARE, precision="bfloat16",
+            loss=F.cross_entropy, target=target, optimizer=NUMBERS,
+        )  # fmt: skip
+
+    def plan(self, name: str) -> mural.Plan:
+        """The plan of a mix of the fixed set."""
+        usual: dict[str, Any] = {"memory": self.memory, "precision": "bfloat16"}
+        if name in TILES:
+            return mural.Plan(stream=tuple(divided(side, TILES[name]) for side in self.tile), **usual)
+        if name == "all":
+            return mural.Plan(recompute="all", **usual)
+        if name == LEAN:
+            alone = {block: mural.Plan(recompute=(block,), offload=("activations",), **usual) for block in self.blocks}
+            lean = [block for block, plan in alone.items() if self.mix(plan).peak <= self.question.room]
+            return mural.Plan(recompute=tuple(lean), offload=("activations",), **usual)
+        count = round(AGAIN[name.removesuffix(HOST)] * len(self.blocks))
+        leaving = ("activations",) if name.endswith(HOST) else ()
+        return mural.Plan(recompute=tuple(self.blocks[:count]), offload=leaving, **usual)
+
+    def mix(self, plan: mural.Plan) -> Mix:
+        """The mix of a plan, with its peak and its seconds."""
+        if plan.stream is not None:
+            step = foreseen_step(self.held, self.given, plan.stream, memory=self.question.limit, hardware=HARDWARE)
+            return Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=plan.stream)
+        again = tuple(block_names(self.model)) if isinstance(plan.recompute, str) else plan.recompute
+        found = list(self.question._of(self.question.trace(again), again))
+        return found[-1 if plan.offload else 0]
+
+    def described(self, name: str) -> dict[str, Any]:
+        """Plan, peak and seconds of a mix; or why there is none."""
+        try:
+            plan = self.chosen() if name == CHOSEN else self.plan(name)
+            mix = self.mix(plan)
+        except (PlanError, UnsupportedOp) as error:
+            return {"impossible": str(error)}
+        fields = ("memory", "precision", "recompute", "offload", "stream")
+        return {
+            "plan": {field: getattr(plan, field) for field in fields}, "peak": mix.peak, "seconds": mix.seconds,
+            "moved": mix.moved, "words": words(mix, len(self.blocks)), "same_as": None,
+        } | ({"explained": plan.explain()} if name == CHOSEN else {})  # fmt: skip
+
+
+def streaming(model: nn.Module) -> Any:
+    """A copy of a model that streams, of which steps can be foreseen."""
+    plan = mural.Plan(stream=(512, 512), precision="bfloat16")
+    return mural.parallelize(deepcopy(model), plan, loss=F.cross_entropy)
+
+
+def divided(tile: int, times: int) -> int:
+    """A smaller tile, a multiple of what tiles are.
+
+    >>> divided(1024, 2), divided(704, 4)
+    (512, 192)
+    """
+    return -(-tile // (times * LEAST)) * LEAST
+
+
+def words(mix: Mix, blocks: int) -> str:
+    """A mix in words.
+
+    >>> words(Mix(0, 0.0, ("a",), True, 2**30), 9)
+    '1 of 9 blocks again, 1.0 GiB to the host'
+    """
+    if mix.stream is not None:
+        return f"tiles of {' × '.join(map(str, mix.stream))}"
+    again = f"{len(mix.recompute)} of {blocks} blocks again" if mix.recompute else "everything kept"
+    return f"{again}, {mix.moved / 2**30:.1f} GiB to the host" if mix.offload else again
+
+
+def predicted(part: Part, toy: bool) -> dict[str, Any]:
+    """The prediction of a part's setting."""
+    begin = time.perf_counter()
+    setting = Setting(part, toy)
+    mixes = {CHOSEN: setting.described(CHOSEN)}
+    seen: dict[Any, str] = {}
+    for name in FIXED:
+        mix = mixes[name] = setting.described(name)
+        if "plan" in mix:
+            plan = mix["plan"]
+            again = block_names(setting.model) if plan["recompute"] == "all" else plan["recompute"]
+            first = seen.setdefault((frozenset(again), plan["offload"], plan["stream"]), name)
+            mix["same_as"] = None if first == name else first
+    return {
+        "limit": setting.question.limit, "room": setting.question.room, "blocks": setting.blocks, "mixes": mixes,
+        "took": time.perf_counter() - begin,
+    }  # fmt: skip

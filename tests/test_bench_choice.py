@@ -1,0 +1,112 @@
+"""The benchmark of the planner's choice: its names, the plans of its mixes, a part in one process, and its tables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from choice import page
+from choice.parts import BATCHES, CHOSEN, FIXED, MIXES, TOY, Part, Sizes, all_parts, expected, not_run, selected
+from choice.predictions import predicted
+from choice.rank import DROPPED, Chooser
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+GIB = 2**30
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), TOY])
+def test_names_lead_back_to_their_parts(sizes: Sizes) -> None:
+    parts = all_parts(sizes)
+    assert [Part.parse(part.name) for part in parts] == parts
+    assert len({part.name for part in parts}) == len(parts) == len(sizes.images) * len(sizes.caps) * len(MIXES)
+    for wrong in ("unet/2048/8", "vgg/2048/8/keep", "unet/2048/8/again10", "unet/0/8/keep"):
+        with pytest.raises(ValueError, match="is not the name of a part"):
+            selected(parts, [wrong])
+
+
+def test_the_fixed_set_has_twelve_mixes_and_more() -> None:
+    assert len(FIXED) >= 12
+    assert set(MIXES) - set(FIXED) == {CHOSEN}
+    assert {part.model for part in all_parts(Sizes())} == set(BATCHES) == set(page.TITLES)
+
+
+def foreseen(peak: float, seconds: float = 0.1, **more: Any) -> dict[str, Any]:
+    plan = {"recompute": [], "offload": [], "stream": None}
+    mix = {"plan": plan, "peak": int(peak * GIB), "seconds": seconds, "moved": 0, "words": "some", "same_as": None}
+    return mix | more
+
+
+def prediction(**mixes: dict[str, Any]) -> dict[str, Any]:
+    others = {mix: {"impossible": "no tile fits"} for mix in MIXES}
+    return {"kind": "predicted", "name": "unet/2048/8", "limit": 8 * GIB, "mixes": others | mixes}
+
+
+def test_what_need_not_run() -> None:
+    found = prediction(keep=foreseen(8.7), all=foreseen(8.9), again25=foreseen(1, same_as="keep"))
+    reasons = {mix: not_run(Part("unet", 2048, 8, mix), found) for mix in ("keep", "all", "again25", "tile1")}
+    assert reasons == {
+        "keep": None, "all": "predicted too large", "again25": "the same as keep", "tile1": "impossible: no tile fits"
+    }  # fmt: skip
+    assert expected(Part("unet", 2048, 8, "all"), found) == 0 < expected(Part("unet", 2048, 8, "keep"), found)
+
+
+@pytest.mark.parametrize("other", ["again100+host", pytest.param("tile1", marks=pytest.mark.slow)])
+def test_mixes_become_plans_and_run_alike(other: str) -> None:
+    """A U-Net at toy size: blocks computed again with offload, and streaming, give the loss of keeping everything."""
+    found = json.loads(json.dumps(predicted(Part.parse("unet/64/8/chosen"), toy=True)))
+    plans = {mix: about["plan"] for mix, about in found["mixes"].items() if "plan" in about}
+    assert found["mixes"]["chosen"]["explained"]
+    assert plans["keep"]["recompute"] == [] != plans["again50+host"]["recompute"]
+    assert plans["again50+host"]["offload"] == ["activations"]
+    assert plans["all"]["recompute"] == "all"
+    assert plans["tile1"]["stream"]
+    plans["again100+host"]["memory"] = "600KiB"
+    rank = Chooser()
+    kept, found = (
+        rank.run_part(f"unet/64/8/{mix}", plans[mix], toy=True, repeats=1, budget=0.0) for mix in ("keep", other)
+    )
+    assert found["losses"] == pytest.approx(kept["losses"], rel=1e-3 if other == "tile1" else 0)
+    assert (found["report"].get("to_host", 0) > 0) == (other != "tile1")
+    assert len(kept["losses"]) > DROPPED
+
+
+def measured(mix: str, seconds: float, peak: float, loss: float = 0.5) -> dict[str, Any]:
+    record = {"kind": "measure", "name": f"unet/2048/8/{mix}", "seconds": [seconds], "losses": [loss], "gradient": 1.0}
+    record |= {"allocated": int(peak * GIB), "reserved": 8 * GIB, "retries": 0, "report": {"to_host": 2 * GIB}}
+    return record
+
+
+def test_tables_from_records() -> None:
+    mixes = {"chosen": foreseen(7, words="3 blocks"), "keep": foreseen(12), "all": foreseen(8), "tile1": foreseen(4)}
+    text = page.tables([
+        prediction(**mixes),
+        measured("chosen", 0.11, 7.0),
+        measured("tile1", 0.1, 5.0, loss=0.505),
+        {"kind": "failure", "name": "unet/2048/8/all", "why": "memory", "message": "OutOfMemoryError"},
+        {"kind": "failure", "name": "unet/2048/16", "why": "late", "message": "a prediction"},
+    ])  # fmt: skip
+    summary = "| U-Net, 1 × 2048² | 8 | 1 | 3 blocks | 110 | tile1: some | 100 | 1.10 | 1.000 | 0.800 | 0.91 |"
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert summary in text
+    assert rows[-len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
+    assert "| **chosen** | 3 blocks | 110 | 1.10 | 100 | 7.00 | 7.00 | 1.000 | 8.00 | 2.00 | 0 |" in text
+    assert "| all | some | out of memory | – | 100 | – | 8.00 |" in text
+    assert "| keep | some | predicted too large | – | 100 | – | 12.00 |" in text
+    assert "| U-Net, 1 × 2048² | 2 | 0.502500 | 1.0e-02 | 0.0e+00 |" in text
+
+
+@pytest.mark.slow
+def test_a_toy_run_writes_each_part(tmp_path: Path) -> None:
+    output = tmp_path / "toy.jsonl"
+    parts = ("swin_t/64/8/chosen", "swin_t/64/8/keep+host", "resnet50/64/8/tile1")
+    command = [sys.executable, str(BENCHMARKS / "choice" / "run.py"), "--toy", "--device", "cpu", "--only", *parts]
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [r["name"] for r in records if r["kind"] == "measure"] == list(parts)
+    assert [r["name"] for r in records if r["kind"] == "predicted"] == ["swin_t/64/8", "resnet50/64/8"]
+    assert str(tmp_path) not in output.read_text()
