@@ -54,7 +54,8 @@ def test_what_need_not_run() -> None:
     assert expected(Part("unet", 2048, 8, "all"), found) == 0 < expected(Part("unet", 2048, 8, "keep"), found)
 
 
-@pytest.mark.parametrize("other", ["again100+host", pytest.param("tile1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["again100+host", "tile1"])
 def test_mixes_become_plans_and_run_alike(other: str) -> None:
     """A U-Net at toy size: blocks computed again with offload, and streaming, give the loss of keeping everything."""
     found = json.loads(json.dumps(predicted(Part.parse("unet/64/8/chosen"), toy=True)))

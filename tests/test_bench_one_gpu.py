@@ -94,6 +94,7 @@ def test_a_streamed_step_reads_its_sources(precision: str, monkeypatch: pytest.M
     assert data.bytes_read >= 4 * 52 * 52
 
 
+@pytest.mark.slow
 def test_a_part_says_what_it_took() -> None:
     rank = Alone()
     found = rank.steps("unet3d/plain/fp32/instance/16", toy=True, folder="", repeats=2, budget=60.0)

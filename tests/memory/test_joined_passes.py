@@ -47,7 +47,7 @@ def stack(norm: str = "batch") -> nn.Module:
     ).double()  # fmt: skip
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["batch", *(pytest.param(norm, marks=pytest.mark.slow) for norm in NORMS[1:])])
 def test_the_last_pass_is_joined(norm: str, swept: list[tuple[int, str]]) -> None:
     target = torch.randint(0, 3, (2, 20, 23), generator=torch.Generator().manual_seed(1))
     check_steps(stack(norm), F.cross_entropy, [(x, target) for x in images(2, (20, 23))], mural.Plan(stream=(8, 9)))
@@ -70,7 +70,7 @@ def test_the_sweeps_of_a_step_are_foreseen(in_one: bool, swept: list[tuple[int, 
     assert [(sweep.one.number, sweep.kind) for sweep in pm.way.predicted.peak.sweeps] == keys
 
 
-JOINED = [("batch", "dice", "none"), ("batch", "uncertain", "host"), ("group", "ignoring", "none")]
+JOINED = [("batch", "dice", "none")]
 OTHERS = [
     case for case in product(NORMS, ("cross entropy", "ignoring", "dice", "per image", "uncertain"),
                              (None, "none", "all", "host")) if case not in JOINED

@@ -150,6 +150,7 @@ def test_weights_that_have_moved() -> None:
     assert graphs.captures > before
 
 
+@pytest.mark.slow
 def test_another_image_size_in_between() -> None:
     """Its tiles run by the rules, so graphs give their memory back, and begin again."""
     one, other, graphs = pair(frozen(), mural.Plan(stream=(11, 11)))

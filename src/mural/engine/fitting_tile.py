@@ -15,7 +15,7 @@ from mural.engine.stream_report import MetaSource, PredictedStep, predicted_step
 from mural.engine.streamed import Streamed
 from mural.engine.streamed_batch import StreamedBatch
 from mural.engine.tile_inputs import memory_format
-from mural.errors import PlanError
+from mural.errors import PlanError, UnsupportedOp
 from mural.memory.choice import Room
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
@@ -82,12 +82,19 @@ def fitting_tile(
     """The largest square tile whose step fits into a memory, as "16GiB"; raises PlanError where none does."""
     extents = given[0][0][2:]
     limit = bytes_of(memory) if isinstance(memory, str) else memory
+    refused: dict[int, UnsupportedOp] = {}
 
     def peak(tile: int) -> int:
         sides = [min(tile, n) for n in extents]
-        return foreseen_step(model, given, sides, memory=limit, host=host, hardware=hardware).peak.bytes
+        try:
+            return foreseen_step(model, given, sides, memory=limit, host=host, hardware=hardware).peak.bytes
+        except UnsupportedOp as error:  # a larger tile may do
+            refused[tile] = error
+            return 0
 
     found = largest_tile(peak, max(extents), limit)
+    if found in refused:
+        raise refused[found]
     return tuple(min(found, n) for n in extents)
 
 

@@ -72,13 +72,17 @@ class MixQuestion:
         )  # fmt: skip
 
     def ranked_blocks(self, kept: StepTrace) -> list[str]:
-        """The blocks, those first that free most for each second."""
-        names, worth = block_names(self.model), dict[str, float]()
-        for name in names:
+        """The blocks, those first that free most for each second.
+
+        One that needs more than there is while it is computed again, whatever leaves, is not among them.
+        """
+        worth: dict[str, float] = {}
+        for name in block_names(self.model):
             one = self.trace([name])
             more = max(sum(one.seconds) - sum(kept.seconds), 1e-6)
-            worth[name] = (saved_bytes(kept) - saved_bytes(one)) / more
-        return sorted((name for name in names if worth[name] > 0), key=lambda name: -worth[name])
+            if self._swaps(one).everything().peak <= self.room:
+                worth[name] = (saved_bytes(kept) - saved_bytes(one)) / more
+        return sorted((name for name in worth if worth[name] > 0), key=lambda name: -worth[name])
 
     def mixes(self) -> Iterator[Mix]:
         """The mixes, beginning with all that is kept; if that fits, there are no others."""
@@ -89,12 +93,16 @@ class MixQuestion:
             for count in range(1, len(ranked) + 1):
                 yield from self._of(self.trace(ranked[:count]), tuple(ranked[:count]))
 
+    def _swaps(self, trace: StepTrace) -> SwapChoice:
+        """The question what of a step leaves."""
+        return SwapChoice(trace, {"activations"}, self.hardware.host.bandwidth, LEAST["cuda"])
+
     def _of(self, trace: StepTrace, recompute: tuple[str, ...]) -> Iterator[Mix]:
         """The mixes with these blocks: as it is, and with as much sent to the host as it takes."""
         peak = max(trace.bytes)
         yield Mix(peak, sum(trace.seconds), recompute)
         if peak > self.room:
-            plan = SwapChoice(trace, {"activations"}, self.hardware.host.bandwidth, LEAST["cuda"]).within(self.room)
+            plan = self._swaps(trace).within(self.room)
             yield Mix(plan.peak, plan.seconds, recompute, True, plan.moved[0])
 
 

@@ -97,7 +97,7 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
         copy = deepcopy(question.model)
         held = Parallel(copy, asked, mesh, question.loss, 0, Division.whole(copy, StageRanks.of(asked, mesh)))
         try:
-            tile = fitting_tile(held, question.given, question.limit, hardware=hardware)
+            tile = fitting_tile(held, question.given, int(question.room), hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
             return [Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=tile)]
         except (PlanError, UnsupportedOp):
