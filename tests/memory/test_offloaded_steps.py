@@ -313,6 +313,24 @@ def test_updates_in_chunks(name: str) -> None:
     assert same(*found)
 
 
+def test_an_update_that_fails_leaves_the_optimizer_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept those of the chunk that failed, and never updated the others again."""
+    pm = mural.parallelize(Spec(depth=2).build(), mural.Plan(offload=("optimizer",), memory="1KB"))
+    optimizer, plain, calls = torch.optim.Adam(pm.parameters()), torch.optim.Adam.step.__wrapped__, list[int]()  # type: ignore[attr-defined]
+
+    def failing(self: torch.optim.Adam) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("broken")
+        plain(self)
+
+    monkeypatch.setattr(torch.optim.Adam.step, "__wrapped__", failing)
+    pm.step(torch.ones(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+    with pytest.raises(RuntimeError, match="broken"):
+        optimizer.step()
+    assert len(optimizer.param_groups[0]["params"]) == len(list(pm.parameters()))
+
+
 def test_optimizers_that_look_at_everything_are_refused() -> None:
     pm = mural.parallelize(Spec().build(), mural.Plan(offload=("optimizer",), memory="1KB"))
     optimizer = torch.optim.LBFGS(pm.parameters())
@@ -333,6 +351,23 @@ def test_no_hook_outlives_its_model() -> None:
 
 
 # -- with other parallelisms -------------------------------------------------------------------------------------------
+
+
+def split_on_rank() -> bool:
+    """Whether layers that are split by channels have the same bits with offload and without."""
+    found: list[Any] = []
+    for kinds in ((), KINDS):
+        torch.manual_seed(3)
+        layers = nn.Flatten(2), nn.Linear(80, 24), nn.ReLU(), nn.Linear(24, 80), nn.Unflatten(2, (10, 8))
+        model = nn.Sequential(*layers, nn.Conv2d(2, 3, 3, padding=1)).double()
+        pm = mural.parallelize(model, mural.Plan(channel=2, channel_layers="all", offload=kinds))
+        found.append(trained(pm, steps=4, size=(4, 2, 10, 8)))
+    return same(*found)
+
+
+def test_layers_that_are_split_by_channels() -> None:
+    """A gate that looked at a share was taken for the model's own use of it, and refused."""
+    assert all(run_on(2, split_on_rank))
 
 
 def on_rank(plan: mural.Plan, norm: str, images: int) -> tuple[bool, int]:
@@ -380,6 +415,8 @@ def test_with_other_parallelisms(name: str) -> None:
 
 
 def test_streamed() -> None:
-    plans = mural.Plan(stream=(8, 8)), mural.Plan(stream=(8, 8), offload=("optimizer",))
-    found = [trained(mural.parallelize(Spec(norm="batch").build(), plan), size=(1, 2, 16, 16)) for plan in plans]
-    assert same(*found)
+    for memory in ("", "20KB"):
+        plain = mural.Plan(stream=(8, 8), memory=memory)
+        plans = plain, replace(plain, offload=("optimizer",))
+        found = [trained(mural.parallelize(Spec(norm="batch").build(), plan), size=(1, 2, 16, 16)) for plan in plans]
+        assert same(*found)

@@ -47,11 +47,19 @@ class HostedUpdates:
 
     def run(self, room: int) -> None:
         """Update all parameters within so many bytes on the device, and leave nothing to do for the optimizer."""
-        groups, step = self.optimizer.param_groups, type(self.optimizer).step
-        step = getattr(step, "__wrapped__", step)
+        groups = self.optimizer.param_groups
         self.params = [list(group["params"]) for group in groups]
         self.options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        chunks = list(self._chunks(room))
+        try:
+            self._run(list(self._chunks(room)))
+        except BaseException:
+            self.restore()
+            raise
+
+    def _run(self, chunks: Sequence[list[nn.Parameter]]) -> None:
+        """Update one chunk after the other."""
+        step = type(self.optimizer).step
+        step = getattr(step, "__wrapped__", step)
         coming = [self._fetch(chunk) for chunk in chunks[:1]]
         leaving: list[list[tuple[Tensor, Moment]]] = []
         for place, chunk in enumerate(chunks):

@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 from mural.memory.offload.swapped_memory import Swapped
 from mural.shard import ShardedTensor
 
+UNWATCHED = torch._C.DisableTorchFunction  # type: ignore[attr-defined]
+"""A block in which what is done to tensors is none of the model's calls, so that nobody who watches those sees it."""
 BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
 """Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules."""
 
@@ -81,7 +83,8 @@ class Gates:
 
     def _forward(self, module: nn.Module, _: Any) -> None:
         if self.step is not None:
-            self.step.enter(self.numbers[module], module)
+            with UNWATCHED():
+                self.step.enter(self.numbers[module], module)
 
     def _await_backward(self, module: nn.Module, _: Any, output: Any) -> None:
         """Have the first operation of a module's backward open its gate."""
@@ -94,7 +97,8 @@ class Gates:
 
     def _backward(self, module: nn.Module, _: Any) -> None:
         if self.step is not None:
-            self.step.enter(self.numbers[module] - 1, module)
+            with UNWATCHED():
+                self.step.enter(self.numbers[module] - 1, module)
 
     @contextmanager
     def open(self, step: StepMoments) -> Generator[None]:
