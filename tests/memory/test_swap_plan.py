@@ -102,6 +102,9 @@ def test_what_left_before_is_not_copied_again() -> None:
 def test_the_host_has_room_for_so_much() -> None:
     trace = chain([100] * 6)
     assert SwapChoice(trace, {"activations"}, LINK, host=250).free().host <= 250
+    for host in (0, 250, 400):
+        forced = SwapChoice(trace, {"activations"}, LINK, host=host).within(0)
+        assert forced.host <= host, "nor does a limit of the device fill the host"
     assert SwapChoice(trace, {"activations"}, LINK, least=101).free().absences == ()
 
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from mural.cost.hardware import KNOWN
 from mural.engine.held_model import HeldModel
+from mural.engine.memory_room import HOST_SHARE, free_for_each
 from mural.errors import PlanError
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
@@ -40,8 +41,6 @@ DENSE = {"cuda": 2**25, "cpu": 2**11}
 """Blocks into which smaller tensors are put that leave together: parameters, and numbers of the optimizer."""
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
-HOST_SHARE = 0.8
-"""The part of the host's free memory that may be taken."""
 NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
 """How many numbers an optimizer keeps for each of a parameter's; others two."""
 MOMENTS = 24
@@ -77,12 +76,14 @@ class Offloading:
         limit: int | None = None,
         gated: bool = True,
         folder: Path | None = None,
+        free_host: int | None = None,
     ):
         self.kinds, self.modules, self.device, self.limit = frozenset(kinds), modules, settled(device), limit
         self.gated = gated
         """Whether steps call the modules themselves; if not, what the optimizer keeps leaves for a whole step."""
-        most = machine_memory().free * HOST_SHARE
-        self.memory = SwappedMemory(HostMemory(self.device, folder, most))
+        self.host = HOST_SHARE * (machine_memory().free if free_host is None else free_host)
+        """Bytes of the host's memory that may be taken."""
+        self.memory = SwappedMemory(HostMemory(self.device, folder, self.host))
         self.least = LEAST[self.device.type]
         self.named = [(m, name, p) for m in self._all_modules() for name, p in m.named_parameters(recurse=False)]
         self.dense = DENSE[self.device.type]
@@ -110,7 +111,8 @@ class Offloading:
             grow_segments()  # ranks that share a GPU hand memory on, which such segments do not allow
         modules = [held.plain, held.loss_terms.root]
         folder = Path(held.plan.offload_folder) if held.plan.offload_folder else None
-        return Offloading(held.plan.offload, modules, held.device, limit, not held.plan.stream, folder)
+        free = free_for_each(held.world_mesh, held.device)
+        return Offloading(held.plan.offload, modules, held.device, limit, not held.plan.stream, folder, free)
 
     def _all_modules(self) -> Iterator[nn.Module]:
         return (module for one in self.modules for module in one.modules())
@@ -249,7 +251,7 @@ class Offloading:
             known.plan = self._planned(known.trace)
 
     def _planned(self, trace: StepTrace) -> SwapPlan:
-        host = machine_memory().free * HOST_SHARE if self.memory.host.folder is None else inf
+        host = self.host if self.memory.host.folder is None else inf
         choice = SwapChoice(trace, self.kinds, self.link, self.least, host)
         limit = self._tensors()
         if limit is not None:

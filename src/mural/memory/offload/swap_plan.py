@@ -92,9 +92,9 @@ class SwapChoice:
         """Everything leaves at once and comes back at the last moment, whatever that takes."""
         return self.planned(Absence(n, a, a + 1, b, b, self._size(n)) for n, a, b in self.gaps)
 
-    def free(self, limit: float = 0.0) -> SwapPlan:
-        """All that can leave without the device waiting, or as much of it as a limit asks for."""
-        return self.planned(self.windows(self._unnoticed(limit)))
+    def free(self) -> SwapPlan:
+        """All that lowers the peak and can leave without the device waiting."""
+        return self.planned(self.windows(self._unnoticed(0)))
 
     def within(self, limit: float) -> SwapPlan:
         """Enough for the bytes on the device to stay within a limit, if that is possible."""
@@ -107,7 +107,10 @@ class SwapChoice:
                 return self.planned(found)
             fullest = int(now.argmax())
             there = {(a.memory, a.left, a.needed) for a in found if a.freed <= fullest < a.fetched}
-            over = [g for g in self.gaps if g[1] < fullest < g[2] and g not in there]
+            held = {a.memory: a.size for a in found}
+            left = self.host - sum(held.values())
+            fitting = [g for g in self.gaps if g[0] in held or self._size(g[0]) <= left]
+            over = [g for g in fitting if g[1] < fullest < g[2] and g not in there]
             if not over:
                 return self.planned(found)
             begins = self.trace.begins
