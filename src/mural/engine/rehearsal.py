@@ -21,13 +21,15 @@ from mural.cost.fitted_model import SHORTEST
 from mural.cost.hardware import Hardware
 from mural.cost.rates import Rates
 from mural.engine.recompute import chosen
+from mural.engine.tile_inputs import CHANNELS_LAST, memory_format
 from mural.memory.host_memory import HostMemory
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.offload.moments import Gates
 from mural.memory.offload.noted_step import NotedStep
-from mural.memory.offload.operations import SHAPES, tensors_in
 from mural.memory.offload.step_trace import StepTrace
 from mural.memory.offload.swapped_memory import SwappedMemory
+from mural.memory.offload.used_tensors import SHAPES, tensors_in
+from mural.memory.stream_memory import without_memory
 from mural.shard.meta_autocast import meta_autocast
 
 META = torch.device("meta")
@@ -105,13 +107,13 @@ def rehearsed(
 
     Under autocast, `lower` is its type; the optimizer keeps `numbers` for each of a parameter's.
     """
-    copy = without_memory(model)
+    copy = model_without_memory(model)
     for block in chosen(copy, recompute) if recompute else ():
         computed_again(block, lower)
-    form = torch.channels_last if is_channels_last(copy) else torch.contiguous_format
     tally = PricedTally(hardware.rates)
     image, target = (torch.empty(tuple(shape), dtype=dtype, device=META) for shape, dtype in given)
-    image = image.to(memory_format=form) if image.ndim == 4 else image
+    form = memory_format(copy)
+    image = image.to(memory_format=form) if image.ndim in CHANNELS_LAST else image
     state = [*copy.parameters(), *copy.buffers()]
     for tensor in (*state, image, target):
         tally.enter(tensor)
@@ -128,13 +130,12 @@ def rehearsed(
     return step.trace()
 
 
-def without_memory(model: nn.Module) -> nn.Module:
+def model_without_memory(model: nn.Module) -> nn.Module:
     """A copy of a model on tensors without memory, in their memory formats."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-        kept = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-        memo[id(tensor)] = kept
+        made = without_memory(tensor)
+        memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
     return deepcopy(model, memo)
 
 
@@ -144,9 +145,3 @@ def computed_again(block: nn.Module, lower: torch.dtype | None) -> None:
     options["context_fn"] = lambda: (nullcontext(), meta_autocast(lower))
     plain = block.forward
     block.forward = lambda *args, **kwargs: checkpoint(plain, *args, **options, **kwargs)
-
-
-def is_channels_last(model: nn.Module) -> bool:
-    """Whether the weights of convolutions have channels last."""
-    weights = [p for p in model.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
-    return bool(weights) and all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
 from mural.memory.offload.moments import BEGIN, TAKEN, Saved, has_storage
-from mural.memory.offload.operations import tensors_used
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
+from mural.memory.offload.used_tensors import tensors_used
 from mural.shard import ShardedTensor
 
 USED = 0.6
