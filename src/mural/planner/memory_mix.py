@@ -64,6 +64,11 @@ class MixQuestion:
         """The bytes that tensors may take."""
         return TENSORS * self.limit
 
+    @property
+    def kept_numbers(self) -> int:
+        """The bytes of what the optimizer keeps."""
+        return int(self.numbers * sum(p.nbytes for p in self.model.parameters()))
+
     def trace(self, recompute: Sequence[str] = ()) -> StepTrace:
         """The step with these blocks computed again."""
         return rehearsed(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mural.comm import Transport
 from mural.cost.hardware import Hardware
 from mural.engine.division import Division
 from mural.engine.fitting_tile import fitting_tile, foreseen_step
@@ -18,9 +19,11 @@ from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError, UnsupportedOp
 from mural.planner.memory_mix import Given, Mix, MixQuestion
 from mural.plans import Plan, bytes_of
-from mural.ranks import init
+from mural.ranks import Mesh
+from mural.ranks.mesh import AXES
 from mural.shard.generators import generators_kept
 
+TIMEOUT = 600.0
 SHOWN = 8
 """How many mixes an explanation has."""
 
@@ -36,13 +39,15 @@ def plan(
     precision: Literal["float32", "bfloat16"] = "float32",
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
     target: Sequence[int] | None = None,
+    target_dtype: torch.dtype = torch.int64,
     optimizer: float = 1.0,
 ) -> Plan:
     """The fastest plan for steps on images of that shape, (C, H, W), within a device's memory, as "16GiB".
 
     Nothing runs, and no GPU is needed: the step is rehearsed on tensors without memory. `target` is the shape of one
-    image's target; a class for each pixel unless given. `optimizer` is how many numbers it keeps for each of a
-    parameter's (Adam 2, momentum 1). `plan.explain()` says what was considered. Raises PlanError where nothing fits.
+    image's target, of type `target_dtype`; a class for each pixel unless given. `optimizer` is how many numbers it
+    keeps for each of a parameter's (Adam 2, momentum 1). `plan.explain()` says what was considered. Raises PlanError
+    where nothing fits.
 
     >>> found = plan(nn.Conv2d(3, 2, 3, padding=1), (3, 64, 64), memory="1GiB")
     >>> found.recompute, found.offload, found.stream
@@ -54,7 +59,7 @@ def plan(
     limit = bytes_of(memory) if memory else known.memory
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     wanted = tuple(image[1:] if target is None else target)
-    given: list[Given] = [((batch, *image), kind), ((batch, *wanted), torch.int64)]
+    given: list[Given] = [((batch, *image), kind), ((batch, *wanted), target_dtype)]
     lower = torch.bfloat16 if precision == "bfloat16" else None
     question = MixQuestion(model, loss, given, known, limit, lower, optimizer)
     found = considered(question, hardware, precision)
@@ -68,8 +73,8 @@ def plan(
         )
     best = fitting[0]
     made = Plan(
-        memory=memory, stream=best.stream, recompute=best.recompute, precision=precision,
-        offload=("activations",) if best.offload else (),
+        memory=memory or (str(limit) if best.offload else ""), stream=best.stream, recompute=best.recompute,
+        offload=("activations",) if best.offload else (), precision=precision,
     )  # fmt: skip
     return made.because(explained(found, best, question, memory or f"{known.name}'s memory"))
 
@@ -91,15 +96,15 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
     """The streamed step with the largest tile that fits; nothing where the model cannot be streamed."""
     image = question.given[0][0]
     tile = tuple(min(n, 512) for n in image[2:])
+    mesh = Mesh((1,) * len(AXES), 0, 0, Transport(None, TIMEOUT))  # whoever plans, plans alone
     with generators_kept(torch.device("cpu")):
-        mesh = init().alone(data_only=False)
         asked = Plan(stream=tile, precision=precision)
         copy = deepcopy(question.model)
         held = Parallel(copy, asked, mesh, question.loss, 0, Division.whole(copy, StageRanks.of(asked, mesh)))
         try:
-            tile = fitting_tile(held, question.given, int(question.room), hardware=hardware)
+            tile = fitting_tile(held, question.given, int(question.room) - question.kept_numbers, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
-            return [Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=tile)]
+            return [Mix(step.peak.bytes + question.kept_numbers, step.cost.seconds() or 0.0, stream=tile)]
         except (PlanError, UnsupportedOp):
             return []
 
