@@ -16,6 +16,9 @@ from mural.graph.follow import is_followed
 from mural.graph.held_state import HeldState
 from mural.shard import ShardedTensor
 
+MOST_LAYERS = 12
+"""A module with others inside that has more layers, or more than half of the model's, is not a block."""
+
 
 def recompute(model: nn.Module, blocks: str | tuple[str, ...], leaving: bool = False) -> None:
     """Let some blocks of a model be computed again in backward: named ones, or all. Their state changes only once.
@@ -45,10 +48,30 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
 
 
 def block_names(model: nn.Module) -> list[str]:
-    """The names of the blocks of several layers that hold no block of several layers."""
-    modules = {path: list(module.children()) for path, module in model.named_modules()}
-    found = [path for path, inner in modules.items() if path and len(inner) > 1]
-    return [path for path in found if not any(len(list(child.children())) > 1 for child in modules[path])]
+    """The names of the blocks: the outermost modules of a few layers, one of which at least is their own.
+
+    >>> part = lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+    >>> block_names(nn.Sequential(nn.Sequential(part(), part()), nn.Conv2d(3, 2, 1)))
+    ['0.0', '0.1']
+    """
+    found, most = list[str](), min(MOST_LAYERS, layers_of(model) // 2)
+    for name, module in model.named_modules():
+        if name and is_block(module, most) and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
+    return found
+
+
+def is_block(module: nn.Module, most: int) -> bool:
+    """Whether a module is several layers, one of which at least is its own; with others inside, at most so many."""
+    children = list(module.children())
+    own = [child for child in children if all(len(list(inner.children())) < 2 for inner in child.modules())]
+    few = len(own) == len(children) or layers_of(module) <= most
+    return len(children) > 1 and few and any(map(layers_of, own))
+
+
+def layers_of(module: nn.Module) -> int:
+    """How many modules in it have parameters of their own."""
+    return sum(any(True for _ in inner.parameters(recurse=False)) for inner in module.modules())
 
 
 def forget_activations(module: nn.Module, leaving: bool) -> None:
