@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mural.graph.commons import Commons, Name
-from mural.graph.kept_values import KeptValue, content, kept, moved, renew
+from mural.graph.kept_values import KeptValue, clones, content, copy_all, has_values, kept, moved, renew
 
 STANDARD = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
@@ -47,14 +47,18 @@ class HeldState:
         `commons` are what they have in common, where the caller has it already.
         """
         held = cls(modules, commons or Commons.of(modules.values()), frozenset(passed))
+        later: list[tuple[str, str, Tensor]] = []
         for path, module in modules.items():
-            always = isinstance(module, nn.modules.batchnorm._NormBase)
-            found = ((n, kept(b, values)) for n, b in module._buffers.items() if id(b) not in held.passed)
-            held.buffers[path] = {n: replace(k, always=always) for n, k in found}
+            norm = values and isinstance(module, nn.modules.batchnorm._NormBase)
+            own = {n: b for n, b in module._buffers.items() if id(b) not in held.passed}
+            held.buffers[path] = {n: kept(b, values and not norm) for n, b in own.items()}
+            later += [(path, n, b) for n, b in own.items() if norm and b is not None and has_values(b)]
             if own_to_torch(module):
                 held.shallow[path] = dict(vars(module))
                 continue
             held.attributes[path] = {n: kept(v, values) for n, v in vars(module).items() if n not in STANDARD}
+        for (path, n, b), copy in zip(later, clones([b for _, _, b in later]), strict=True):
+            held.buffers[path][n] = KeptValue(b, (b._version, copy), always=True)
         return held
 
     def put_back(self, only: Container[str] | None = None) -> None:
@@ -68,6 +72,9 @@ class HeldState:
             elif not identical(vars(module), self.shallow[path]):
                 vars(module).clear()
                 vars(module).update(self.shallow[path])
+        paths = [path for path in self.modules if only is None or path in only]
+        always = [was for path in paths for was in self.buffers[path].values() if was.always]
+        copy_all([was.value for was in always], [was.content[1] for was in always])
         self.commons.put_back()
 
     def changes(self, only: Container[str] | None = None) -> dict[Name, Any]:

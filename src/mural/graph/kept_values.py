@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ FIXED = (*NUMBERS, type, torch.dtype, torch.device, torch.Size, nn.Module, types
 """What cannot be changed in place, or is looked at by itself."""
 MUTABLE = (list, dict, set, deque, np.ndarray, random.Random, torch.Generator, np.random.Generator)
 """What is changed in place."""
+FOREACH_COPY: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class KeptValue:
     content: Any = None
     restore: Callable[[], None] | None = None
     always: bool = False
-    """Whether it is put back without a comparison: torch's batch norm does not count its writes."""
+    """Whether it is put back without a comparison, with others: torch's batch norm does not count its writes."""
 
 
 def renew(was: KeptValue) -> None:
     """Put the content of a value back into it."""
-    if was.restore is not None and (was.always or moved(was.value, was)):
+    if was.restore is not None and moved(was.value, was):
         was.restore()
 
 
@@ -62,7 +63,7 @@ def kept(value: Any, values: bool = True) -> KeptValue:
 
 def kept_tensor(value: Tensor) -> KeptValue:
     """A tensor with a copy of its values, if it has any of its own."""
-    if value.is_meta or type(value) not in (Tensor, nn.Parameter, nn.Buffer) or isinstance(value, nn.Parameter):
+    if not has_values(value):
         return KeptValue(value)
     copy, version = value.detach().clone(), value._version
 
@@ -70,6 +71,28 @@ def kept_tensor(value: Tensor) -> KeptValue:
         value.data.copy_(copy)  # not seen by autograd, as torch's own norms move them
 
     return KeptValue(value, (version, copy), restore)
+
+
+def has_values(value: Any) -> bool:
+    """Whether a value is a plain tensor with memory, and not a parameter."""
+    plain = isinstance(value, Tensor) and type(value) in (Tensor, nn.Buffer) and not isinstance(value, nn.Parameter)
+    return plain and not value.is_meta
+
+
+def clones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, made by one call for each type and device."""
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    copy_all(made, tensors)
+    return made
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors to others of the same types and devices, by one call for each; autograd does not see it."""
+    groups: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        groups.setdefault((source.dtype, source.device), []).append((target.data, source.data))
+    for pairs in groups.values():
+        FOREACH_COPY([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def content(value: Any, copied: bool = False) -> Any:
