@@ -18,12 +18,16 @@ from mural.cost.hardware import Hardware
 from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
 from mural.engine.recompute import block_names
 from mural.errors import PlanError, UnsupportedOp
+from mural.memory.offload.step_trace import StepTrace
 from mural.planner.memory_mix import Mix, MixQuestion
+from mural.planner.one_device import answered
 from mural.plans import bytes_of
 
 HARDWARE = "h200"
 NUMBERS = 0.0
 """SGD keeps none."""
+TRACES: dict[tuple[str, int], dict[frozenset[str], StepTrace]] = {}
+"""Steps that were rehearsed, by model and size: they do not depend on the cap."""
 
 
 class Setting:
@@ -34,9 +38,10 @@ class Setting:
         self.model = built(part, toy)
         batch, image = BATCHES[part.model], (CHANNELS, part.size, part.size)
         self.given = [((batch, *image), torch.float32), ((batch, *target_of(part)), torch.int64)]
+        traces = TRACES.setdefault((part.model, part.size), {})
         self.question = MixQuestion(
             self.model, F.cross_entropy, self.given, Hardware.named(HARDWARE), bytes_of(self.memory), torch.bfloat16,
-            NUMBERS,
+            NUMBERS, traces,
         )  # fmt: skip
         kept = self.question.trace()
         # At toy size nothing is large enough to be ranked.
@@ -50,11 +55,7 @@ class Setting:
 
     def chosen(self) -> mural.Plan:
         """What a user gets."""
-        (batch, *image), target = self.given[0][0], target_of(self.part)
-        return mural.plan(
-            self.model, image, batch=batch, memory=self.memory, hardware=HARDWARE, precision="bfloat16",
-            loss=F.cross_entropy, target=target, optimizer=NUMBERS,
-        )  # fmt: skip
+        return answered(self.question, self.memory, HARDWARE, "bfloat16")
 
     def plan(self, name: str) -> mural.Plan:
         """The plan of a mix of the fixed set."""

@@ -54,7 +54,7 @@ def test_bytes_are_those_of_the_step(block: str, norm: str) -> None:
 
 def test_blocks_that_are_computed_again_take_time_and_free_memory() -> None:
     model = UNet(width=16, depth=3)
-    given: Any = [((1, 3, 512, 512), torch.float32), ((1, 512, 512), torch.int64)]
+    given: Any = [((1, 3, 2048, 2048), torch.float32), ((1, 2048, 2048), torch.int64)]
     kept = rehearsed(model, F.cross_entropy, given, hardware=H200, least=1)
     lean = rehearsed(model, F.cross_entropy, given, hardware=H200, recompute="all", least=1)
     half = rehearsed(model, F.cross_entropy, given, hardware=H200, lower=torch.bfloat16, least=1)

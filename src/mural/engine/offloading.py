@@ -278,7 +278,7 @@ def grow_segments() -> None:
     Memory that leaves and comes back in other sizes would break fixed segments up until nothing large fits.
     """
     if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # type: ignore[attr-defined]
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore[attr-defined]
 
 
 def asked(offloading: Offloading, name: str) -> Callable[..., None]:

@@ -6,8 +6,8 @@ that a run will have, and the same choice can be made of it (`SwapChoice`), befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
-from mural.cost.channels_last import COPIES_REACH, PRODUCTS_REACH
-from mural.cost.fitted_model import SHORTEST
 from mural.cost.hardware import Hardware
+from mural.cost.kernel_prices import kernel_seconds
 from mural.cost.rates import Rates
+from mural.engine.alignment import target_dims
 from mural.engine.recompute import chosen
 from mural.engine.tile_inputs import CHANNELS_LAST, memory_format
 from mural.memory.host_memory import HostMemory
@@ -30,50 +30,62 @@ from mural.memory.offload.step_trace import StepTrace
 from mural.memory.offload.swapped_memory import SwappedMemory
 from mural.memory.offload.used_tensors import SHAPES, tensors_in
 from mural.memory.stream_memory import without_memory
+from mural.ranks import Mesh
 from mural.shard.meta_autocast import meta_autocast
+from mural.shard.place import place_on
 
 META = torch.device("meta")
-KERNELS = 1.47
-"""How many times as long as the roofline torch's own kernels take: a U-Net's steps at 2048² and 3072² in bfloat16 with
-channels last on an H200, with and without blocks that are computed again (1.46 to 1.49)."""
-TWICE = ("batch_norm", "group_norm", "layer_norm")
-"""Operations that read what they normalize twice."""
+NO_KERNEL = ("empty", "empty_strided", "empty_like", "_unsafe_view")
+"""Operations that only take memory, or look at it in another shape."""
+HOST_FORWARD, HOST_AGAIN, HOST_BACKWARD = 1.2e-4, 1.6e-4, 2e-5
+"""Seconds that the host takes for an operation: called by the model, called again by it, and by autograd; on the host
+of an H200."""
 
 
 class PricedTally(GpuTally):
-    """Counts memory as a GPU would take it, and the seconds that its kernels would need by a roofline."""
+    """Counts memory as a GPU would take it, and the seconds in which its kernels are done.
+
+    The host calls one operation after the other; a kernel begins when it was called, and the one before is done.
+    """
 
     def __init__(self, rates: Rates):
         super().__init__()
         self.rates = rates
-        self.clock = 0.0
+        self.clock = self.host = 0.0
+        self.again = False
+        """Whether a block is computed again."""
         self.stops: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.clock += KERNELS * self._price(func, args, kwargs or {}, result)
-        return result
-
-    def _price(self, func: Any, args: Any, kwargs: Any, result: Any) -> float:
-        """The seconds of an operation; none for one that only makes a view."""
         schema = func._schema
-        view = bool(schema.returns) and all(
+        views = bool(schema.returns) and all(
             r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
         )
         name = schema.name.split("::")[-1]
-        if view or name in SHAPES or name.startswith("empty"):
-            return 0.0
-        read = list(tensors_in((*args, *kwargs.values())))
-        moved = sum(t.nbytes for t in (*read, *tensors_in((result,))))
-        if any(word in name for word in TWICE) and read:
-            moved += read[0].nbytes
-        counted = flop_registry.get(func._overloadpacket)
-        if counted is None:
-            return max(SHORTEST, moved / (COPIES_REACH * self.rates.bandwidth))
-        products = counted(*args, **kwargs, out_val=result)
-        kind, family = str(read[0].dtype).split(".")[-1], "conv" if "conv" in name else "product"
-        reached = PRODUCTS_REACH[min(read[0].element_size(), 4)] * self.rates.of(kind, family)
-        return max(SHORTEST, products / reached, moved / (COPIES_REACH * self.rates.bandwidth))
+        if not (views or name in SHAPES or name in NO_KERNEL):
+            read, written = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((result,)))
+            counted = flop_registry.get(func._overloadpacket)
+            products = 0 if counted is None else counted(*args, **(kwargs or {}), out_val=result)
+            self.host += self._host()
+            self.clock = max(self.clock, self.host) + kernel_seconds(name, read, written, products, self.rates)
+        return result
+
+    def _host(self) -> float:
+        """Seconds that the host takes for an operation now."""
+        engine: Any = torch._C
+        if self.again:
+            return HOST_AGAIN
+        return HOST_FORWARD if engine._current_graph_task_id() == -1 else HOST_BACKWARD
+
+    @contextmanager
+    def computing_again(self) -> Generator[None]:
+        """A block of code in which a block of the model is computed again."""
+        self.again = True
+        try:
+            yield
+        finally:
+            self.again = False
 
     # -- as a gauge ----------------------------------------------------------------------------------------------------
 
@@ -108,9 +120,10 @@ def rehearsed(
     Under autocast, `lower` is its type; the optimizer keeps `numbers` for each of a parameter's.
     """
     copy = model_without_memory(model)
-    for block in chosen(copy, recompute) if recompute else ():
-        computed_again(block, lower)
     tally = PricedTally(hardware.rates)
+    for block in chosen(copy, recompute) if recompute else ():
+        computed_again(block, lower, tally)
+    mesh = Mesh.of_one()
     image, target = (torch.empty(tuple(shape), dtype=dtype, device=META) for shape, dtype in given)
     form = memory_format(copy)
     image = image.to(memory_format=form) if image.ndim in CHANNELS_LAST else image
@@ -123,7 +136,8 @@ def rehearsed(
     try:
         with tally, Gates([], True).open(step):
             with meta_autocast(lower):
-                found = loss(copy(image), target)
+                dims = target_dims(tuple(target.shape), tuple(image.shape), 0)
+                found = loss(copy(place_on(image, mesh)), place_on(target, mesh, dims=dims))
             found.backward()
     finally:
         torch.set_rng_state(generator)
@@ -139,9 +153,16 @@ def model_without_memory(model: nn.Module) -> nn.Module:
     return deepcopy(model, memo)
 
 
-def computed_again(block: nn.Module, lower: torch.dtype | None) -> None:
+def computed_again(block: nn.Module, lower: torch.dtype | None, tally: PricedTally) -> None:
     """Let a block be computed again in backward, under the same autocast."""
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    options["context_fn"] = lambda: (nullcontext(), meta_autocast(lower))
+    options["context_fn"] = lambda: (nullcontext(), computing_again(lower, tally))
     plain = block.forward
     block.forward = lambda *args, **kwargs: checkpoint(plain, *args, **options, **kwargs)
+
+
+@contextmanager
+def computing_again(lower: torch.dtype | None, tally: PricedTally) -> Generator[None]:
+    """What holds while a block is computed again."""
+    with meta_autocast(lower), tally.computing_again():
+        yield

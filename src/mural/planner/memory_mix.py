@@ -8,7 +8,7 @@ step itself is rehearsed for each, without memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class MixQuestion:
     lower: torch.dtype | None = None
     numbers: float = 1.0
     """How many numbers the optimizer keeps for each of a parameter's."""
+    traces: dict[frozenset[str], StepTrace] = field(default_factory=dict[frozenset[str], StepTrace], repr=False)
+    """Steps that were rehearsed, by the blocks that they compute again; they do not depend on the limit."""
 
     @property
     def room(self) -> float:
@@ -71,10 +73,13 @@ class MixQuestion:
 
     def trace(self, recompute: Sequence[str] = ()) -> StepTrace:
         """The step with these blocks computed again."""
-        return rehearsed(
-            self.model, self.loss, self.given, hardware=self.hardware, recompute=tuple(recompute), lower=self.lower,
-            numbers=self.numbers, least=LEAST["cuda"],
-        )  # fmt: skip
+        found = self.traces.get(frozenset(recompute))
+        if found is None:
+            found = self.traces[frozenset(recompute)] = rehearsed(
+                self.model, self.loss, self.given, hardware=self.hardware, recompute=tuple(recompute),
+                lower=self.lower, numbers=self.numbers, least=LEAST["cuda"],
+            )  # fmt: skip
+        return found
 
     def ranked_blocks(self, kept: StepTrace) -> list[str]:
         """The blocks, those first that free most for each second.

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mural.comm import Transport
 from mural.cost.hardware import Hardware
 from mural.engine.division import Division
 from mural.engine.fitting_tile import fitting_tile, foreseen_step
@@ -20,10 +19,8 @@ from mural.errors import PlanError, UnsupportedOp
 from mural.planner.memory_mix import Given, Mix, MixQuestion
 from mural.plans import Plan, bytes_of
 from mural.ranks import Mesh
-from mural.ranks.mesh import AXES
 from mural.shard.generators import generators_kept
 
-TIMEOUT = 600.0
 SHOWN = 8
 """How many mixes an explanation has."""
 
@@ -61,22 +58,26 @@ def plan(
     wanted = tuple(image[1:] if target is None else target)
     given: list[Given] = [((batch, *image), kind), ((batch, *wanted), target_dtype)]
     lower = torch.bfloat16 if precision == "bfloat16" else None
-    question = MixQuestion(model, loss, given, known, limit, lower, optimizer)
+    return answered(MixQuestion(model, loss, given, known, limit, lower, optimizer), memory, hardware, precision)
+
+
+def answered(question: MixQuestion, memory: str, hardware: str, precision: Literal["float32", "bfloat16"]) -> Plan:
+    """The plan of the fastest mix that fits, with what was considered."""
     found = considered(question, hardware, precision)
     fitting = sorted((mix for mix in found if mix.peak <= question.room), key=lambda mix: mix.seconds)
     if not fitting:
         least = min(found, key=lambda mix: mix.peak)
         raise PlanError(
-            f"nothing fits into {limit / 2**30:.1f} GiB: the leanest way, {least}, needs {least.peak / 2**30:.1f} GiB "
-            f"for tensors, of which a device of that size has {question.room / 2**30:.1f}; give it more memory, or use "
-            f"more devices or smaller images"
+            f"nothing fits into {question.limit / 2**30:.1f} GiB: the leanest way, {least}, needs "
+            f"{least.peak / 2**30:.1f} GiB for tensors, of which a device of that size has "
+            f"{question.room / 2**30:.1f}; give it more memory, or use more devices or smaller images"
         )
     best = fitting[0]
     made = Plan(
-        memory=memory or (str(limit) if best.offload else ""), stream=best.stream, recompute=best.recompute,
+        memory=memory or (str(question.limit) if best.offload else ""), stream=best.stream, recompute=best.recompute,
         offload=("activations",) if best.offload else (), precision=precision,
     )  # fmt: skip
-    return made.because(explained(found, best, question, memory or f"{known.name}'s memory"))
+    return made.because(explained(found, best, question, memory or f"{question.hardware.name}'s memory"))
 
 
 def considered(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
@@ -96,7 +97,7 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
     """The streamed step with the largest tile that fits; nothing where the model cannot be streamed."""
     image = question.given[0][0]
     tile = tuple(min(n, 512) for n in image[2:])
-    mesh = Mesh((1,) * len(AXES), 0, 0, Transport(None, TIMEOUT))  # whoever plans, plans alone
+    mesh = Mesh.of_one()  # whoever plans, plans alone
     with generators_kept(torch.device("cpu")):
         asked = Plan(stream=tile, precision=precision)
         copy = deepcopy(question.model)

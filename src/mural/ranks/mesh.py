@@ -93,6 +93,15 @@ class Mesh:
         sizes = (self.size("data") * self.size("channel"), 1, 1, 1, *self.sizes[len(AXES) - len(SPATIAL) :])
         return replace(self, sizes=sizes)
 
+    @staticmethod
+    def of_one() -> Mesh:
+        """A mesh of this process alone, which is in no group: for plans and rehearsals.
+
+        >>> Mesh.of_one().world
+        1
+        """
+        return Mesh((1,) * len(AXES), 0, 0, Transport(None, 0.0))
+
     def alone(self, data_only: bool = True) -> Mesh:
         """The mesh of the ranks that share this rank's images, or of this rank alone.
 
