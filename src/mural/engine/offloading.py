@@ -26,7 +26,7 @@ from mural.memory.machine_memory import machine_memory
 from mural.memory.offload.dense_blocks import make_dense
 from mural.memory.offload.hosted_updates import HostedUpdates
 from mural.memory.offload.moment_times import MomentTimes
-from mural.memory.offload.moments import Gates
+from mural.memory.offload.moments import Gates, has_storage
 from mural.memory.offload.noted_step import NotedStep, Operations
 from mural.memory.offload.planned_step import PlannedStep
 from mural.memory.offload.step_trace import Kind, StepTrace
@@ -79,6 +79,8 @@ class Offloading:
         free_host: int | None = None,
     ):
         self.kinds, self.modules, self.device, self.limit = frozenset(kinds), modules, settled(device), limit
+        if "parameters" in self.kinds:
+            self.kinds |= {"gradients"}
         self.gated = gated
         """Whether steps call the modules themselves; if not, what the optimizer keeps leaves for a whole step."""
         self.host = HOST_SHARE * (machine_memory().free if free_host is None else free_host)
@@ -134,8 +136,10 @@ class Offloading:
         """The memory that is there before a step and may leave, each block once, in a fixed order."""
         found: dict[int, tuple[UntypedStorage, Kind]] = {}
         parameters = self.parameters()
+        gradients = [p.grad for p in parameters if p.grad is not None and has_storage(p.grad)]
         numbers = [tensor for optimizer in self.optimizers for tensor in self._numbers(optimizer)]
-        kinds: tuple[tuple[Sequence[Tensor], Kind], ...] = ((parameters, "parameters"), (numbers, "optimizer"))
+        kinds: tuple[tuple[Sequence[Tensor], Kind], ...]
+        kinds = (parameters, "parameters"), (gradients, "gradients"), (numbers, "optimizer")
         for tensors, kind in kinds:
             for tensor in tensors:
                 storage = tensor.untyped_storage()
@@ -239,7 +243,7 @@ class Offloading:
     def _run(self, key: Any, known: KnownStep, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
         times = None if known.timed else MomentTimes(self.device)
         self.plan = known.plan
-        step = PlannedStep(self.memory, known.plan, known.moments, known.births, (s for s, _ in outside), times)
+        step = PlannedStep(self.memory, known.plan, known.moments, known.births, outside, times)
         with self.gates.open(step):
             yield
         step.end()

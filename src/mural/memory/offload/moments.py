@@ -7,7 +7,7 @@ So memory that is away is back when its gate opens.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +22,22 @@ from mural.shard import ShardedTensor
 UNWATCHED = torch._C.DisableTorchFunction  # type: ignore[attr-defined]
 """A block in which what is done to tensors is none of the model's calls, so that nobody who watches those sees it."""
 BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
-"""Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules."""
+"""Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules: an odd number for the
+begin of forward, the even one below it for that of backward."""
+
+
+def gated_by(module: nn.Module, moment: int) -> Iterator[Tensor]:
+    """What may be away until a module begins: its parameters; before backward, gradients too that a step adds to."""
+    for p in module._parameters.values():
+        if p is not None:
+            yield p
+            if p.grad is not None and is_backward(moment) and has_storage(p.grad):
+                yield p.grad
+
+
+def is_backward(moment: int) -> bool:
+    """Whether a moment of a module is the begin of its backward."""
+    return moment % 2 == 0
 
 
 def has_storage(tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
-from mural.memory.offload.moments import BEGIN, TAKEN, Saved, has_storage
+from mural.memory.offload.moments import BEGIN, TAKEN, Saved, gated_by, has_storage
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
 from mural.memory.offload.used_tensors import tensors_used
@@ -105,8 +105,8 @@ class NotedStep:
     def enter(self, number: int, module: nn.Module) -> None:
         """A module with parameters begins, forward or backward."""
         k = self._begin(number)
-        for p in module.parameters(recurse=False):
-            one = self._known(p.untyped_storage())
+        for tensor in gated_by(module, number):
+            one = self._known(tensor.untyped_storage())
             if one is not None:
                 self._open(one, k)
         self._end()
@@ -167,7 +167,7 @@ class NotedStep:
         return storage.nbytes() >= self.least and storage.device == self.device and storage.resizable()
 
     def _note(self, storage: UntypedStorage, kind: Kind, lasting: bool = False) -> NotedMemory:
-        one = NotedMemory(self.memory.entry(storage, lasting), kind)
+        one = NotedMemory(self.memory.entry(storage, lasting, changes=kind == "gradients"), kind)
         self.number[storage._cdata] = len(self.noted)
         self.noted.append(one)
         return one

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, UntypedStorage, nn
 
 from mural.memory.offload.moment_times import MomentTimes
-from mural.memory.offload.moments import BEGIN, TAKEN, Saved, has_storage
+from mural.memory.offload.moments import BEGIN, TAKEN, Saved, gated_by, has_storage
+from mural.memory.offload.step_trace import Kind
 from mural.memory.offload.swap_plan import Absence, SwapPlan, by_moment
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
 
@@ -26,7 +27,7 @@ class PlannedStep:
         plan: SwapPlan,
         moments: Sequence[int],
         births: Mapping[int, int],
-        outside: Iterable[UntypedStorage],
+        outside: Iterable[tuple[UntypedStorage, Kind]],
         times: MomentTimes | None = None,
     ):
         self.memory, self.moments, self.times = memory, moments, times
@@ -35,9 +36,9 @@ class PlannedStep:
         leaving = {absence.memory for absence in plan.absences}
         self.births = {k: number for k, number in births.items() if number in leaving}
         self.storages: dict[int, Swapped] = {}
-        for number, storage in enumerate(outside):
+        for number, (storage, kind) in enumerate(outside):
             if number in leaving:
-                self.storages[number] = memory.entry(storage, lasting=True)
+                self.storages[number] = memory.entry(storage, lasting=True, changes=kind == "gradients")
         self.saved: dict[int, Swapped] = {}
         """What autograd saved of this step and may leave, by its storage."""
         self.k, self.lost = 0, False
@@ -75,9 +76,8 @@ class PlannedStep:
         """A module with parameters begins, forward or backward."""
         self._begin(number)
         if self.memory.absent:
-            for p in module._parameters.values():
-                if p is not None:
-                    self._open(p)
+            for tensor in gated_by(module, number):
+                self._open(tensor)
         self._end()
 
     def end(self) -> None:

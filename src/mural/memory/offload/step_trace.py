@@ -7,8 +7,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal
 
-Kind = Literal["activations", "parameters", "optimizer", "fixed"]
-"""What memory holds: values that backward needs, parameters, numbers of the optimizer; or what never leaves."""
+Kind = Literal["activations", "parameters", "gradients", "optimizer", "fixed"]
+"""What memory holds: values that backward needs, parameters, gradients that a step adds to, the optimizer's numbers; or
+what never leaves."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class TracedMemory:
     kind: Kind
     uses: tuple[int, ...]
     gates: frozenset[int]
+
+    @property
+    def changes(self) -> bool:
+        """Whether the step writes to it, so that it is copied whenever it leaves."""
+        return self.kind == "gradients"
 
     def gaps(self) -> list[tuple[int, int]]:
         """The times in which it may be away: after a use, and until the next gate.

@@ -147,7 +147,7 @@ class SwapChoice:
         begins, gone, copied = self.trace.begins, dict[Gap, float](), dict[Gap, bool]()
         left, last = set[int](), 0.0
         for gap in sorted(chosen, key=lambda g: (g[1], g[2])):
-            copied[gap], after = gap[0] not in left, begins[gap[1] + 1]
+            copied[gap], after = self._is_copied(gap[0], left), begins[gap[1] + 1]
             left.add(gap[0])
             if copied[gap]:
                 last = max(last, after) + self._seconds(gap[0])
@@ -181,7 +181,7 @@ class SwapChoice:
         found = sorted((a for a in absences if a.freed < a.fetched), key=lambda a: (a.left, a.needed))
         left: set[int] = set()
         for place, a in enumerate(found):
-            found[place] = replace(a, copied=a.memory not in left)
+            found[place] = replace(a, copied=self._is_copied(a.memory, left))
             left.add(a.memory)
         now = self.bytes(found)
         return SwapPlan(tuple(found), int(now.max()) if len(now) else 0, self.seconds(found))
@@ -201,6 +201,10 @@ class SwapChoice:
             now = max([now, *(back[a] for a in needed.get(k, ()))])
             now += self.trace.seconds[k] if k < self.trace.length else 0.0
         return now
+
+    def _is_copied(self, memory: int, left: Collection[int]) -> bool:
+        """Whether memory is copied to the host when it leaves; some has `left` before."""
+        return memory not in left or self.trace.memory[memory].changes
 
     def _size(self, memory: int) -> int:
         return self.trace.memory[memory].size

@@ -40,6 +40,8 @@ class Swapped:
     """The storage itself while its bytes come: its memory must not be given to others meanwhile."""
     lasting: bool = False
     """Whether it belongs to the model or the optimizer; else it may be free only while autograd alone holds it."""
+    changes: bool = False
+    """Whether steps write to it, so that what the host has is old whenever it leaves."""
     holders: int = 0
     """Tensors that autograd saved, and that nobody reaches but through their gates."""
 
@@ -65,13 +67,13 @@ class SwappedMemory:
         self.moved = [0, 0]
         """Bytes that were copied to the host, and back."""
 
-    def entry(self, storage: UntypedStorage, lasting: bool = False) -> Swapped:
+    def entry(self, storage: UntypedStorage, lasting: bool = False, changes: bool = False) -> Swapped:
         """A storage, known from now on; for one that lasts, what the host has is old."""
         found = self.known.get(storage._cdata)
         if found is None:
             found = self.known[storage._cdata] = Swapped(StorageWeakRef(storage), storage.nbytes(), lasting=lasting)
         if lasting:
-            found.current = False
+            found.current, found.changes = False, changes
         return found
 
     # -- moves ---------------------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class SwappedMemory:
             storage = one.found()
             if storage is None or one.state != "here":
                 continue
-            if not one.current:
+            if not one.current or one.changes:
                 one.host = self.host.take(one.size) if one.host is None else one.host
                 copies.append((one, one.host.memory[: one.size], bytes_in(storage)))
                 one.current = True
