@@ -1,4 +1,4 @@
-"""Parts: each is one mix of one model under one cap, measured in a process of its own, with a name.
+"""Parts: each is one mix of one model under one cap, with a name.
 
     MODEL/SIZE/CAP/MIX    unet/2048/8/again50+host
 
@@ -15,7 +15,10 @@ from fnmatch import fnmatch
 from typing import Any
 
 CHOSEN = "chosen"
-AGAIN = {"keep": 0.0, "again25": 0.25, "again50": 0.5, "again75": 0.75, "again100": 1.0}
+AGAIN = {
+    "keep": 0.0, "again12": 0.125, "again25": 0.25, "again37": 0.375, "again50": 0.5, "again62": 0.625, "again75": 0.75,
+    "again87": 0.875, "again100": 1.0,
+}  # fmt: skip
 """The share of the ranked blocks that is computed again, those first that free most bytes for each second."""
 HOST = "+host"
 """With offload of activations, as much as the cap asks for."""
@@ -24,14 +27,15 @@ TILES = {"tile1": 1, "tile2": 2, "tile4": 4}
 LEAN = "lean+host"
 """All blocks are computed again but those that, computed again alone, exceed the room whatever leaves. It is no prefix
 of the ranked blocks, so the planner does not consider it."""
-FIXED = (*AGAIN, *(name + HOST for name in AGAIN), LEAN, "all", *TILES)
+ALONE = ("keep", "again25", "again50", "again75", "again100", "all")
+FIXED = (*ALONE, *(name + HOST for name in AGAIN), LEAN, *TILES)
 MIXES = (CHOSEN, *FIXED)
 BATCHES = {"unet": 1, "resnet50": 5, "swin_t": 3}
 """Images of a step: ResNet-50 and Swin-T then need about 17 GiB at 2048² when everything is kept."""
 OVER = 1.1
 """A mix whose predicted peak is so many times the cap is not run."""
-START, STEPS, PINNING = 8.0, 8, 0.5
-"""Seconds until a process has its model on the device, steps of a part, and seconds to pin a GiB of the host."""
+START, STEPS, PINNING = 2.0, 7, 0.5
+"""Seconds until a model is on the device, steps of a part, and seconds to pin a GiB of the host."""
 UNKNOWN = 15.0
 """Seconds of a part of which nothing is predicted."""
 

@@ -133,7 +133,7 @@ def predicted(part: Part, toy: bool) -> dict[str, Any]:
         if "plan" in mix:
             plan = mix["plan"]
             again = block_names(setting.model) if plan["recompute"] == "all" else plan["recompute"]
-            first = seen.setdefault((frozenset(again), plan["offload"], plan["stream"]), name)
+            first = seen.setdefault((frozenset(again), mix["moved"] > 0, plan["stream"]), name)
             mix["same_as"] = None if first == name else first
     return {
         "limit": setting.question.limit, "room": setting.question.room, "blocks": setting.blocks, "mixes": mixes,

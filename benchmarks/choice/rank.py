@@ -1,4 +1,4 @@
-"""The process of one part: takes steps by its plan, and says what they took; or predicts. Started by run.py."""
+"""The process of some parts: takes steps by its plan, and says what they took; or predicts. Started by run.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ class Chooser(Alone):
     def run_part(self, name: str, plan: dict[str, Any], toy: bool, repeats: int, budget: float) -> dict[str, Any]:
         """Times, peaks, losses and moved bytes of some steps of a part."""
         part, chosen = Part.parse(name), mural.Plan(**plan)
+        cuda = self.device.type == "cuda"
         gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()  # of the part before
+        retries = alloc_retries(cuda)
         if toy:
             torch.set_num_threads(1)  # threads that wait for each other on busy cores take most of a toy's time
         model = built(part, toy).to(self.device)
@@ -66,12 +70,16 @@ class Chooser(Alone):
         base = self.begin_counting()
         seconds, losses, settled = self.timed(trained, repeats, budget)
         late = seconds[max(0, len(seconds) - settled) :] or seconds
-        cuda = self.device.type == "cuda"
         found: dict[str, Any] = {**self.meter.peaks(), **host_peaks(base), "plan": str(chosen), "seconds": late}
         return plain_values(found | {
             "settled": settled > 0, "losses": [*first, *losses], "gradient": gradient_norm(model),
-            "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda else 0, "report": way.report(),
+            "retries": alloc_retries(cuda) - retries, "report": way.report(),
         })  # fmt: skip
+
+
+def alloc_retries(cuda: bool) -> int:
+    """How often torch's allocator had to give memory back to the device to find some."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if cuda else 0
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ mural bench choice --toy --device cpu                  everything at toy size, t
 mural bench choice --collect FILE.jsonl …              put the files of such runs together, as results/gpu.json
 mural bench choice --page                              write README.md's tables from results/
 
-Each part runs in a process of its own, under its cap, and its result is written at once; toys share a process. What is
-in results/predicted.jsonl, --output or --known files is not predicted or measured again; `--again` measures anew.
+The parts of a setting share a process, under its cap, until one fails; each result is written at once. What is in
+results/predicted.jsonl, --output or --known files is not predicted or measured again; `--again` measures anew.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Bench:
         self.known = [] if options.again else [*log.records]
         self.shared = ExitStack()
         self.team: Team | None = None
-        """The process that predictions and toys share."""
+        self.setting = ""
+        """The process at hand, and the setting that it measures; none if it predicts, or takes toys."""
         self.facts: dict[str, Any] = {}
 
     def predicted(self, part: Part) -> Record | None:
@@ -95,7 +96,7 @@ class Bench:
         if known is not None:
             return known
         try:
-            with self.shared_process() as team:
+            with self.process() as team:
                 found = team.ask("predict", limit=PREDICTING, name=part.name, toy=self.options.toy)[0]
         except CaseFailed as failure:
             self.failed(part.setting, failure)
@@ -132,22 +133,18 @@ class Bench:
         print(failure.printed, end="\n" if failure.printed else "", flush=True)
 
     @contextmanager
-    def process(self, part: Part) -> Generator[Team]:
-        """A process for a part, under its cap; toys have none, and share one."""
-        if self.options.toy:
-            with self.shared_process() as team:
-                yield team
-        else:
-            with self.pool.team(1, part.cap * GIB) as team:
-                self.note(team.facts)
-                yield team
+    def process(self, part: Part | None = None) -> Generator[Team]:
+        """The process of a part's setting, under its cap, until something fails in it. Without a part: one to predict.
 
-    @contextmanager
-    def shared_process(self) -> Generator[Team]:
-        """A process without a cap that is kept until something fails in it."""
-        if self.team is None:
-            self.team = self.shared.enter_context(self.pool.team(1, None))
-            if self.options.toy:
+        Toys have no cap, and share a process with predictions.
+        """
+        measured = None if self.options.toy else part
+        setting = "" if measured is None else measured.setting
+        if self.team is None or setting != self.setting:
+            self.close()
+            self.team = self.shared.enter_context(self.pool.team(1, None if measured is None else measured.cap * GIB))
+            self.setting = setting
+            if part is not None:
                 self.note(self.team.facts)
         try:
             yield self.team
@@ -174,7 +171,7 @@ class Bench:
             self.log.write("versions", **facts)
 
     def close(self) -> None:
-        """End the shared process."""
+        """End the process at hand."""
         self.team = None
         self.shared.close()
 
