@@ -91,8 +91,8 @@ class Plan:
     """Blocks whose activations are computed again in backward; "all" blocks, or "stages" as a whole."""
     offload: tuple[Offloaded, ...] = ()
     """What leaves for the host's memory between two uses, and is back before the second: "activations" that backward
-    needs, "parameters" and gradients that a step adds to, what the "optimizer" keeps. Without `memory`, a GPU lets leave
-    what costs no time."""
+    needs, "parameters" and gradients that a step adds to, what the "optimizer" keeps. Without `memory`, a GPU lets
+    leave what costs no time."""
     offload_folder: str = ""
     """A folder on a disk, for what leaves and has no room in the host's memory."""
     batchnorm: Literal["global", "rank", "micro", "micro-rank"] = "global"
