@@ -109,6 +109,8 @@ class Hardware:
     link: Link
     host: Link
     model: str
+    host_memory: int
+    """Bytes of the machine that it is in."""
 
     @staticmethod
     def named(name: str) -> Hardware:
@@ -122,18 +124,20 @@ class Hardware:
         if name not in KNOWN:
             raise PlanError(f"no hardware is called {name!r}: choose {', '.join(KNOWN)}, or 'here' to measure it")
         known = KNOWN[name]
-        return Hardware(name, known.kind, known.memory, load(name).rates, known.link, known.host, name)
+        rest = known.link, known.host, name, known.host_memory
+        return Hardware(name, known.kind, known.memory, load(name).rates, *rest)
 
     @staticmethod
     def here(device: torch.device | str | None = None) -> Hardware:
         """The machine at hand: a GPU where there is one. Its rates are measured in a second or two, not its links."""
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         like = "h200" if device.type == "cuda" else "cpu"
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if device.type == "cuda":
             memory, name = torch.cuda.get_device_properties(device).total_memory, torch.cuda.get_device_name(device)
         else:
-            memory, name = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "cpu"
-        return Hardware(name, device.type, memory, rates(device), KNOWN[like].link, KNOWN[like].host, like)
+            memory, name = host, "cpu"
+        return Hardware(name, device.type, memory, rates(device), KNOWN[like].link, KNOWN[like].host, like, host)
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,12 @@ class KnownMachine:
     memory: int
     link: Link
     host: Link
+    host_memory: int
 
 
 KNOWN: dict[str, KnownMachine] = {
-    "h200": KnownMachine("cuda", 150109880320, link=Link(1e-5, 4e11), host=Link(1e-5, 5.5e10)),
-    "cpu": KnownMachine("cpu", 16 * GIB, link=Link(5e-5, 2e9), host=Link(0.0, 2.5e10)),
+    "h200": KnownMachine("cuda", 150109880320, link=Link(1e-5, 4e11), host=Link(1e-5, 5.5e10), host_memory=128 * GIB),
+    "cpu": KnownMachine("cpu", 16 * GIB, link=Link(5e-5, 2e9), host=Link(0.0, 2.5e10), host_memory=16 * GIB),
 }
 """Machines whose models come with the package. The H200's link is NVLink's by its datasheet, less a tenth; its way to
 the host was measured. The CPU is one thread of a server, and its link one between two processes over gloo."""

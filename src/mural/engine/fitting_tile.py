@@ -18,7 +18,6 @@ from mural.engine.tile_inputs import memory_format
 from mural.errors import PlanError, UnsupportedOp
 from mural.memory.choice import Room
 from mural.memory.host_memory import HostMemory
-from mural.memory.machine_memory import machine_memory
 from mural.plans import bytes_of
 from mural.shard.generators import generators_kept
 
@@ -59,11 +58,12 @@ def foreseen_step(
     """What is predicted for a step on known hardware, of which a process may use `memory`, as "16GiB".
 
     `model` is one that streams, here. `given` are shape and type of image and target, from sources of the type `raw`.
-    `keep` is "all" or "none" of the values that need not be kept; `host` is the host's free memory.
+    `keep` is "all" or "none" of the values that need not be kept; `host` is the host's free memory; without it,
+    all that the hardware's host has.
     """
     known = Hardware.named(hardware)
     limit = known.memory if not memory else bytes_of(memory) if isinstance(memory, str) else memory
-    way = ForeseenSteps(model, tile, limit, machine_memory().free if host is None else host)
+    way = ForeseenSteps(model, tile, limit, known.host_memory if host is None else host)
     way.keep = keep
     image, *targets = (torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in given)
     with generators_kept(model.device):

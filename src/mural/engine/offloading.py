@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
 from mural.memory.offload.dense_blocks import make_dense
 from mural.memory.offload.hosted_updates import HostedUpdates
+from mural.memory.offload.known_steps import KnownStep, KnownStorages
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates, has_storage
 from mural.memory.offload.noted_step import NotedStep, Operations
@@ -43,23 +44,14 @@ TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
 NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
 """How many numbers an optimizer keeps for each of a parameter's; others two."""
+WORTH = 0.02
+"""Without a limit, nothing leaves unless the peak sinks by this part: every step pays the host's time for it."""
 MOMENTS = 24
 """About so many modules without large parameters are moments, too."""
 MOST_KINDS = 8
 """Of so many kinds of steps the plans are kept, those noted last: images may come in many sizes."""
 ATTEMPTS = 3
 """So often a kind of step may run differently from its notes before it is only watched."""
-
-
-@dataclass
-class KnownStep:
-    """A kind of step: its moments, the memory that is saved at some, its trace and its plan."""
-
-    moments: list[int]
-    births: dict[int, int]
-    trace: StepTrace
-    plan: SwapPlan
-    timed: bool
 
 
 class Offloading:
@@ -93,6 +85,7 @@ class Offloading:
             make_dense((p for p in self.parameters() if p.device == self.device), self.dense)
         self.gates = Gates(self._with_moments() if gated else [], "activations" in self.kinds)
         self.known: dict[Any, KnownStep] = {}
+        self.known_outside = KnownStorages()
         self.lost: dict[Any, int] = {}
         self.link = KNOWN["h200" if self.device.type == "cuda" else "cpu"].host.bandwidth
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, HostedUpdates] = weakref.WeakKeyDictionary()
@@ -134,12 +127,21 @@ class Offloading:
 
     def outside(self) -> list[tuple[UntypedStorage, Kind]]:
         """The memory that is there before a step and may leave, each block once, in a fixed order."""
-        found: dict[int, tuple[UntypedStorage, Kind]] = {}
         parameters = self.parameters()
         gradients = [p.grad for p in parameters if p.grad is not None and has_storage(p.grad)]
         numbers = [tensor for optimizer in self.optimizers for tensor in self._numbers(optimizer)]
         kinds: tuple[tuple[Sequence[Tensor], Kind], ...]
         kinds = (parameters, "parameters"), (gradients, "gradients"), (numbers, "optimizer")
+        places = [tensor.data_ptr() for tensors, _ in kinds for tensor in tensors]
+        found = self.known_outside.found(places)
+        if found is None:
+            found = self._found_outside(kinds)
+            self.known_outside = KnownStorages.of(places, found)
+        return found
+
+    def _found_outside(self, kinds: Sequence[tuple[Sequence[Tensor], Kind]]) -> list[tuple[UntypedStorage, Kind]]:
+        """The storages of tensors of some kinds that may leave."""
+        found: dict[int, tuple[UntypedStorage, Kind]] = {}
         for tensors, kind in kinds:
             for tensor in tensors:
                 storage = tensor.untyped_storage()
@@ -260,7 +262,10 @@ class Offloading:
         limit = self._tensors()
         if limit is not None:
             return choice.within(limit)
-        return choice.free() if self.device.type == "cuda" else choice.everything()
+        if self.device.type != "cuda":
+            return choice.everything()
+        found = choice.free()
+        return found if found.peak <= (1 - WORTH) * max(trace.bytes) else choice.planned(())
 
     def _tensors(self) -> int | None:
         """The bytes that tensors may take."""

@@ -56,7 +56,8 @@ class HostMemory:
 
     def begin(self, bands: int) -> None:
         """Begin a step; bands have so many bytes on the device."""
-        self.bands = DeviceBands(self.device, bands, self.lanes)
+        if bands or self.bands.room:
+            self.bands = DeviceBands(self.device, bands, self.lanes)
         self.idle = [b for b in self.idle if not any(b is other for other in self.unused)]
         self.unused = list(self.idle)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mural.cost.hardware import Hardware
+from mural.engine.memory_room import HOST_SHARE
 from mural.engine.offloading import LEAST, TENSORS
 from mural.engine.recompute import block_names
 from mural.engine.rehearsal import rehearsed
@@ -67,6 +68,11 @@ class MixQuestion:
         return TENSORS * self.limit
 
     @property
+    def host_room(self) -> float:
+        """The bytes of the host that may be taken."""
+        return HOST_SHARE * self.hardware.host_memory
+
+    @property
     def kept_numbers(self) -> int:
         """The bytes of what the optimizer keeps."""
         return int(self.numbers * sum(p.nbytes for p in self.model.parameters()))
@@ -105,7 +111,7 @@ class MixQuestion:
 
     def _swaps(self, trace: StepTrace) -> SwapChoice:
         """The question what of a step leaves."""
-        return SwapChoice(trace, {"activations"}, self.hardware.host.bandwidth, LEAST["cuda"])
+        return SwapChoice(trace, {"activations"}, self.hardware.host.bandwidth, LEAST["cuda"], self.host_room)
 
     def _of(self, trace: StepTrace, recompute: tuple[str, ...]) -> Iterator[Mix]:
         """The mixes with these blocks: as it is, and with as much sent to the host as it takes."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -47,7 +47,7 @@ class Swapped:
 
     def found(self) -> UntypedStorage | None:
         """The storage, unless it is gone."""
-        return UntypedStorage._new_with_weak_ptr(self.storage.cdata)  # type: ignore[attr-defined]
+        return strong(self.storage)
 
     def alone(self) -> bool:
         """Whether no tensor but those that autograd saved uses the storage."""
@@ -180,6 +180,11 @@ class SwappedMemory:
         if self.host.lanes is not None and one.moment is not None:
             self.host.lanes.wait([one.moment])
         one.moment = None
+
+
+def strong(storage: StorageWeakRef) -> Any:
+    """The storage of a weak reference, None if it is gone."""
+    return UntypedStorage._new_with_weak_ptr(storage.cdata)  # type: ignore[attr-defined]
 
 
 def references(storage: int) -> int:
