@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mural.shard.ops.random.lattice import new_key
 
 MOST_KEYS = 16
+"""How many keys a call draws at most."""
 
 
 def is_random(operation: Any) -> bool:
@@ -19,10 +20,7 @@ def is_random(operation: Any) -> bool:
 
 
 class CallDraws(TorchDispatchMode):
-    """Watches a call on tensors without memory; `operations` are those that drew, keys among them.
-
-    There, only keys come from torch's generator: what torch draws for tensors without memory leaves it as it is.
-    """
+    """Watches a call: `operations` are those that drew, keys among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +35,10 @@ class CallDraws(TorchDispatchMode):
 
     @property
     def keys(self) -> int | None:
-        """How many keys were drawn since; None if something else was drawn."""
+        """How many keys a call on tensors without memory drew; None if it drew something else, too.
+
+        Only keys come from the generator then: what torch draws for such tensors leaves it as it is.
+        """
         keys = keys_between(self.before, torch.get_rng_state())
         return keys if keys == len(self.operations) else None
 

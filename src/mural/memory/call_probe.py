@@ -32,8 +32,8 @@ from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, t
 
 CANNOT = (MuralError, RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError)
 """What a rule raises that cannot run on a tile; the last two where it gets a tile for a parameter."""
-CREATION = "creation"
-"""The kind of calls that make a tensor of a shape: what they are given says its type and place alone."""
+SHAPED = frozenset(["new_empty", "new_zeros", "new_ones", "new_full"])
+"""The calls that make a tensor of a shape: what they are given says its type, device and place alone."""
 
 
 @dataclass
@@ -108,6 +108,8 @@ class _Prober:
         self.graph = graph
         self.made: dict[Place, Tensor] = {}
         self.values: dict[Place, TileValue] = {}
+        self.untried: dict[Place, str] = {}
+        """What comes from a call that cannot be tried on one rank: plain here, in a step in one piece perhaps not."""
         for value in graph.inputs:
             tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
             tensor.requires_grad_(carries(value.dtype))
@@ -137,6 +139,7 @@ class _Prober:
         if not any(isinstance(t, ShardedTensor) for t in given):
             with CallDraws() as draws:
                 self._results(node, CallForm.of(node).call(given, META))
+            self._check_tried(node, draws)
             return TileCall(node, plain=True, keys=draws.keys)
         trial = _Trial(axes=tuple(dict.fromkeys(a for t in given for a in axes_of(t))))
         try:
@@ -146,30 +149,46 @@ class _Prober:
                 result = CallForm.of(node).call(given, META)
             if draws.keys is None and trial.axes:
                 raise UnsupportedOp("it draws random numbers that differ from tile to tile")
-            if not trial.levels and node.kind != CREATION:
+            if not trial.levels and node.op not in SHAPED:
                 check_axes(given, tensors_in(result))
-            if not trial.windows and not trial.levels and node.kind != CREATION:
+            if not trial.windows and not trial.levels:
                 check_local(node, given)
         except CANNOT as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
-        beside = 1 < len(node.makes) == len(trial.windows)
-        return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, draws.keys, beside=beside)
+        beside, shaped = 1 < len(node.makes) == len(trial.windows), node.op in SHAPED
+        windows, levels = tuple(trial.windows), tuple(trial.levels)
+        return TileCall(node, windows, levels, trial.norm, draws.keys, beside=beside, shaped=shaped)
 
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
         """A call that sees whole tensors: what it makes, as on one rank."""
-        keys = None
+        draws = CallDraws()
         try:
-            with CallDraws() as draws:
+            with draws:
                 result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
-            keys = draws.keys
             made = [from_one_rank(t) for t in tensors_in(result)] or self._returned(node)
         except CANNOT:
+            draws = draws_of(node)
+            self.untried |= dict.fromkeys(node.makes, f"{node.op} at {node.site!r}")
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
-        return TileCall(node, keys=keys, refused=f"{node.op} at {node.site!r}: {why}")
+        return TileCall(node, keys=draws.keys, refused=f"{node.op} at {node.site!r}: {why}")
+
+    def _check_tried(self, node: Node, draws: CallDraws) -> None:
+        """Raise for a call that draws, if a step in one piece may have another kind of tensors there, and draw others.
+
+        What is computed from such tensors may be of another kind, too.
+        """
+        found = [self.untried[place] for place in node.reads if place in self.untried]
+        if found and draws.keys != 0:
+            raise UnsupportedOp(
+                f"{node.op} at {node.site!r} draws random numbers for what comes from {found[0]}, which cannot be "
+                f"tried without memory: a step in one piece may draw others. Draw before that call, or do not stream"
+            )
+        if found:
+            self.untried |= dict.fromkeys(node.makes, found[0])
 
     def _returned(self, node: Node) -> list[Tensor]:
         """The arguments that a call has written to and that stand for its results, as it returns nothing."""
@@ -184,10 +203,15 @@ class _Prober:
 def effect_call(node: Node) -> TileCall:
     """A call outside the dataflow, which sees no tiles."""
     check_generator(node)
+    return TileCall(node, plain=True, keys=draws_of(node).keys)
+
+
+def draws_of(node: Node) -> CallDraws:
+    """What a call draws on plain tensors."""
     shapes = zip(node.input_shapes, node.input_dtypes, strict=True)
     with CallDraws() as draws:
         CallForm.of(node).call([torch.empty(shape, dtype=dtype, device=META) for shape, dtype in shapes], META)
-    return TileCall(node, plain=True, keys=draws.keys)
+    return draws
 
 
 def check_axes(given: Sequence[Any], made: Sequence[Any]) -> None:

@@ -148,6 +148,8 @@ class TileCall:
     plain: bool = False
     beside: bool = False
     """Whether each window gives a result of its own; otherwise they follow each other."""
+    shaped: bool = False
+    """Whether it looks at what it is given for its type and place alone, along axes that its result may not have."""
     refused: str = ""
 
     @cached_property
