@@ -87,11 +87,12 @@ def trained(
     pm: Any = mural.parallelize(deepcopy(model), plan, loss=loss)
     if keep is not None:
         pm.way.keep = keep
+    device = next(model.parameters()).device
     optimizer = torch.optim.SGD(pm.parameters(), 0.05)
     found: Steps = []
     for seed in range(2):
         target = torch.randint(3, (2, 26, 30), generator=torch.Generator().manual_seed(seed))
-        value = pm.step(image(2, 2, 26, 30, seed=seed), target).clone()
+        value = pm.step(image(2, 2, 26, 30, seed=seed).to(device), target.to(device)).clone()
         values = {name: p.grad.clone() for name, p in pm.named_parameters() if p.grad is not None}
         found.append((value, values | {name: buffer.clone() for name, buffer in pm.named_buffers()}))
         optimizer.step()

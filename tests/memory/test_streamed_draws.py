@@ -80,6 +80,17 @@ def test_streamed_and_kept_draw_alike(name: str) -> None:
     assert largest_gap(trained(model, TILES), kept) < 1e-10
 
 
+def drawn_on_the_host(x: Tensor) -> Tensor:
+    return x * torch.rand(4, 1, 1).to(x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_both_generators() -> None:
+    """Keys and what is drawn on the host come from one generator, what is drawn on the GPU from another."""
+    model = residual_net(ROW, Drawn(drawn_on_the_host), BATCH).cuda()
+    assert largest_gap(trained(model, TILES), trained(model, mural.Plan())) < 1e-10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["all", "none"])
 def test_whatever_is_kept(keep: str) -> None:
@@ -123,7 +134,7 @@ def from_python(x: Tensor) -> Tensor:
         (from_own_generator, "generator of the model's own"),
         (as_a_mean_has_it, "only tiles can tell"),
         (after_unpooling, "max_unpool2d"),
-        (from_python, "draws from \\['random'\\]"),
+        (from_python, "draws from or counts on \\['random'\\]"),
     ],
 )
 def test_refused_where_others_would_be_drawn(function: Callable[[Tensor], Tensor], words: str) -> None:
