@@ -29,6 +29,7 @@ from mural.pipeline.runner import Runner
 from mural.pipeline.schedule import Action
 from mural.pipeline.step_runs import Runs, moving, shared_apart
 from mural.shard import ShardedTensor, batchnorm_scope
+from mural.shard.generators import generators_kept, set_random_state
 from mural.shard.in_time import Rows
 from mural.shard.unread import Unread
 
@@ -163,7 +164,9 @@ class Pipelined:
         make_plain(self.held.buffered)
 
     def _scoped_loss(self, output: Any, target: Any) -> Tensor:
-        with self._scope(), naming_absent(self.held.loss, self.held.plain, (output, target)):
+        device = self.held.device
+        with generators_kept(device), self._scope(), naming_absent(self.held.loss, self.held.plain, (output, target)):
+            set_random_state(self.runner.random, device)
             loss = self.held.loss(output, target)
         if getattr(loss, "is_meta", False):
             check_present(self.held.loss, self.held.plain, (output, target), None)

@@ -133,8 +133,8 @@ def check_effects(graph: Graph) -> None:
     """Raise if the model leaves something for the next step, other than the statistics of norms."""
     if graph.carried:
         raise UnsupportedOp(
-            f"the forward rebinds or counts on {list(graph.carried)}, but a streamed step makes its calls without "
-            f"running it: change them between steps"
+            f"the forward rebinds, draws from or counts on {list(graph.carried)}, but a streamed step makes its calls "
+            f"without running it: change them between steps, and draw by torch"
         )
     inputs = {value.name for value in graph.inputs}
     for node in graph:

@@ -26,7 +26,7 @@ from mural.memory.choice import Room, Speeds
 from mural.memory.host_memory import HostMemory
 from mural.memory.pinned import Buffers, settled
 from mural.memory.stream import Streamer
-from mural.memory.tile_calls import CallForm, made_by
+from mural.memory.tile_calls import made_by
 from mural.memory.tile_graphs import TileGraphs
 from mural.plans import bytes_of
 from mural.shard.autocasting import uncached_autocast
@@ -262,9 +262,11 @@ class Streamed:
         """What a forward does next to its results, once: the counting of batches."""
         made: dict[Place, Any] = {}
         with torch.no_grad():
-            for _, node in streamer.passes.graph.graph.effects:
-                given = [made[p] if p in made else streamer.held[str(p[0])] for p in node.reads]
-                made |= made_by(node, CallForm.of(node).call(given, streamer.device), given)
+            for call in streamer.passes.graph.effects:
+                if call.random:
+                    streamer.before_random(call.node.id)
+                given = [made[p] if p in made else streamer.held[str(p[0])] for p in call.node.reads]
+                made |= made_by(call.node, call.form.call(given, streamer.device), given)
 
 
 def own_times(tensor: Tensor, times: int, lasting: bool) -> Tensor:

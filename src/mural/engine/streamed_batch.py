@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,13 +22,13 @@ from mural.geometry import Cuts
 from mural.graph.nodes import Place
 from mural.memory.decoded_cache import DecodedCache
 from mural.memory.pinned import settled
+from mural.memory.random_states import RandomStates
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
 from mural.memory.tile_needs import Needs as TileNeeds
 from mural.ranks import SPATIAL
 from mural.shard import ShardedTensor
 from mural.shard.generators import seed_generators
-from mural.shard.ops.random.lattice import new_key
 from mural.shard.relayout import pull
 from mural.shard.unread import Unread
 
@@ -73,9 +72,11 @@ class StreamedBatch:
         tensors = {n: p.detach().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}  # without hooks
         tensors |= dict(objective.named_buffers())
         tensors |= {name: t.to(self.device) for name, t in self.program.constants.items()}
+        seed_generators(held.draw(), self.device)
+        states = RandomStates(self.program.tiles, tensors, self.device)
         self.streamer = Streamer(
-            self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device,
-            self._random_states(), held.progress,
+            self.program.passes, self.needs, self.inputs, tensors, self.mesh, self.cuts, self.device, states,
+            held.progress,
         )  # fmt: skip
         self.streamer.blocks = self._blocks()
         recorded = self.program.recorded
@@ -188,27 +189,6 @@ class StreamedBatch:
         found = [f"model.{names[id(m)]}" for m in (chosen(self.held.plain, wanted) if wanted else ())]
         inside = ((c.node, n) for c in self.program.tiles.calls for n in found)
         return {node.id: n for node, n in inside if node.module == n or node.module.startswith(f"{n}.")}
-
-    def _random_states(self) -> Callable[[int], None]:
-        """Sets torch's generator before a random call as a step in one piece would have found it."""
-        seed_generators(self.held.draw(), self.device)
-        states: dict[int, Tensor] = {}
-        seeds: dict[int, int] = {}  # of calls that draw by torch's own means, for which all tiles have to be alike
-        for call in self.program.tiles.calls:
-            if call.random and (call.plain or call.refused):
-                seeds[call.node.id] = new_key()
-            elif call.random:
-                states[call.node.id] = torch.get_rng_state()
-                for _ in range(call.random):
-                    new_key()
-
-        def before(call: int) -> None:
-            if call in seeds:
-                seed_generators(seeds[call], self.device)
-            else:
-                torch.set_rng_state(states[call])
-
-        return before
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mural.graph.commons import Commons, Name
+from mural.graph.commons import DRAWS, Commons, Name
 from mural.graph.kept_values import KeptValue, clones, content, copy_all, has_values, kept, moved, renew
 
 STANDARD = frozenset(vars(nn.Module()))
@@ -142,7 +142,9 @@ class Touches:
         self.found: dict[Name, set[int]] = {}
         self.changed: Touched = {}
         self.carried: set[str] = set()
-        """Buffers that were rebound and numbers that were counted on: what the next forward finds changed."""
+        """Buffers that were rebound, numbers that were counted on, Python's generators that were drawn from: what the
+        next forward finds changed.
+        """
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -171,6 +173,8 @@ class Touches:
         finally:
             del nn.Module.__getattribute__
             nn.Module.__setattr__ = plain  # type: ignore[method-assign]
+        common = held.commons.changes()
+        self.carried.update(name[0] for name in DRAWS if name in common)
         names = [name for name in held.changes() if name in self.found]
         own = {name for name in names if registered(self.modules[name[0]], name[1])}
         self.changed = {name: frozenset(self.found[name]) for name in names if name not in own}

@@ -123,7 +123,8 @@ class Graph:
     `calls` are the calls of modules, that of the model first. `effects` are calls that change the model but are not
     part of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the
     constants themselves. `touched` are the attributes that changed, by module and name, with the calls that read or
-    set them; `carried` the buffers that were rebound and the numbers that were counted on, which the next pass reads.
+    set them; `carried` what the next pass reads: the buffers that were rebound, the numbers that were counted on, and
+    Python's generators that were drawn from.
     """
 
     nodes: tuple[Node, ...]

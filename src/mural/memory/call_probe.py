@@ -14,24 +14,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _pytree as pytree
 
 from mural.errors import MuralError, UnsupportedOp
 from mural.geometry import Box, Cuts, Interval, Reads, Window
 from mural.graph.differentiable import carries
 from mural.graph.nodes import Graph, Node, Place
 from mural.graph.without_memory import META
+from mural.memory.call_draws import CallDraws
 from mural.memory.tile_calls import Axes, CallForm, TileCall, TileGraph, TileValue, TileWindow, made_by, tensors_in
 from mural.ranks.mesh import SPATIAL, Mesh
 from mural.shard.folds.regroup import Folds
 from mural.shard.functions import KIND as FUNCTION
 from mural.shard.layout import Layout
-from mural.shard.ops.random.lattice import new_key
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, tile_of, tile_run
 
 CANNOT = (MuralError, RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError)
 """What a rule raises that cannot run on a tile; the last two where it gets a tile for a parameter."""
+SHAPED = frozenset(["new_empty", "new_zeros", "new_ones", "new_full"])
+"""The calls that make a tensor of a shape: what they are given says its type, device and place alone."""
 
 
 @dataclass
@@ -92,17 +94,6 @@ class _Trial:
     axes: tuple[str, ...] = ()
 
 
-class _Draws(TorchDispatchMode):
-    """Counts operations that draw random numbers."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
-        self.count += torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
-
-
 def tile_graph(graph: Graph, inputs: Mapping[str, Axes]) -> TileGraph:
     """What the calls of a graph do to tiles, given the axes of its inputs."""
     # With gradients, also where nobody wants them: they tell which totals depend on others.
@@ -117,6 +108,8 @@ class _Prober:
         self.graph = graph
         self.made: dict[Place, Tensor] = {}
         self.values: dict[Place, TileValue] = {}
+        self.untried: dict[Place, str] = {}
+        """What comes from a call that cannot be tried on one rank: plain here, in a step in one piece perhaps not."""
         for value in graph.inputs:
             tensor = torch.empty(value.shape, dtype=value.dtype, device=META)
             tensor.requires_grad_(carries(value.dtype))
@@ -137,43 +130,65 @@ class _Prober:
 
     def probe(self) -> TileGraph:
         calls = tuple(self._call(node) for node in self.graph)
-        return TileGraph(self.graph, calls, self.values)
+        effects = tuple(map(effect_call, (node for _, node in self.graph.effects)))
+        return TileGraph(self.graph, calls, self.values, effects)
 
     def _call(self, node: Node) -> TileCall:
+        check_generator(node)
         given = [self.made[place] for place in node.reads]
         if not any(isinstance(t, ShardedTensor) for t in given):
-            with _Draws() as draws:
+            with CallDraws() as draws:
                 self._results(node, CallForm.of(node).call(given, META))
-            return TileCall(node, plain=True, random=draws.count)
+            self._check_tried(node, draws)
+            return TileCall(node, plain=True, keys=draws.keys)
         trial = _Trial(axes=tuple(dict.fromkeys(a for t in given for a in axes_of(t))))
-        before = torch.get_rng_state()
         try:
             if node.kind == FUNCTION:
                 raise UnsupportedOp(f"{node.op}, a custom autograd.Function, may look at more than a tile")
-            with tile_run(trial):
+            with tile_run(trial), CallDraws() as draws:
                 result = CallForm.of(node).call(given, META)
-            random = keys_between(before, torch.get_rng_state(), node)
-            if not trial.levels:
+            if draws.keys is None and trial.axes:
+                raise UnsupportedOp("it draws random numbers that differ from tile to tile")
+            if not trial.levels and node.op not in SHAPED:
                 check_axes(given, tensors_in(result))
             if not trial.windows and not trial.levels:
                 check_local(node, given)
         except CANNOT as error:
             return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
-        beside = 1 < len(node.makes) == len(trial.windows)
-        return TileCall(node, tuple(trial.windows), tuple(trial.levels), trial.norm, random, beside=beside)
+        beside, shaped = 1 < len(node.makes) == len(trial.windows), node.op in SHAPED
+        windows, levels = tuple(trial.windows), tuple(trial.levels)
+        return TileCall(node, windows, levels, trial.norm, draws.keys, beside=beside, shaped=shaped)
 
     def _whole(self, node: Node, given: Sequence[Tensor], why: str) -> TileCall:
         """A call that sees whole tensors: what it makes, as on one rank."""
+        draws = CallDraws()
         try:
-            result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
+            with draws:
+                result = CallForm.of(node).call([on_one_rank(t) for t in given], META)
             made = [from_one_rank(t) for t in tensors_in(result)] or self._returned(node)
         except CANNOT:
+            draws = draws_of(node)
+            self.untried |= dict.fromkeys(node.makes, f"{node.op} at {node.site!r}")
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
-        return TileCall(node, random=1, refused=f"{node.op} at {node.site!r}: {why}")
+        return TileCall(node, keys=draws.keys, refused=f"{node.op} at {node.site!r}: {why}")
+
+    def _check_tried(self, node: Node, draws: CallDraws) -> None:
+        """Raise for a call that draws, if a step in one piece may have another kind of tensors there, and draw others.
+
+        What is computed from such tensors may be of another kind, too.
+        """
+        found = [self.untried[place] for place in node.reads if place in self.untried]
+        if found and draws.keys != 0:
+            raise UnsupportedOp(
+                f"{node.op} at {node.site!r} draws random numbers for what comes from {found[0]}, which cannot be "
+                f"tried without memory: a step in one piece may draw others. Draw before that call, or do not stream"
+            )
+        if found:
+            self.untried |= dict.fromkeys(node.makes, found[0])
 
     def _returned(self, node: Node) -> list[Tensor]:
         """The arguments that a call has written to and that stand for its results, as it returns nothing."""
@@ -183,6 +198,20 @@ class _Prober:
         for place, tensor in made_by(node, result, [self.made[place] for place in node.reads]).items():
             tensor = tensor.detach() if node.detached and not node.writes else tensor
             self._enter(place, tensor)
+
+
+def effect_call(node: Node) -> TileCall:
+    """A call outside the dataflow, which sees no tiles."""
+    check_generator(node)
+    return TileCall(node, plain=True, keys=draws_of(node).keys)
+
+
+def draws_of(node: Node) -> CallDraws:
+    """What a call draws on plain tensors."""
+    shapes = zip(node.input_shapes, node.input_dtypes, strict=True)
+    with CallDraws() as draws:
+        CallForm.of(node).call([torch.empty(shape, dtype=dtype, device=META) for shape, dtype in shapes], META)
+    return draws
 
 
 def check_axes(given: Sequence[Any], made: Sequence[Any]) -> None:
@@ -217,18 +246,13 @@ def middle(tensor: ShardedTensor) -> dict[str, Interval]:
     return {a: Interval(n // 2 if n < 3 else 1, n if n < 3 else n - 1) for a, n in extents_of(tensor).items()}
 
 
-def keys_between(before: Tensor, after: Tensor, node: Node) -> int:
-    """How many keys of random layers lie between two states of torch's generator."""
-    for count in range(MOST_KEYS):
-        if torch.equal(before, after):
-            return count
-        torch.set_rng_state(before)
-        new_key()
-        before = torch.get_rng_state()
-    raise UnsupportedOp(f"{node.op} at {node.site!r} draws random numbers that differ from tile to tile")
-
-
-MOST_KEYS = 16
+def check_generator(node: Node) -> None:
+    """Raise for a call that draws from another generator than torch's: tiles cannot set it back."""
+    if any(isinstance(leaf, torch.Generator) for leaf in pytree.tree_leaves((node.args, dict(node.kwargs)))):
+        raise UnsupportedOp(
+            f"{node.op} at {node.site!r} draws from a generator of the model's own, from which each tile of a streamed "
+            f"step would draw other numbers: use torch's default generator"
+        )
 
 
 def axes_of(tensor: Any) -> tuple[str, ...]:
@@ -237,8 +261,8 @@ def axes_of(tensor: Any) -> tuple[str, ...]:
 
 
 def whole_tile(tensor: Tensor, axes: Axes, folds: Folds = ()) -> Tensor:
-    """A tensor as a tile that holds all of it; one without axes as it is."""
-    if not any(axes):
+    """A tensor as a tile that holds all of it; a plain one, without axes, as it is."""
+    if not axes:
         return tensor
     spans = {a: Interval(0, n) for a, n in zip(axes, tensor.shape, strict=True) if a is not None}
     return tile_of(tensor, tuple(tensor.shape), axes, spans, folds)
@@ -258,9 +282,9 @@ def on_one_rank(tensor: Any) -> Any:
 
 
 def from_one_rank(tensor: Tensor) -> Tensor:
-    """The piece of one rank as a tile that holds everything; a tensor without the image's dims as it is."""
+    """The piece of one rank as a tile that holds everything; a plain tensor as it is."""
     if not isinstance(tensor, ShardedTensor):
         return tensor
     lay = tensor.placement
     axes = tuple(a if c is not None else None for a, c in zip(lay.axes, lay.cuts, strict=True))
-    return whole_tile(tensor.local, axes, tensor.folds) if any(axes) else tensor.full()
+    return whole_tile(tensor.local, axes, tensor.folds)

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mural.memory.call_draws import is_random
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -74,7 +76,7 @@ class Tape(TorchDispatchMode):
         if func.is_view and isinstance(made, Tensor) and isinstance(noted[0][0], Slot) and same_view(made, args[0]):
             self.slots[made] = noted[0][0]  # nothing to run again
             return made
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if is_random(func):
             self.failed = f"{func} is random"
         self.steps.append((func, *noted, self._result(made)))
         return made

@@ -30,7 +30,8 @@ TileWindow = tuple[tuple[str, Reads], ...]
 class TileValue:
     """A tensor of the graph: its axes, and whether it comes in tiles.
 
-    Where dims were merged (`folds`, as of sharded tensors), shape and axes are those of the dims underneath.
+    Where dims were merged (`folds`, as of sharded tensors), shape and axes are those of the dims underneath. A plain
+    tensor has no axes; a sharded tensor that is not cut has None for each dim.
     """
 
     shape: tuple[int, ...]
@@ -142,17 +143,24 @@ class TileCall:
     windows: tuple[TileWindow, ...] = ()
     levels: tuple[int, ...] = ()
     norm: bool = False
-    random: int = 0
-    """How many keys it draws; of a call that sees no tiles, whether it may draw numbers."""
+    keys: int | None = 0
+    """How many keys of random layers it draws; None if it draws numbers by torch's own means, or may do so."""
     plain: bool = False
     beside: bool = False
     """Whether each window gives a result of its own; otherwise they follow each other."""
+    shaped: bool = False
+    """Whether it looks at what it is given for its type and place alone, along axes that its result may not have."""
     refused: str = ""
 
     @cached_property
     def form(self) -> CallForm:
         """The call, to be made again."""
         return CallForm.of(self.node)
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers, or may do so."""
+        return self.keys != 0
 
     @property
     def rounds(self) -> int:
@@ -162,11 +170,17 @@ class TileCall:
 
 @dataclass(frozen=True)
 class TileGraph:
-    """The calls of a graph, and all its tensors, by place."""
+    """The calls of a graph, and all its tensors, by place; `effects` are its calls outside the dataflow."""
 
     graph: Graph
     calls: tuple[TileCall, ...]
     values: Mapping[Place, TileValue]
+    effects: tuple[TileCall, ...] = ()
+
+    @property
+    def in_order(self) -> list[TileCall]:
+        """All calls as the model makes them."""
+        return sorted((*self.calls, *self.effects), key=lambda call: call.node.time)
 
     @cached_property
     def work(self) -> tuple[tuple[float, float], ...]:

@@ -204,6 +204,6 @@ def leaf(tensor: Tensor) -> Tensor:
 
 
 def as_tile(value: TileValue, box: Box, local: Tensor) -> Tensor:
-    """The part of a value at a box as a tile; as it is, if the value is not cut."""
+    """The part of a value at a box as a tile; as it is, if the value is plain."""
     spans = {a: i for a, i in zip(value.axes, box, strict=False) if a is not None}
-    return tile_of(local, value.shape, value.axes, spans, value.folds) if spans else local
+    return tile_of(local, value.shape, value.axes, spans, value.folds) if value.axes else local

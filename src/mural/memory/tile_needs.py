@@ -208,7 +208,7 @@ class Needs:
             out = Interval(0, 0)
             for place in call.node.makes:
                 out = hull(out, needs.values.get(place, Interval(0, 0)))
-            if measuring:
+            if measuring or call.shaped:
                 for place in call.node.reads:
                     extent = values[place].extents.get(axis)
                     if extent is not None:

@@ -127,9 +127,9 @@ class WholePass:
     # -- places --------------------------------------------------------------------------------------------------------
 
     def _layout(self, place: Place) -> Layout | None:
-        """The layout of a value on the run's mesh; None for one without the image's dims."""
+        """The layout of a value on the run's mesh; None for a plain one."""
         value = self.streamer.needs.graph.values[place]
-        if not any(value.axes):
+        if not value.axes:
             return None
         cuts = tuple(
             None if a is None else self.cuts[a].scaled(n) for a, n in zip(value.axes, value.shape, strict=True)

@@ -124,6 +124,8 @@ class Runner:
         self.began = 0.0
         self.left: Counter[int] = Counter()
         """How many backwards of each stage have not begun on this rank."""
+        self.random = random_state(device)
+        """The random state after the last stage, which the loss begins with: the same for all micro-batches."""
 
     def run(self, program: Program, seats: Seats, job: StepJob, known: LearnedForms, learning: bool, seed: int) -> None:
         """Carry out this seat's list."""
@@ -173,6 +175,7 @@ class Runner:
             made, result = stage.forward(action.microbatch, given, wanted)
             made[RANDOM, action.stage] = random_state(self.device)
         if action.stage == self.program.schedule.stages - 1:
+            self.random = made[RANDOM, action.stage]
             self.job.arrived(action.microbatch, result)
         self._hand(action, made)
 

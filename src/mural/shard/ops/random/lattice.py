@@ -89,6 +89,8 @@ def fill(out: Tensor, layout: Layout, draw: Draw) -> Tensor:
 def fill_folded(out: Tensor, x: ShardedTensor, draw: Draw) -> Tensor:
     """Fill the piece of a tensor with merged dims: its positions of a merged dim are not one interval."""
     key = new_key()
+    if out.is_meta:
+        return out
     shape = tuple(x.shape)
     edges = lattice(shape, BLOCK.get(out.device.type, 2**20))
     generator = torch.Generator(out.device)
