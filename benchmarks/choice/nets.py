@@ -41,7 +41,7 @@ def small_swin() -> nn.Module:
 
 
 def without_drops(model: nn.Module) -> nn.Module:
-    """The model with all its branches in every step: a streamed step would drop others, and losses would differ."""
+    """The model with all its branches in every step, so that all steps are the same."""
     for module in model.modules():
         if isinstance(module, torchvision.ops.StochasticDepth):
             setattr(module, "p", 0.0)  # noqa: B010 (torch types every attribute as a tensor or a module)

@@ -22,18 +22,24 @@ AGAIN = {
 """The share of the ranked blocks that is computed again, those first that free most bytes for each second."""
 HOST = "+host"
 """With offload of activations, as much as the cap asks for."""
-TILES = {"tile1": 1, "tile2": 2, "tile4": 4}
-"""Streamed: the largest tile that fits, divided by this."""
+TILES = {"tile1": 1.0, "tile75": 0.75, "tile50": 0.5}
+"""Streamed: the largest tile that fits, its sides times this."""
+MORE_TILES = {f"tile{percent}": percent / 100 for percent in (95, 90, 85, 80, 70, 65, 60, 55, 45)}
+"""Others, for images of which only tiles fit."""
+ENOUGH = 12
+"""So many mixes are compared with the chosen one; where fewer fit, there are more tiles."""
 LEAN = "lean+host"
 """All blocks are computed again but those that, computed again alone, exceed the room whatever leaves. It is no prefix
 of the ranked blocks, so the planner does not consider it."""
 ALONE = ("keep", "again25", "again50", "again75", "again100", "all")
-FIXED = (*ALONE, *(name + HOST for name in AGAIN), LEAN, *TILES)
+FIXED = (*ALONE, *(name + HOST for name in AGAIN), LEAN, *TILES, *MORE_TILES)
 MIXES = (CHOSEN, *FIXED)
 BATCHES = {"unet": 1, "resnet50": 5, "swin_t": 3}
 """Images of a step: ResNet-50 and Swin-T then need about 17 GiB at 2048² when everything is kept."""
 OVER = 1.1
 """A mix whose predicted peak is so many times the cap is not run."""
+SLOW = 5.0
+"""Nor is one whose predicted seconds are so many times those of the chosen mix."""
 START, STEPS, PINNING = 2.0, 7, 0.5
 """Seconds until a model is on the device, steps of a part, and seconds to pin a GiB of the host."""
 UNKNOWN = 15.0
@@ -116,13 +122,22 @@ def selected(parts: list[Part], only: list[str]) -> list[Part]:
 def not_run(part: Part, predicted: Mapping[str, Any]) -> str | None:
     """Why a mix need not run, by the prediction of its setting; None: it runs."""
     mix = predicted["mixes"][part.mix]
+    if part.mix in MORE_TILES and sum(fits(predicted, name) for name in FIXED if name not in MORE_TILES) >= ENOUGH:
+        return "enough others fit"
     if "impossible" in mix:
         return f"impossible: {mix['impossible']}"
     if mix["same_as"]:
         return f"the same as {mix['same_as']}"
-    if mix["peak"] > OVER * predicted["limit"]:
+    if not fits(predicted, part.mix):
         return "predicted too large"
-    return None
+    limit = SLOW * predicted["mixes"][CHOSEN].get("seconds", mix["seconds"])
+    return "predicted too slow" if mix["seconds"] > limit else None
+
+
+def fits(predicted: Mapping[str, Any], name: str) -> bool:
+    """Whether a mix is another one than those before it, and may fit."""
+    mix = predicted["mixes"][name]
+    return "plan" in mix and not mix["same_as"] and mix["peak"] <= OVER * predicted["limit"]
 
 
 def expected(part: Part, predicted: Mapping[str, Any] | None) -> float:

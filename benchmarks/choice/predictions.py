@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import mural
 from choice.nets import CHANNELS, built, target_of
-from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, TILES, Part
+from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, MORE_TILES, TILES, Part
 from mural.cost.hardware import Hardware
 from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
 from mural.engine.recompute import block_names
@@ -60,8 +60,9 @@ class Setting:
     def plan(self, name: str) -> mural.Plan:
         """The plan of a mix of the fixed set."""
         usual: dict[str, Any] = {"memory": self.memory, "precision": "bfloat16"}
-        if name in TILES:
-            return mural.Plan(stream=tuple(divided(side, TILES[name]) for side in self.tile), **usual)
+        share = (TILES | MORE_TILES).get(name)
+        if share is not None:
+            return mural.Plan(stream=tuple(scaled(side, share) for side in self.tile), **usual)
         if name == "all":
             return mural.Plan(recompute="all", **usual)
         if name == LEAN:
@@ -101,13 +102,13 @@ def streaming(model: nn.Module) -> Any:
     return mural.parallelize(deepcopy(model), plan, loss=F.cross_entropy)
 
 
-def divided(tile: int, times: int) -> int:
+def scaled(tile: int, share: float) -> int:
     """A smaller tile, a multiple of what tiles are.
 
-    >>> divided(1024, 2), divided(704, 4)
+    >>> scaled(1024, 0.5), scaled(704, 0.25)
     (512, 192)
     """
-    return -(-tile // (times * LEAST)) * LEAST
+    return -(-int(tile * share) // LEAST) * LEAST
 
 
 def words(mix: Mix, blocks: int) -> str:
