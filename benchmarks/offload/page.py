@@ -21,6 +21,7 @@ NAMES = {
     "both": "pinned loader, non-blocking",
     "pinned_buffers": "pinned buffers",
     "mural": "**mural**",
+    "mural_tight": "**mural, ¾ of the memory**",
     "plan": "plan without offload",
     "mural_plan": "**plan with offload**",
 }

@@ -19,7 +19,7 @@ from functools import cached_property
 from offload.published import PARAMETERS, PRINTED
 
 MODELS = tuple(PARAMETERS)
-VARIANTS = (*PRINTED, "pinned_buffers", "mural", "plan", "mural_plan")
+VARIANTS = (*PRINTED, "pinned_buffers", "mural", "mural_tight", "plan", "mural_plan")
 HOSTED = ("uncapped", "mural", "plain")
 IN_MEMORY = ("plain", "checkpoint", "save_on_cpu")
 HOSTED_CAP = 16

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import mural
-from mural.engine.offloading import Offloading
+from mural.engine.offloading import TENSORS, Offloading
 from offload.nets import loss_of
 
 KINDS = ("parameters", "optimizer")
+ALL_KINDS = ("activations", *KINDS)
+SHARE, FIRST, TOY_PEAK = 0.75, 3, 2**20
+"""The part of its memory that a model is left with, and the step from which on; before, its peak is looked at."""
 RATE, MOMENTUM = 1e-3, 0.9
 
 
@@ -162,6 +165,30 @@ class Offloaded(OnDevice):
         return self.offloading.report()
 
 
+class Tight(OnDevice):
+    """mural's offload within three quarters of the memory that the first steps take."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        super().__init__(model, device)
+        self.offloading: Offloading | None = None
+        self.steps = 0
+
+    def backward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss, after forward and backward; what leaves lets them stay within the limit."""
+        self.steps += 1
+        if self.steps == FIRST:
+            peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else TOY_PEAK
+            self.offloading = Offloading(ALL_KINDS, [self.model], self.device, int(SHARE * peak / TENSORS))
+        if self.offloading is None:
+            return super().backward(images, labels)
+        with self.offloading.step(images, labels):
+            return super().backward(images, labels)
+
+    def report(self) -> dict[str, Any]:
+        """What was planned, and what moved."""
+        return super().report() if self.offloading is None else self.offloading.report()
+
+
 class Planned(OnDevice):
     """mural's public calls, with a plan that offloads or not."""
 
@@ -190,6 +217,7 @@ VARIANTS: Mapping[str, Callable[[nn.Module, torch.device], OnDevice]] = {
     "both": partial(Moved, pinned_loader=True, non_blocking=True),
     "pinned_buffers": Buffered,
     "mural": Offloaded,
+    "mural_tight": Tight,
     "plan": partial(Planned, plan=mural.Plan()),
     "mural_plan": partial(Planned, plan=mural.Plan(offload=KINDS)),
 }
