@@ -67,6 +67,12 @@ def intercepted(paths: Mapping[int, str], seen: Seen) -> Generator[Interception]
         yield interception
     finally:
         setattr(nn.Module, SLOT, before)
+        interception.seen = called  # whoever sees calls often holds this: both would wait for the garbage collector
+
+
+def called(module: nn.Module, path: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """The call itself."""
+    return plain(*args, **kwargs)
 
 
 Find = Callable[[Tensor], At | None]
