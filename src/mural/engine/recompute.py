@@ -93,13 +93,19 @@ def forget_activations(module: nn.Module, leaving: bool) -> None:
         args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, kwargs))
         run = plain
         if leaving:
-            leaves, tree = pytree.tree_flatten((args, kwargs))
-            run = Pieces(plain, leaves, tree).run
-            args, kwargs = tuple(x.local if isinstance(x, ShardedTensor) else x for x in leaves), {}
-            leaves.clear()
+            run, args, kwargs = in_pieces(plain, args, kwargs)
         return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
+
+
+def in_pieces(
+    plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A call of a block with this rank's pieces of its arguments."""
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    run = Pieces(plain, leaves, tree).run
+    return run, tuple(x.local if isinstance(x, ShardedTensor) else x for x in leaves), {}
 
 
 class Pieces:

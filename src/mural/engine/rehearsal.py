@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from mural.cost.hardware import Hardware
 from mural.cost.kernel_prices import kernel_seconds
 from mural.cost.rates import Rates
 from mural.engine.alignment import target_dims
-from mural.engine.recompute import chosen
+from mural.engine.recompute import chosen, in_pieces
 from mural.engine.tile_inputs import CHANNELS_LAST, memory_format
 from mural.memory.host_memory import HostMemory
 from mural.memory.meta_kernels import GpuTally
@@ -37,9 +39,11 @@ from mural.shard.place import place_on
 META = torch.device("meta")
 NO_KERNEL = ("empty", "empty_strided", "empty_like", "_unsafe_view")
 """Operations that only take memory, or look at it in another shape."""
-HOST_FORWARD, HOST_AGAIN, HOST_BACKWARD = 1.2e-4, 1.6e-4, 2e-5
+HOST_FORWARD, HOST_AGAIN, HOST_BACKWARD = 1.2e-4, 2e-4, 2e-5
 """Seconds that the host takes for an operation: called by the model, called again by it, and by autograd; on the host
 of an H200."""
+HOST_MOMENT = 6e-5
+"""Seconds that the host takes for a moment of a step from which something leaves."""
 
 
 class PricedTally(GpuTally):
@@ -51,10 +55,12 @@ class PricedTally(GpuTally):
     def __init__(self, rates: Rates):
         super().__init__()
         self.rates = rates
-        self.clock = self.host = 0.0
+        self.clock = self.host = self.watched_clock = self.watched_host = 0.0
+        """When the last kernel is done, and when it was called; and the same for a step whose moments are watched."""
         self.again = False
         """Whether a block is computed again."""
         self.stops: list[float] = []
+        self.watched_stops: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -67,9 +73,15 @@ class PricedTally(GpuTally):
             read, written = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((result,)))
             counted = flop_registry.get(func._overloadpacket)
             products = 0 if counted is None else counted(*args, **(kwargs or {}), out_val=result)
-            self.host += self._host()
-            self.clock = max(self.clock, self.host) + kernel_seconds(name, read, written, products, self.rates)
+            self._run(kernel_seconds(name, read, written, products, self.rates))
         return result
+
+    def _run(self, kernel: float) -> None:
+        """Count an operation whose kernel takes so long."""
+        each = self._host()
+        self.host, self.watched_host = self.host + each, self.watched_host + each
+        self.clock = max(self.clock, self.host) + kernel
+        self.watched_clock = max(self.watched_clock, self.watched_host) + kernel
 
     def _host(self) -> float:
         """Seconds that the host takes for an operation now."""
@@ -99,7 +111,9 @@ class PricedTally(GpuTally):
 
     def stop(self) -> None:
         """A moment begins."""
+        self.watched_host += HOST_MOMENT
         self.stops.append(self.clock)
+        self.watched_stops.append(self.watched_clock)
 
     def start(self) -> None:
         """It is over."""
@@ -107,7 +121,11 @@ class PricedTally(GpuTally):
 
     def seconds(self) -> tuple[float, ...]:
         """The seconds after each moment, up to the next one."""
-        return tuple(b - a for a, b in zip(self.stops[:-1], self.stops[1:], strict=True))
+        return tuple(b - a for a, b in pairwise(self.stops))
+
+    def watched(self) -> tuple[float, ...]:
+        """The same in a step from which something leaves: the host looks at every moment."""
+        return tuple(b - a for a, b in pairwise(self.watched_stops))
 
 
 def rehearsed(
@@ -141,7 +159,7 @@ def rehearsed(
             found.backward()
     finally:
         torch.set_rng_state(generator)
-    return step.trace()
+    return replace(step.trace(), watched=tally.watched())
 
 
 def model_without_memory(model: nn.Module) -> nn.Module:
@@ -158,7 +176,12 @@ def computed_again(block: nn.Module, lower: torch.dtype | None, tally: PricedTal
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     options["context_fn"] = lambda: (nullcontext(), computing_again(lower, tally))
     plain = block.forward
-    block.forward = lambda *args, **kwargs: checkpoint(plain, *args, **options, **kwargs)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        run, args, kwargs = in_pieces(plain, args, kwargs)
+        return checkpoint(run, *args, **options, **kwargs)
+
+    block.forward = forward
 
 
 @contextmanager

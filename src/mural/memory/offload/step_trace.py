@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -45,11 +45,19 @@ class TracedMemory:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """A step: the seconds after each moment, the most bytes on the device then if nothing leaves, and the memory."""
+    """A step: the seconds after each moment, the most bytes on the device then if nothing leaves, and the memory.
+
+    Where `watched` is known, it has the seconds of a step from which something leaves: watching takes time by itself.
+    """
 
     seconds: tuple[float, ...]
     bytes: tuple[int, ...]
     memory: tuple[TracedMemory, ...] = field(repr=False)
+    watched: tuple[float, ...] = field(default=(), repr=False)
+
+    def leaving(self) -> StepTrace:
+        """The step if something leaves."""
+        return replace(self, seconds=self.watched or self.seconds, watched=())
 
     @property
     def length(self) -> int:
