@@ -10,7 +10,20 @@ from typing import Any
 
 import pytest
 from choice import page
-from choice.parts import BATCHES, CHOSEN, FIXED, MIXES, TOY, Part, Sizes, all_parts, expected, not_run, selected
+from choice.parts import (
+    BATCHES,
+    CHOSEN,
+    FIXED,
+    MIXES,
+    MORE_TILES,
+    TOY,
+    Part,
+    Sizes,
+    all_parts,
+    expected,
+    not_run,
+    selected,
+)
 from choice.predictions import predicted
 from choice.rank import DROPPED, Chooser
 
@@ -93,7 +106,7 @@ def test_tables_from_records() -> None:
     summary = "| U-Net, 1 × 2048² | 8 | 1 | 3 blocks | 110 | tile1: some | 100 | 1.10 | 1.000 | 0.800 | 0.91 |"
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert summary in text
-    assert rows[-len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
+    assert rows[len(MORE_TILES) - len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
     assert "| **chosen** | 3 blocks | 110 | 1.10 | 100 | 7.00 | 7.00 | 1.000 | 8.00 | 2.00 | 0 |" in text
     assert "| all | some | out of memory | – | 100 | – | 8.00 |" in text
     assert "| keep | some | predicted too large | – | 100 | – | 12.00 |" in text
