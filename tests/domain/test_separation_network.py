@@ -183,6 +183,16 @@ def test_plans_that_do_not_fit_a_network_are_refused() -> None:
         staged_by_domain(without_image(), mural.Plan(domain=2), None, "cpu")
 
 
+def test_running_statistics_in_the_shared_encoder_are_refused_on_several_ranks() -> None:
+    network = small()
+    network.shared.append(nn.BatchNorm1d(4).double())  # type: ignore[operator]
+    for plan in (mural.Plan(domain=3), by_part(network)):
+        with pytest.raises(PlanError, match=r"batch norm shared\.9 .* every domain moves.*a group norm"):
+            staged_by_domain(network, plan, None, "cpu")
+    network.shared.eval()
+    assert staged_by_domain(network, mural.Plan(domain=3), None, "cpu").stage == 3
+
+
 def test_the_domain_axis_is_stages_on_seats() -> None:
     plan = staged_by_domain(small(), mural.Plan(domain=3), None, "cpu")
     assert plan.cuts == ("private.b", "private.c", "head")

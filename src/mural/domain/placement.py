@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from mural.domain.separation_network import SeparationNetwork
 from mural.errors import PlanError
@@ -65,6 +66,17 @@ def by_domain(network: SeparationNetwork, graph: Graph, plan: Plan, starts: Sequ
         cuts=tuple(cut_name(graph, node) for node in (*nodes[1:], first_of(graph, "head"))),
         seats=(*seats, (plan.stage - 1) * plan.domain),
     )
+
+
+def check_statistics(network: SeparationNetwork) -> None:
+    """Raise for running statistics that the calls of several domains move, on ranks that each would have their own."""
+    for path, module in network.named_modules():
+        shared = path.partition(".")[0] not in ("private", "head")
+        if shared and isinstance(module, _NormBase) and module.training and module.running_mean is not None:
+            raise PlanError(
+                f"batch norm {path} has running statistics that every domain moves, one after the other: domains on "
+                f"ranks of their own would each have others. Use a group norm, track_running_stats=False, or eval()"
+            )
 
 
 def first_of(graph: Graph, module: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from mural.domain.placement import Branch, by_domain
+from mural.domain.placement import Branch, by_domain, check_statistics
 from mural.domain.separation_network import SeparationNetwork
 from mural.engine.alignment import graph_for
 from mural.engine.stage_starts import stage_starts
@@ -33,6 +33,8 @@ def images_of(model: nn.Module, image: Shapes | None) -> Shapes | None:
 
 def staged_by_domain(model: nn.Module, plan: Plan, image: Shapes | None, hardware: str) -> Plan:
     """The plan itself, or, where it has a domain axis, the stages and seats that this means for the model."""
+    if isinstance(model, SeparationNetwork) and plan.domain * plan.stage > 1:
+        check_statistics(model)
     if plan.domain == 1:
         return plan
     if not isinstance(model, SeparationNetwork):
