@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from domain_cases import Case, holds
 
+import mural
 from mural import Plan
+from ranks import run_on
 
 QUICK = [
     Case(Plan(domain=2)),
@@ -35,3 +37,15 @@ SLOW = [
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
 def test_domains_over_ranks_equal_one_process(case: Case) -> None:
     holds(case)
+
+
+def taken() -> list[bool]:
+    """Which domains' images this rank reads, and whether it reads labels."""
+    case = Case(Plan(domain=2))
+    network = case.network()
+    pm = mural.parallelize(network, case.plan, network.loss())
+    return [*(pm.needs(True, number).image for number in range(2)), pm.needs(True).target]
+
+
+def test_a_rank_reads_the_images_of_its_own_domain() -> None:
+    assert run_on(2, taken) == [[True, False, True], [False, True, False]]
