@@ -37,8 +37,8 @@ Run = dict[str, Any]
 def arguments() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600, help="updates of each training (600)")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each way (5)")
+    parser.add_argument("--steps", type=int, default=500, help="updates of each training (500)")
+    parser.add_argument("--seeds", type=int, default=4, help="runs of each way (4)")
     parser.add_argument("--sweep-seeds", type=int, default=2, help="runs of each fraction and number of targets (2)")
     parser.add_argument("--quick", action="store_true", help="few steps, and no file: to try it out")
     parser.add_argument("--output", type=Path, help="file of the results")

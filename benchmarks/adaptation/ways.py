@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mural.domain import Ramp, Separation, SeparationNetwork, Weights
 from mural.domain.default_parts import class_head, domain_classifier
 
-CODE, CLASSES, BATCH = 32, 10, 64
+CODE, WIDTH, CLASSES, BATCH = 32, 32, 10, 64
 UNLABELLED = -100
 WEIGHTS = Weights(reconstruction=0.1, difference=0.05, similarity=0.3)
 
@@ -22,7 +22,7 @@ WEIGHTS = Weights(reconstruction=0.1, difference=0.05, similarity=0.3)
 class Recipe:
     """How long is trained, how fast, and what a separation network minimises."""
 
-    steps: int = 600
+    steps: int = 500
     rate: float = 2e-3
     similarity: str = "mmd"
     weights: Weights = WEIGHTS
@@ -38,8 +38,8 @@ class Recipe:
 def encoder(width: int) -> nn.Sequential:
     """Two convolutions with norms, and a linear layer: a code for each digit."""
     return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), nn.GroupNorm(1, width), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(1, 2 * width), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, width, 3, padding=1), nn.GroupNorm(1, width), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(1, 2 * width), nn.ReLU(), nn.AvgPool2d(2),
         nn.Flatten(), nn.Linear(8 * width, CODE),
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ def drawn(images: Tensor) -> Tensor:
 def supervised(data: Labelled, seed: int, recipe: Recipe) -> nn.Module:
     """The shared encoder and the head alone, trained on labelled images of one domain."""
     torch.manual_seed(seed)
-    model = nn.Sequential(encoder(16), class_head(CODE, CLASSES))
+    model = nn.Sequential(encoder(WIDTH), class_head(CODE, CLASSES))
     optimizer = torch.optim.Adam(model.parameters(), recipe.rate)
     images, labels = data
     for _ in range(recipe.steps):
@@ -74,7 +74,7 @@ def separated(digits: Digits, targets: Sequence[str], seed: int, recipe: Recipe,
     names = (SOURCE, *targets)
     adversary = domain_classifier(CODE, len(names)) if recipe.similarity == "adversary" else None
     network = SeparationNetwork(
-        {name: encoder(8) for name in names}, encoder(16), decoder(), class_head(CODE, CLASSES), adversary,
+        {name: encoder(WIDTH // 4) for name in names}, encoder(WIDTH), decoder(), class_head(CODE, CLASSES), adversary,
         recipe.separation,
     )  # fmt: skip
     loss, optimizer = network.loss(), torch.optim.Adam(network.parameters(), recipe.rate)
