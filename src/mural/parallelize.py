@@ -1,7 +1,4 @@
-"""`parallelize` applies a plan to a model, in one order.
-
-Mesh, memory, equal weights, channels, recompute, domains, stages.
-"""
+"""`parallelize` applies a plan to a model, in one order: mesh, memory, equal weights, channels, recompute, stages."""
 
 from __future__ import annotations
 
