@@ -24,6 +24,8 @@ from harness.tables import markdown, place
 from ways import Recipe, accuracy, separated, supervised
 
 HERE = Path(__file__).resolve().parent
+FIRST_SEED = 100
+"""Recipe and domains were chosen on seeds 0 to 4; those that count were not looked at before."""
 FRACTIONS = (0.02, 0.1, 0.3)
 GROUPS: dict[str, list[tuple[str, ...]]] = {
     "1": [(name,) for name in TARGETS],
@@ -38,7 +40,7 @@ def arguments() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500, help="updates of each training (500)")
-    parser.add_argument("--seeds", type=int, default=4, help="runs of each way (4)")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each way (5)")
     parser.add_argument("--sweep-seeds", type=int, default=2, help="runs of each fraction and number of targets (2)")
     parser.add_argument("--quick", action="store_true", help="few steps, and no file: to try it out")
     parser.add_argument("--output", type=Path, help="file of the results")
@@ -81,14 +83,19 @@ def swept(seed: int, recipe: Recipe, targets: Sequence[str], labelled: float) ->
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All runs."""
     recipe = Recipe(steps=options.steps)
-    found: dict[str, Any] = {"recipe": asdict(recipe), "ways": [compared(s, recipe) for s in range(options.seeds)]}
-    seeds, whole = range(options.sweep_seeds), [run["separation"] for run in found["ways"]]
+    found: dict[str, Any] = {"recipe": asdict(recipe), "ways": [compared(s, recipe) for s in seeds_of(options.seeds)]}
+    seeds, whole = seeds_of(options.sweep_seeds), [run["separation"] for run in found["ways"]]
     parts = {f"{part:.0%}": [swept(s, recipe, TARGETS, part) for s in seeds] for part in FRACTIONS}
     counts: dict[str, list[dict[str, float]]] = {}
     for count, groups in GROUPS.items():
         counts[count] = [swept(s, recipe, group, 1.0) for s in seeds for group in groups]
         print(f"{count} targets: {mean_of_targets(counts[count]):.1%}", flush=True)
     return found | {"fractions": parts | {"100%": whole}, "targets": counts | {"4": whole}}
+
+
+def seeds_of(count: int) -> range:
+    """The seeds of that many runs."""
+    return range(FIRST_SEED, FIRST_SEED + count)
 
 
 def mean_of_targets(runs: Sequence[dict[str, float]]) -> float:
@@ -123,6 +130,14 @@ def rows_of_ways(runs: Sequence[Run]) -> list[list[str]]:
     return [*found, row("**mean**", mean, lambda r: statistics.mean(closed(r, name) for name in TARGETS))]
 
 
+def swept_row(runs: Sequence[dict[str, float]]) -> list[str]:
+    """Accuracies on the source, on targets, and on those that can be aligned."""
+    others = [{name: value for name, value in run.items() if name != "inverted"} for run in runs]
+    some = [run for run in others if len(run) > 1]
+    columns = ([run[SOURCE] for run in runs], *([mean_of_targets([run]) for run in group] for group in (runs, some)))
+    return [spread(values) for values in columns]
+
+
 def page() -> None:
     """Put the tables into README.md."""
     results = json.loads((HERE / "results" / "cpu.json").read_text())
@@ -132,11 +147,9 @@ def page() -> None:
     head = ["target", "source only", "separation network", "target labels", "gap closed"]
     place(HERE / "README.md", "ways", text + markdown(head, rows_of_ways(results["ways"])))
     for key, first in (("fractions", "labelled part of the source"), ("targets", "targets")):
-        rows = [
-            [name, spread([run[SOURCE] for run in runs]), spread([mean_of_targets([run]) for run in runs])]
-            for name, runs in results[key].items()
-        ]
-        place(HERE / "README.md", key, markdown([first, "on the source", "on targets, mean"], rows))
+        rows = [[name, *swept_row(runs)] for name, runs in results[key].items()]
+        head = [first, "on the source", "on targets, mean", "without the inverted one"]
+        place(HERE / "README.md", key, markdown(head, rows))
 
 
 def main() -> None:
