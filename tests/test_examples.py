@@ -28,7 +28,7 @@ def printed(name: str) -> str:
 def test_every_example_is_tried() -> None:
     found = {path.stem for path in FOLDER.glob("[0-9]*.py")}
     on_gpus = {"09_gpu_to_gpu"}  # tried by make test-gpu
-    assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces", "08_clinics"} | on_gpus
+    assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces", "08_clinics", "10_domains"} | on_gpus
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +64,12 @@ def test_clinics_learn_together() -> None:
     accuracy = re.search(r"no clinic has: ([0-9.]+)", text)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.9
+
+
+@pytest.mark.slow
+def test_a_domain_without_labels_is_learned() -> None:
+    text = printed("10_domains")
+    assert len(re.findall(r"loss ([0-9.]+)", text)) == 4
+    found = re.search(r"phone: ([0-9.]+) of the held-out digits are right", text)
+    assert found is not None
+    assert float(found[1]) > 0.6

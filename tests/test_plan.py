@@ -83,7 +83,8 @@ def test_a_plan_by_hand_is_checked_too() -> None:
     assert Plan(spatial=2).spatial == (2,)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("later", [{"domain": 2}])
-def test_what_comes_later_is_refused_when_it_runs(later: dict[str, object]) -> None:
-    with pytest.raises(PlanError, match="cannot be run by this version"):
-        Plan(**later).check_runnable()  # type: ignore[arg-type]
+@pytest.mark.parametrize("other", [{"schedule": "1f1b"}, {"microbatches": 2}, {"channel": 2}, {"stream": (64, 64)}])
+def test_what_does_not_go_with_domains_is_refused_when_it_runs(other: dict[str, object]) -> None:
+    Plan(domain=2, stage=2, spatial=(2, 1), data=2).check_runnable()
+    with pytest.raises(PlanError, match=rf"domain = 2 with {next(iter(other))} = .* cannot be run"):
+        Plan(domain=2, **other).check_runnable()  # type: ignore[arg-type]

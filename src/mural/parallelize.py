@@ -15,6 +15,7 @@ from mural.comm.failure.shared_fate import ANEW, given_up
 from mural.engine import Loss, Parallel, materialize, share_from_first
 from mural.engine.alignment import graph_for, likely_graph
 from mural.engine.division import Division
+from mural.engine.domain_stages import images_of, staged_by_domain
 from mural.engine.materialize import unwrapped
 from mural.engine.recompute import recompute
 from mural.engine.stage_ranks import StageRanks, check_mesh
@@ -33,14 +34,14 @@ def parallelize(
     mesh: Mesh | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-    image: Sequence[int] | None = None,
+    image: Sequence[int] | Sequence[Sequence[int]] | None = None,
 ) -> Parallel:
     """The model under a plan; it is taken over, not copied. Collective.
 
     The weights become those of rank 0. A model on the meta device is given memory and its initial values here.
     `seed` is that of dropout and its like: they draw the same numbers under every plan. `mesh` is the run's where
-    `mural.init` was called before; its grid has to be the plan's. Stages are balanced for an `image` (C, H, W); without
-    one, for a likely one.
+    `mural.init` was called before; its grid has to be the plan's. Stages are balanced for an `image` (C, H, W), or
+    a shape for each of several inputs; without one, for a likely one.
 
     >>> pm = parallelize(nn.Conv2d(3, 2, 3, padding=1), Plan())
     >>> pm.step(torch.zeros(1, 3, 8, 8), torch.zeros(1, 8, 8).long()).shape
@@ -58,14 +59,17 @@ def parallelize(
     if plan.channel > 1:
         split_channels(unwrapped(model), mesh, plan.channel_layers, plan.channel_exchange)
     recompute(model, plan.recompute, leaving="activations" in plan.offload)
-    world = mesh.folded
-    plain, stage_ranks = unwrapped(model), StageRanks.of(plan, world)
-    if plan.stages == 1:
-        return Parallel(model, plan, world, loss, seed, Division.whole(plain, stage_ranks))
-    graph = likely_graph(plain) if image is None else graph_for(plain, image)
+    world, plain = mesh.folded, unwrapped(model)
     kind = next((p.device.type for p in model.parameters()), "cpu")
     # For cuts by time, calls compare with each other as they do on the hardware that was measured for the package.
-    route = Route.of(graph, stage_starts(graph, plan, "h200" if kind == "cuda" else "cpu"))
+    hardware = "h200" if kind == "cuda" else "cpu"
+    plan = staged_by_domain(plain, plan, image, hardware)
+    stage_ranks = StageRanks.of(plan, world)
+    if plan.stages == 1:
+        return Parallel(model, plan, world, loss, seed, Division.whole(plain, stage_ranks))
+    shapes = images_of(plain, image)
+    graph = likely_graph(plain) if shapes is None else graph_for(plain, shapes)
+    route = Route.of(graph, stage_starts(graph, plan, hardware))
     return Parallel(model, plan, world, loss, seed, Division.of(plain, route, stage_ranks))
 
 
@@ -73,4 +77,4 @@ def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:
     """The mesh that a plan asks for, over the ranks that run."""
     if plan.grids:
         return init(data=plan.data, stage=sum(map(prod, plan.grids)), backend=backend)
-    return init(spatial=plan.spatial or None, data=plan.data, stage=plan.stage, channel=plan.channel, backend=backend)
+    return init(plan.spatial or None, plan.data, plan.stage, plan.channel, plan.domain, backend=backend)

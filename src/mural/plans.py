@@ -30,11 +30,6 @@ AllReduce = Literal[
 Exchange = Literal["batch", "rank", "part"]
 Offloaded = Literal["activations", "parameters", "optimizer"]
 
-LATER = {
-    "domain": "the domain axis",
-}
-"""Fields that this version reads and keeps, but runs only at their default."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -65,7 +60,7 @@ class Plan:
     """How the images of a channel group meet at a split layer: the whole "batch" at once, one "rank"'s at a time, or a
     "part" of every rank's at a time; the next ones travel while these are computed on."""
     domain: int = 1
-    """Ranks over which the domains of a separation network are divided. Not run by this version."""
+    """Ranks over which the domains of a separation network are divided; each has `stage` parts of every domain."""
     schedule: Schedule = "sequential"
     """The order in which stages work on micro-batches."""
     microbatches: int = 1
@@ -172,11 +167,8 @@ class Plan:
 
     def check_runnable(self) -> None:
         """Raise for what this version cannot run yet."""
-        for name, words in LATER.items():
-            if getattr(self, name) != getattr(DEFAULT, name):
-                raise PlanError(
-                    f"{name} = {getattr(self, name)!r}: {words} cannot be run by this version; leave it out"
-                )
+        if self.domain > 1:
+            self.check_domains()
         if self.stream is not None:
             self.check_streamed()
         if self.channel > 1 and self.piped:
@@ -193,6 +185,15 @@ class Plan:
             raise PlanError(
                 f"average = {self.average} with stages or micro-batches cannot be run by this version: set 0"
             )
+
+    def check_domains(self) -> None:
+        """Raise for what does not go with a domain axis."""
+        for name in ("schedule", "microbatches", "seats", "grids", "channel", "average", "stream"):
+            if getattr(self, name) != getattr(DEFAULT, name):
+                raise PlanError(
+                    f"domain = {self.domain} with {name} = {getattr(self, name)!r} cannot be run: a domain has its "
+                    f"own place, and its losses look at whole batches; leave {name} out, or set domain = 1"
+                )
 
     def check_streamed(self) -> None:
         """Raise for what does not go with streaming."""

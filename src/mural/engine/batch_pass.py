@@ -46,10 +46,10 @@ class BatchPass:
         wanted = [key for key in takes if isinstance(key[0], str)]
         if not wanted:
             return {}
-        given = self.data.images(part_of(self.image, self.every[microbatch]))
+        given = part_of(self.image, self.every[microbatch])
         names = self.names or tuple(name for name, _ in wanted)
-        pieces = {(n, 0): lifted(x, microbatch, self.every) for n, x in zip(names, given, strict=True)}
-        return {key: pieces[key] for key in wanted}
+        numbers = {key: names.index(str(key[0])) for key in wanted}
+        return {key: lifted(self.data.one_of(given, n), microbatch, self.every) for key, n in numbers.items()}
 
     names: tuple[str, ...] = ()
     """The names of the model's inputs, where its stages know them."""

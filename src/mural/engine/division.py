@@ -26,7 +26,7 @@ class Division:
     The ranks of a parameter's stages hold it. A rank whose stages read no parameter that is trained holds a copy of
     the model's smallest such one too, as if its stages shared it: so an optimizer can be built on every rank, and the
     copies get the same gradient and take the same steps. `homes` are the stages around the modules, by path, and
-    `takers` those that take an input of the model.
+    `takers` for each input of the model those that take it.
     """
 
     stage_ranks: StageRanks
@@ -34,7 +34,7 @@ class Division:
     stages: Mapping[str, frozenset[int]]
     holders: Mapping[str, tuple[int, ...]]
     homes: Mapping[str, int]
-    takers: frozenset[int]
+    takers: tuple[frozenset[int], ...]
 
     @classmethod
     def of(cls, model: nn.Module, route: Route, stage_ranks: StageRanks) -> Division:
@@ -43,8 +43,10 @@ class Division:
         sites = tuple(route.graph.nodes[start].site for start in route.starts)
         holders = {name: stage_ranks.holders(found) for name, found in stages.items()}
         homes = {path: route.stage_around(f"{path}." if path else "") for path, _ in model.named_modules()}
-        inputs = {(value.name, 0) for value in route.graph.inputs}
-        takers = frozenset(s for s, stretch in enumerate(route.stretches) if inputs.intersection(stretch.takes))
+        takers = tuple(
+            frozenset(stage for stage, stretch in enumerate(route.stretches) if (value.name, 0) in stretch.takes)
+            for value in route.graph.inputs
+        )
         return cls(stage_ranks, sites, stages, with_trained(model, holders, stage_ranks), homes, takers)
 
     @classmethod
@@ -53,7 +55,7 @@ class Division:
         stages = {name: frozenset([0]) for name in dict.fromkeys(first_names(model).values())}
         holders = dict.fromkeys(stages, stage_ranks.holders([0]))
         homes = {path: 0 for path, _ in model.named_modules()}
-        return cls(stage_ranks, ("",), stages, holders, homes, frozenset([0]))
+        return cls(stage_ranks, ("",), stages, holders, homes, ())
 
     def with_loss(self, terms: LossTerms) -> Division:
         """The same with what the loss brings along, on the ranks of the last stage."""

@@ -52,10 +52,11 @@ class Inputs:
 
     def images(self, image: Image) -> tuple[Any, ...]:
         """The arguments of the model's forward; a tuple of tensors is several of them."""
-        align = self.align(shape_of(image))
-        if isinstance(image, tuple) and any(isinstance(part, Tensor) for part in image):
-            return tuple(self.taken(part, align) for part in image)
-        return (self.taken(image, align),)
+        return tuple(self.one_of(image, number) for number in range(len(inputs_of(image))))
+
+    def one_of(self, image: Image, number: int) -> Any:
+        """One of these arguments; what others are is not looked at, nor read."""
+        return self.taken(inputs_of(image)[number], self.align(shape_of(image)))
 
     def target(self, target: Any, image: Image) -> Any:
         """The target cut like the image: a mask along its dims, a label along the batch alone."""
@@ -152,6 +153,13 @@ class Inputs:
         return next(held, torch.device("cpu"))
 
 
+def inputs_of(image: Image) -> tuple[Any, ...]:
+    """The inputs of a model: those of a tuple of tensors, read or unread; anything else is one."""
+    if isinstance(image, tuple) and any(isinstance(part, (Tensor, Unread)) for part in image):
+        return image
+    return (image,)
+
+
 def on_seat(x: ShardedTensor | Unread, world: Mesh, inputs: Inputs) -> ShardedTensor | Unread:
     """What is on the run's mesh, moved to the mesh of a stage; what was not read stays unread."""
     return x.then(lambda read: seated(read, world, inputs)) if isinstance(x, Unread) else seated(x, world, inputs)
@@ -232,4 +240,4 @@ def shape_of(image: Image) -> tuple[int, ...]:
     if not hasattr(several[0], "shape"):
         raise LayoutError(f"a step takes a tensor, a sharded tensor or sources, not {type(image).__name__}")
     first: Any = several[0]
-    return tuple(first.shape) if isinstance(first, Tensor) else (len(several), *first.shape)
+    return tuple(first.shape) if isinstance(first, (Tensor, Unread)) else (len(several), *first.shape)

@@ -85,9 +85,12 @@ class Parallel(HeldModel):
         dist.broadcast_object_list(told, src=owner, group=self.world_mesh.transport.group)
         return told[0]
 
-    def needs(self, training: bool) -> Needs:
-        """What this rank takes of every batch, in training or in evaluation: what a loader has to read here."""
-        return self.way.needs(training)
+    def needs(self, training: bool, number: int = 0) -> Needs:
+        """What this rank takes of every batch, in training or in evaluation: what a loader has to read here.
+
+        Where the model has several inputs, `number` says of which.
+        """
+        return self.way.needs(training, number)
 
     def actions(self) -> tuple[tuple[str, float, float], ...]:
         """What stages did in the last step on this rank: name, begin and end, of `time.perf_counter`."""

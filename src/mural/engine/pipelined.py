@@ -109,10 +109,11 @@ class Pipelined:
         self._run(batch, lists)
         return batch
 
-    def needs(self, training: bool) -> Needs:
-        """What this rank's stages take of every batch: the image where one reads it, the target where the loss is."""
+    def needs(self, training: bool, number: int = 0) -> Needs:
+        """What this rank's stages take of every batch: an input where one reads it, the target where the loss is."""
         stages = {stage for _, stage in self.stage_programs.schedule(1, training).holds(self.stage_ranks.own)}
-        return Needs(self.held.mesh, bool(stages & self.held.division.takers), self.plan.stages - 1 in stages)
+        takers = self.held.division.takers
+        return Needs(self.held.mesh, not takers or bool(stages & takers[number]), self.plan.stages - 1 in stages)
 
     def _adopted(self, batch: Any) -> Any:
         """A batch whose tensors on the run's mesh became tensors on this seat's: the same pieces, or parts of them."""

@@ -6,7 +6,7 @@ own Python takes another path. One stage alone needs none of this: the model its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mural.engine.alignment import alignment, without_hooks
 from mural.engine.division import Division
-from mural.engine.inputs import Image, shape_of
+from mural.engine.inputs import Image, inputs_of, shape_of
 from mural.errors import PlanError
 from mural.graph import capture
 from mural.graph.follow import Changed, Follower
@@ -158,17 +158,15 @@ class StagePrograms:
 
 def shapes_of(image: Image) -> tuple[tuple[int, ...], ...]:
     """The shapes of a batch's inputs."""
-    if isinstance(image, tuple) and any(isinstance(part, Tensor) for part in image):
-        return tuple(tuple(part.shape) for part in image)
-    return (shape_of(image),)
+    parts = inputs_of(image)
+    return tuple(tuple(part.shape) for part in parts) if parts is image else (shape_of(image),)
 
 
 def dtypes_of(image: Image, model: nn.Module) -> tuple[torch.dtype, ...]:
     """The types of the inputs: a tensor's own, else that of the model's weights."""
-    parts: Sequence[Any] = image if isinstance(image, tuple) and isinstance(image[0], Tensor) else [image]
     weights = (p.dtype for p in model.parameters() if p.is_floating_point())
     default = next(weights, torch.get_default_dtype())
-    return tuple(part.dtype if isinstance(part, (Tensor, Unread)) else default for part in parts)
+    return tuple(part.dtype if isinstance(part, (Tensor, Unread)) else default for part in inputs_of(image))
 
 
 def check_hooks(model: nn.Module, opened: Container[str]) -> None:

@@ -112,10 +112,11 @@ def check_mesh(plan: Plan, mesh: Mesh) -> None:
     stages = sum(map(prod, plan.grids)) if plan.grids else plan.stage
     spatial = () if plan.grids else plan.spatial
     alike = prod(spatial) == prod(mesh.spatial) == 1 or mesh.spatial == spatial
-    wanted = (plan.data, stages, plan.channel)
-    if tuple(mesh.size(axis) for axis in ("data", "stage", "channel")) != wanted or not alike:
-        channel = f", channel = {plan.channel}" if plan.channel > 1 or mesh.size("channel") > 1 else ""
+    wanted = {"data": plan.data, "stage": stages, "channel": plan.channel, "domain": plan.domain}
+    if any(mesh.size(axis) != size for axis, size in wanted.items()) or not alike:
+        rare = [a for a in ("channel", "domain") if wanted[a] > 1 or mesh.size(a) > 1]
+        more = "".join(f", {axis} = {wanted[axis]}" for axis in rare)
         raise PlanError(
-            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}{channel}, but the mesh is "
+            f"the plan wants data = {plan.data}, stage = {stages}, spatial = {spatial}{more}, but the mesh is "
             f"{mesh}: make it by mural.init with these, or leave it out"
         )

@@ -142,7 +142,7 @@ class Streamed:
             self.held.same_inputs.check("evaluate", image=image, target=target)
             return self._run(image, target, "both", run, delivered=True)
 
-    def needs(self, training: bool) -> Needs:
+    def needs(self, training: bool, number: int = 0) -> Needs:
         """What this rank takes of every batch: sources, which it reads by windows."""
         return Needs(self.held.world_mesh, by_window=True)
 

@@ -77,7 +77,7 @@ class Unsplit:
             output = held.module(*images)
             return output, goal, held.loss(output, goal)
 
-    def needs(self, training: bool) -> Needs:
+    def needs(self, training: bool, number: int = 0) -> Needs:
         """What this rank takes of every batch: its images and targets."""
         return Needs(self.held.world_mesh)
 

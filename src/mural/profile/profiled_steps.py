@@ -75,7 +75,7 @@ def updates(run: Run, stop: StopRequest) -> Iterator[tuple[StepAccount, Actions]
     run.pm.train()
     position, batches, number = Position(), batches_of(run), 0
     while number < run.total:
-        run.begins(f"step {number + 1}")
+        run.begins_step(number)
         begin, waited, actions, complete = perf_counter(), 0.0, list[tuple[str, float, float]](), False
         while not complete:
             epoch, batch = next(batches)

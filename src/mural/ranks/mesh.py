@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -202,18 +202,20 @@ def init(
     >>> init(image=(64, 64)).spatial
     (1, 1)
     """
-    if domain != 1:
-        raise PlanError(f"domain={domain}: this version runs the other axes; leave domain at 1")
     grid = () if spatial is None else (spatial,) if isinstance(spatial, int) else tuple(spatial)
-    if not all(type(n) is int and n >= 1 for n in (data, stage, channel, *grid, *(image or ()))):
+    if not all(type(n) is int and n >= 1 for n in (data, stage, channel, domain, *grid, *(image or ()))):
         raise PlanError(
-            f"spatial={spatial}, data={data}, stage={stage}, channel={channel}, image={image}: sizes are whole numbers "
-            f"of at least 1"
+            f"spatial={spatial}, data={data}, stage={stage}, channel={channel}, domain={domain}, image={image}: sizes "
+            f"are whole numbers of at least 1"
         )
-    if stage > 1 and channel > 1:
-        raise PlanError(f"stage={stage} × channel={channel}: the channel axis does not go with stages; set one to 1")
+    if stage * domain > 1 and channel > 1:
+        raise PlanError(
+            f"stage={stage} × domain={domain} × channel={channel}: the channel axis does not go with stages and "
+            f"domains; set channel to 1, or both of them"
+        )
     world, rank, transport = join(backend, timeout)
-    grid = _fitting_grid(grid, None if spatial is not None else image, data, stage, channel, world)
+    others = {"data": data, "stage": stage, "domain": domain, "channel": channel}
+    grid = _fitting_grid(grid, None if spatial is not None else image, others, world)
     sizes = (data, stage, domain, channel, *grid, *(1,) * (len(SPATIAL) - len(grid)))
     mesh = Mesh(sizes, rank, len(grid), transport)
     align_generators(mesh)
@@ -221,20 +223,18 @@ def init(
 
 
 def _fitting_grid(
-    grid: tuple[int, ...], image: Sequence[int] | None, data: int, stage: int, channel: int, world: int
+    grid: tuple[int, ...], image: Sequence[int] | None, others: Mapping[str, int], world: int
 ) -> tuple[int, ...]:
     """The spatial grid of the ranks that the other axes leave, chosen for an image if one is given."""
-    others = data * stage * channel
-    named = (
-        f"data={data}" + (f" × stage={stage}" if stage > 1 else "") + (f" × channel={channel}" if channel > 1 else "")
-    )
+    taken = prod(others.values())
+    named = " × ".join(f"{axis}={size}" for axis, size in others.items() if size > 1 or axis == "data")
     if image is not None:
-        if world % others:
+        if world % taken:
             raise PlanError(f"{named} does not divide {world} ranks: choose divisors of {world}")
-        grid = choose_grid(image, world // others)
+        grid = choose_grid(image, world // taken)
     if len(grid) > len(SPATIAL):
         raise PlanError(f"spatial={grid}: give 1 to 3 sizes")
-    needed = others * prod(grid)
+    needed = taken * prod(grid)
     if needed != world:
         raise PlanError(
             f"spatial={grid} × {named} needs {needed} ranks, but {world} run: "

@@ -11,11 +11,11 @@ from mural.data import Augment, Source
 from mural.data import scaled as scaled_source
 from mural.errors import ConfigError
 from mural.plans import Plan
+from mural.train.target_domains import Files, TargetsConfig
 from mural.typed import build, dump, read_toml
 
 Arguments = dict[str, Any]
 Labels = dict[int, int]
-Files = str | tuple[str, ...]
 
 
 def no_arguments() -> Arguments:
@@ -225,6 +225,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    targets: TargetsConfig = field(default_factory=TargetsConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,23 @@ from mural.engine.inputs import Needs
 from mural.errors import ConfigError, DataError
 from mural.ranks import Mesh
 from mural.train.config import Config, Files
+from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.factory import called, named
 
+SOURCE = ""
+"""The name of what [data] describes among the splits: the only one, or the source of a separation network."""
 
-def datasets(config: Config) -> tuple[Any, Any]:
-    """The samples to train on, and those that are held out (or None)."""
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of a domain to train on, and those that are held out (or None)."""
+
+    training: Any
+    held_out: Any
+
+
+def datasets(config: Config) -> dict[str, Split]:
+    """The samples of the configuration: those of [data], and those of each target by its name."""
     data, held = config.data, config.validation
     training = one(data.images, data.masks, data.table, "data")
     if data.dataset is not None:
@@ -29,11 +42,31 @@ def datasets(config: Config) -> tuple[Any, Any]:
         training = called(named(data.dataset, "data.dataset"), data.arguments, "data.arguments")
     if training is None:
         raise ConfigError('there is nothing to train on: set data.images = "…/*.tif", data.table or data.dataset')
-    apart = one(held.images, held.masks, held.table, "validation")
-    if apart is None and held.fraction > 0:
+    found = {SOURCE: split(config, training, one(held.images, held.masks, held.table, "validation"))}
+    return found | targets(config)
+
+
+def targets(config: Config) -> dict[str, Split]:
+    """The samples of each target domain; those to train on have no labels."""
+    given, found = config.targets, dict[str, Split]()
+    for table in (given.held_out_images, given.held_out_masks, given.held_out_tables):
+        if unknown := set(table) - set(given.images):
+            raise ConfigError(f"targets: {sorted(unknown)} have held-out files, but no images to train on")
+    for name, images in given.images.items():
+        table = given.held_out_tables.get(name)
+        path = None if table is None else Path(str(table))
+        apart = one(given.held_out_images.get(name), given.held_out_masks.get(name), path, f"targets.{name}")
+        found[name] = split(config, Dataset(files(images)), apart)
+    return found
+
+
+def split(config: Config, training: Any, apart: Dataset | None) -> Split:
+    """The samples with a part of them held out, unless others are; repeated as the configuration says."""
+    if apart is None and config.validation.fraction > 0:
         whole = training if isinstance(training, Dataset) else Dataset.of(training[i] for i in range(len(training)))
-        training, apart = whole.split(held.fraction, config.seed)
-    return (training if data.repeat == 1 else Repeated(training, data.repeat)), apart
+        training, apart = whole.split(config.validation.fraction, config.seed)
+    repeat = config.data.repeat
+    return Split(training if repeat == 1 else Repeated(training, repeat), apart)
 
 
 class Repeated:
@@ -94,6 +127,39 @@ class Fitting:
     held_out: Needs
 
 
+def image_shape(config: Config, split: Split) -> tuple[int, ...]:
+    """The shape of the images that a model is trained on: of the first, or of what is cut out of it."""
+    channels, *extents = first_shape(split.training)
+    return (channels, *(config.data.crop or extents))
+
+
+def training_batches(config: Config, splits: Mapping[str, Split], fittings: Sequence[Fitting]) -> Loader | DomainLoader:
+    """The batches to train on, of one domain or of several. Collective."""
+    pairs = zip(splits.items(), fittings, strict=True)
+    loaders = {name: training_loader(config, split.training, fitting) for (name, split), fitting in pairs}
+    return loaders[SOURCE] if len(loaders) == 1 else DomainLoader(loaders)
+
+
+def held_out_batches(
+    config: Config, splits: Mapping[str, Split], fittings: Sequence[Fitting]
+) -> Loader | HeldOutDomains | None:
+    """The held-out images, of one domain or of all; None if there are none. Collective."""
+    without = [name for name, split in splits.items() if split.held_out is None]
+    if len(without) == len(splits):
+        return None
+    if without:
+        names = [name or "the source" for name in without]
+        raise ConfigError(
+            f"{names} have no held-out images, but other domains have: a validation takes images of every domain; set "
+            f"validation.images and targets.held_out_images for all, or validation.fraction"
+        )
+    if len(splits) == 1:
+        return held_out_loader(config, splits[SOURCE].held_out, fittings[0])
+    pairs = zip(splits.items(), fittings, strict=True)
+    # One image at a time whatever the plan: the terms of a separation network depend on what is in a batch.
+    return HeldOutDomains({name: single_loader(config, split.held_out, fitting) for (name, split), fitting in pairs})
+
+
 def training_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
     """The batches to train on, with every file looked at. Collective."""
     made = loader(config, samples, fitting, batch=config.data.batch, training=True)
@@ -111,6 +177,13 @@ def held_out_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
     several.bad += one.bad
     one.close()
     return several
+
+
+def single_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
+    """The held-out images in order, one at a time. Collective."""
+    made = loader(config, samples, fitting, batch=1, training=False)
+    made.check()
+    return made
 
 
 def loader(config: Config, samples: Any, fitting: Fitting, *, batch: int, training: bool) -> Loader:

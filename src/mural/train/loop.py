@@ -62,7 +62,7 @@ def train(run: Run, stop: StopRequest) -> Result:
         pm.train()
         for batch in run.loader.epoch(position.epoch, position.batch):
             position = replace(position, batch=batch.step + 1)
-            run.begins(f"step {position.step + 1}")
+            run.begins_step(position.step)
             complete, weight = run.completes_update(position), run.weight(batch, position)
 
             with run.naming(batch, f"step {position.step + 1} (epoch {position.epoch})"):

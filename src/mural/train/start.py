@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import cast
@@ -14,13 +14,23 @@ from mural.checkpoint import Checkpoints
 from mural.checkpoint.folder import steps_in
 from mural.comm.failure.agree import together
 from mural.comm.watchdog import Watchdog
+from mural.domain import SeparationNetwork
 from mural.errors import CheckpointError, ConfigError
 from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
 from mural.train.config import Config
-from mural.train.configured_samples import Fitting, datasets, first_shape, held_out_loader, training_loader
+from mural.train.configured_samples import (
+    SOURCE,
+    Fitting,
+    Split,
+    datasets,
+    first_shape,
+    held_out_batches,
+    image_shape,
+    training_batches,
+)
 from mural.train.factory import label_range, load_weights, make_loss, make_model, make_optimizer, make_schedule
 from mural.train.journal import Journal
 from mural.train.meters import Meter
@@ -34,26 +44,33 @@ CHECKPOINTS = "checkpoints"
 def start(config: Config) -> Generator[Run]:
     """The run, ready to begin: samples, mesh, model, optimizer. Nothing in its folder was changed. Collective."""
     with ExitStack() as stack:
-        training, apart = datasets(config)
-        channels, *extents = first_shape(training)
-        mesh, plan = joined(config, extents)
+        splits = datasets(config)
+        shapes = [image_shape(config, split) for split in splits.values()]
+        mesh, plan = joined(config, first_shape(splits[SOURCE].training)[1:])
         config = config.with_plan(plan)
         device = device_of(config)
         with together(mesh, "the start of the run"):
             model = make_model(config.model, config.seed)
-            loss = make_loss(config.loss, device, getattr(torch, config.model.dtype))
+            task = make_loss(config.loss, device, getattr(torch, config.model.dtype))
             if config.model.weights is not None:
                 load_weights(config.model.weights, model)
-        image = (channels, *(config.data.crop or extents))
-        labels = label_range(loss, model, image)
+            network = separation_network(model, splits)
+        if network is not None:
+            splits = dict(zip(network.domains, splits.values(), strict=True))
+        loss, predictor = (task, model) if network is None else (network.loss(task), network.predictor())
+        labels = label_range(task, predictor, shapes[0])
         if config.model.compile:
             model = cast(nn.Module, torch.compile(model))
+        image = shapes[0] if network is None else shapes
         pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
         mesh = pm.world_mesh
-        align, needs = pm.inputs.align((config.data.batch, *image)), (pm.needs(training=True), pm.needs(training=False))
-        fitting = Fitting(mesh, device, align, labels, *needs)
-        batches = stack.enter_context(closing(training_loader(config, training, fitting)))
-        held_out = held_out_loader(config, apart, fitting) if apart is not None else None
+        align = pm.inputs.align((config.data.batch, *shapes[0]))
+        fittings = [
+            Fitting(mesh, device, align, labels, pm.needs(True, number), pm.needs(False, number))
+            for number in range(len(splits))
+        ]
+        batches = stack.enter_context(closing(training_batches(config, splits, fittings)))
+        held_out = held_out_batches(config, splits, fittings)
         if held_out is not None:
             stack.enter_context(closing(held_out))
         optimizer = make_optimizer(config.optimizer, pm.parameters())
@@ -79,6 +96,18 @@ def start(config: Config) -> Generator[Run]:
         )  # fmt: skip
         pm.progress = run.tile_done
         yield run
+
+
+def separation_network(model: nn.Module, splits: Mapping[str, Split]) -> SeparationNetwork | None:
+    """The model, if it is a separation network, whose targets have to be those of the configuration; else None."""
+    targets = [name for name in splits if name != SOURCE]
+    wanted = list(model.domains[1:]) if isinstance(model, SeparationNetwork) else []
+    if targets != wanted:
+        raise ConfigError(
+            f"targets.images has {targets}, but the model has the target domains {wanted}: name the same ones in the "
+            f"same order, in targets.images and in model.arguments"
+        )
+    return model if isinstance(model, SeparationNetwork) else None
 
 
 def joined(config: Config, image: Sequence[int]) -> tuple[Mesh, Plan]:

@@ -20,10 +20,12 @@ from mural.checkpoint.state import clean
 from mural.comm.failure.agree import together
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
+from mural.domain import SeparationNetwork
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError, MuralError
 from mural.ranks import Mesh
 from mural.train.config import Config
+from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.journal import Journal
 from mural.train.meters import Meter
 from mural.train.status import Position, Status
@@ -67,8 +69,8 @@ class Run:
     config: Config
     mesh: Mesh
     pm: Parallel
-    loader: Loader
-    held_out: Loader | None
+    loader: Loader | DomainLoader
+    held_out: Loader | HeldOutDomains | None
     optimizer: torch.optim.Optimizer
     schedule: LambdaLR
     checkpoints: Checkpoints
@@ -218,6 +220,12 @@ class Run:
             f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
             f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
         )
+
+    def begins_step(self, step: int) -> None:
+        """Take note of the step that begins, counted from 0; a separation network's ramp stands where it does in it."""
+        self.begins(f"step {step + 1}")
+        if isinstance(self.pm.plain, SeparationNetwork):
+            self.pm.plain.at(step)
 
     def begins(self, doing: str) -> None:
         """Take note of what is done from here on, such as "step 12"; the watchdog knows it too."""

@@ -18,6 +18,7 @@ from mural.geometry import Interval
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.relayout import merged
+from mural.train.domain_batches import DomainBatch, DomainLoader
 from mural.train.meters import gathered
 from mural.train.prediction_files import PREDICTIONS, SUFFIX, PredictionWriters, file_stems, write
 from mural.train.training_run import Run
@@ -190,27 +191,66 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     """The scores of all held-out images under this step's weights; predictions are written if asked for. Collective."""
     if run.held_out is None:
         raise ValueError("there is nothing to validate on")
-    pm, scores, samples = run.pm, Scores(), run.held_out.dataset
-    stems = file_stems([name_at(samples, index) or f"sample {index}" for index in range(len(samples))])
+    pm, several = run.pm, isinstance(run.held_out, DomainLoader)
+    loaders = run.held_out.loaders if isinstance(run.held_out, DomainLoader) else {"": run.held_out}
     folder, kind = run.config.folder / PREDICTIONS / f"step-{step:06d}", run.config.validation.write
+    ratings = [Rating(name, loader.dataset, folder / name, kind) for name, loader in loaders.items()]
     pm.synchronise(run.optimizer)
     pm.eval()
     for batch in run.held_out.epoch(0):
         run.begins(f"validation after step {step}")
-        files = [folder / (stems[index] + SUFFIX[kind]) for index in batch.indices] if kind else []
         with run.naming(batch, f"the validation after step {step}"):
-            rate(run, batch, scores, files)
+            rate_domains(run, batch, ratings) if isinstance(batch, DomainBatch) else rate(run, batch, *ratings)
     run.journal.advance(step)
     pm.train()
-    found = pm.from_last(scores.result())
+    found = pm.from_last(scores_of_domains(ratings) if several else ratings[0].scores.result())
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     run.journal.note("validation", step, found, numbers)
     run.journal.say(f"validation after step {step}: " + "  ".join(f"{n} {v:.4f}" for n, v in numbers.items()))
     return found
 
 
-def rate(run: Run, batch: Batch, scores: Scores, files: Sequence[Path]) -> None:
+class Rating:
+    """The scores of the held-out samples of one domain, and the files of their predictions."""
+
+    def __init__(self, name: str, samples: Any, folder: Path, kind: str):
+        self.name, self.folder, self.kind, self.scores = name, folder, kind, Scores()
+        self.stems = file_stems([name_at(samples, index) or f"sample {index}" for index in range(len(samples))])
+
+    def files(self, batch: Batch) -> list[Path]:
+        """Where the predictions of a batch go; none if they are not written."""
+        if not self.kind:
+            return []
+        return [self.folder / (self.stems[index] + SUFFIX[self.kind]) for index in batch.indices]
+
+    def add(self, output: Any, target: Any, loss: float, batch: Batch) -> None:
+        """Count a batch, and write its predictions. Collective."""
+        predicted = self.scores.add(output, target, loss, batch.shape[0])
+        if self.kind and isinstance(predicted, ShardedTensor):
+            write(self.files(batch), predicted)
+
+
+def scores_of_domains(ratings: Sequence[Rating]) -> dict[str, Any]:
+    """The source's scores, and those of targets under their names, as "field/accuracy"."""
+    source, *targets = ratings
+    found: dict[str, Any] = dict(source.scores.result())
+    for target in targets:
+        found |= {f"{target.name}/{key}": value for key, value in target.scores.result().items() if key != "loss"}
+    return found
+
+
+def rate_domains(run: Run, batch: DomainBatch, ratings: Sequence[Rating]) -> None:
+    """Add a batch of each domain to its scores; one that was seen before does not count. Collective."""
+    output, target, loss = run.pm.evaluate(batch.image, batch.target)
+    for number, (part, rating) in enumerate(zip(batch.domains, ratings, strict=True)):
+        if batch.counted[number]:
+            here = output is not None
+            rating.add(output[0][number] if here else None, target[rating.name] if here else None, float(loss), part)
+
+
+def rate(run: Run, batch: Batch, rating: Rating) -> None:
     """Add a batch to the scores, and write its predictions to files, if there are any. Collective."""
+    files, scores = rating.files(batch), rating.scores
     if isinstance(batch.image, list):  # the result may be too large to be held
         with PredictionWriters(files, run.mesh) as writers:
             tiles = RatedTiles(batch, run.mesh, writers)
@@ -218,6 +258,4 @@ def rate(run: Run, batch: Batch, scores: Scores, files: Sequence[Path]) -> None:
         scores.add_tiles(tiles, float(loss), batch.shape[0])
         return
     output, target, loss = run.pm.evaluate(batch.image, batch.target)
-    predicted = scores.add(output, target, float(loss), batch.shape[0])
-    if files and isinstance(predicted, ShardedTensor):
-        write(files, predicted)
+    rating.add(output, target, float(loss), batch)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from mural.shard.place import layout_of
 from mural.shard.tensor import ShardedTensor
 from mural.shard.unread import Unread
 
+Images = ShardedTensor | Unread | list[SampleSource]
+Targets = Tensor | Unread | list[SampleSource] | None
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -29,13 +33,13 @@ class Batch:
 
     `image` is (N, C, H, W) or (N, C, D, H, W); `target` a mask (N, H, W), (N, D, H, W) or with channels like the image,
     labels (N,), or None. Where they are read by window, they are N sources of whole images and N of masks, and labels
-    are a plain tensor, all the same on every rank. `names` are those of all N samples, on every rank, `indices` their
-    places in the dataset; `waited` the seconds that this rank waited for its files; `step` the number of the batch in
-    its epoch.
+    are a plain tensor, all the same on every rank. Of several domains, `image` has those of each. `names` are those of
+    all samples, on every rank, `indices` their places in the dataset; `waited` the seconds that this rank waited for
+    its files; `step` the number of the batch in its epoch.
     """
 
-    image: ShardedTensor | Unread | list[SampleSource]
-    target: Tensor | Unread | list[SampleSource] | None
+    image: Images | tuple[Images, ...]
+    target: Targets | Mapping[str, Targets]
     names: tuple[str, ...]
     waited: float
     step: int
@@ -46,10 +50,13 @@ class Batch:
         """The shape of the images, all of them: (N, C, H, W) or (N, C, D, H, W)."""
         return shape_of(self.image)
 
-    def whole(self) -> tuple[Tensor, Tensor | None]:
+    def whole(self) -> tuple[Any, Any]:
         """Images and targets as plain tensors, all of them on every rank. Collective."""
-        target = None if self.target is None else gathered(self.target)
-        return gathered(self.image), target
+        image = tuple(map(gathered, self.image)) if isinstance(self.image, tuple) else gathered(self.image)
+        target = self.target
+        if isinstance(target, Mapping):
+            return image, {name: None if part is None else gathered(part) for name, part in target.items()}
+        return image, None if target is None else gathered(target)
 
 
 def gathered(part: Tensor | Unread | list[SampleSource]) -> Tensor:

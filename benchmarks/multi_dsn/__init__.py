@@ -1,0 +1,1 @@
+"""Separation networks over ranks: the figure of document `002`."""

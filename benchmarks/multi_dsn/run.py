@@ -1,0 +1,117 @@
+"""Memory, utilisation and traffic of separation networks over ranks: `mural bench multi_dsn`.
+
+mural bench multi_dsn                          on a GPU: ranks that share it, each with a cap
+mural bench multi_dsn --quick                  toy sizes, on any device
+mural bench multi_dsn --collect FILE.jsonl …   put the files of such runs together, as results/gpu.json
+mural bench multi_dsn --page                   write README.md's tables from results/
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.case import GIB
+from harness.options import add_options, device_of
+from harness.results import Log, Record, collect
+from harness.search import next_size
+from harness.team import CaseFailed, Pool, Team
+
+from multi_dsn import page
+from multi_dsn.ways import BATCH, PUBLISHED_SIDE, SIDES, WAYS, Way
+
+HERE = Path(__file__).resolve().parent
+WIDTH, STEP = 32, 128
+"""The paper's width of the first convolution; sides are multiples of this."""
+
+
+def arguments() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, minutes=9)
+    parser.add_argument("--targets", type=int, nargs="+", default=(1, 4, 7), help="numbers of targets (1 4 7)")
+    return parser.parse_args()
+
+
+def started(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """A new process that becomes a rank of this benchmark."""
+    command, pipe = [sys.executable, "-P", "-m", "multi_dsn.rank"], subprocess.PIPE
+    with log.open("w") as errors:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+
+
+def measure(log: Log, team: Team, way: Way, side: int, cap: int, quick: bool) -> Record | None:
+    """Every rank's numbers for a side; None, and a record of the failure, where it does not fit."""
+    about: dict[str, Any] = {"way": way.name, "side": side, "cap": cap}
+    asked = {"targets": way.targets, "placement": way.placement, "side": side, "width": 2 if quick else WIDTH}
+    try:
+        answers = team.ask("steps", limit=max(60.0, log.left), repeats=1 if quick else 5, **asked)
+    except CaseFailed as failure:
+        log.write("failure", **about, why=failure.kind, message=failure.message)
+        log.say(f"{way.name}, {side}²: {failure}"[:160])
+        return None
+    record = log.write(
+        "measure", **about, ranks=way.ranks, images=BATCH * (1 + way.targets),
+        allocated=[a["allocated"] for a in answers], reserved=[a["reserved"] for a in answers],
+        seconds=[max(times) for times in zip(*(a["seconds"] for a in answers), strict=True)],
+        computing=[a["computing"] for a in answers], bytes=[a["bytes"] for a in answers],
+        messages=[a["messages"] for a in answers], parameters=[a["parameters"] for a in answers],
+        predicted=answers[0]["predicted"], loss=answers[0]["loss"],
+    )  # fmt: skip
+    log.say(f"{way.name}, {side}²: at most {max(record['reserved']) / GIB:.2f} GiB, {min(record['seconds']):.3f} s")
+    return record
+
+
+def search(log: Log, pool: Pool, way: Way, cap: int, quick: bool) -> None:
+    """The sides of the table as far as they fit, and then the largest side."""
+    peaks: dict[int, float] = {}
+    failed: set[int] = set()
+    wanted = [16, 32] if quick else list(SIDES)
+    while log.left > 20:
+        beyond = next_size(peaks, failed, guess=PUBLISHED_SIDE, step=STEP, cap=cap, dims=2) if not quick else None
+        side = wanted.pop(0) if wanted else beyond
+        if side is None:
+            break
+        if side in peaks or any(side >= other for other in failed):
+            continue
+        try:
+            with pool.team(way.ranks, cap if pool.device == "cuda" else None) as team:
+                record = measure(log, team, way, side, cap, quick)
+        except CaseFailed as failure:
+            log.say(f"{way.name}: {failure}"[:160])
+            return
+        if record is None:
+            failed.add(side)
+        else:
+            peaks[side] = max(record["reserved"])
+    if peaks and failed:
+        log.write("limit", way=way.name, cap=cap, largest=max(peaks), failed=min(failed))
+
+
+def main() -> None:
+    """Measure, put together, or write the page."""
+    options = arguments()
+    if options.page:
+        page.write(HERE)
+        return
+    if options.collect:
+        print(f"{collect(options.collect, HERE / 'results' / 'gpu.json')} records in gpu.json")
+        return
+    device = device_of(options)
+    log = Log("multi_dsn", options.output, options.known, options.minutes)
+    pool = Pool(device, spares=6 if device == "cuda" and not options.quick else 0, start=started)
+    try:
+        for way in (way for way in WAYS if way.targets in options.targets):
+            if log.find("limit", way=way.name) is None:
+                search(log, pool, way, way.cap(options.cap), options.quick)
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    main()
