@@ -15,7 +15,9 @@ RUN = Path(__file__).parent / "gpu" / "run.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["windowed operations", "fused halos", "GEMS", "stages × data, spatial", "failures"])
+@pytest.mark.parametrize(
+    "family", ["windowed operations", "fused halos", "GEMS", "stages × data, spatial", "domains", "offload", "failures"]
+)
 def test_family(family: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     command = [sys.executable, str(RUN), "--ranks", "2", "--out", str(out), family]

@@ -14,7 +14,7 @@ import mural
 from law import difference
 from mural.domain import Ramp, Separation, SeparationNetwork, classification_network, segmentation_network
 from mural.domain.placement import by_part
-from ranks import run_on
+from ranks import DEVICE, run_on
 
 TOLERANCE = 1e-10
 ALONE = mural.Plan()
@@ -52,8 +52,10 @@ class Case:
         asked = Separation(self.reconstruction, self.similarity, ramp=ramp)  # type: ignore[arg-type]
         names = [f"d{i}" for i in range(self.domains)]
         if self.head == "class":
-            return classification_network(names, 3, (1, *self.size), code=5, width=2, separation=asked).double()
-        return segmentation_network(names, 3, (1, *self.size), width=2, separation=asked).double()
+            made = classification_network(names, 3, (1, *self.size), code=5, width=2, separation=asked)
+        else:
+            made = segmentation_network(names, 3, (1, *self.size), width=2, separation=asked)
+        return made.double().to(DEVICE)
 
     def batch(self, step: int) -> tuple[tuple[Tensor, ...], Tensor]:
         """Images of each domain and labels of the source."""
@@ -62,9 +64,10 @@ class Case:
         for domain in range(self.domains):
             extents = [n + 4 * domain * self.unequal for n in self.size]
             count = self.images[domain % len(self.images)]
-            images.append(torch.randn(count, 1, *extents, dtype=torch.float64, generator=generator))
+            drawn = torch.randn(count, 1, *extents, dtype=torch.float64, generator=generator)
+            images.append(drawn.to(DEVICE))
         shape = (self.images[0],) if self.head == "class" else (self.images[0], *self.size)
-        return tuple(images), torch.randint(0, 3, shape, generator=generator)
+        return tuple(images), torch.randint(0, 3, shape, generator=generator).to(DEVICE)
 
 
 def law(case: Case) -> dict[str, float]:

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import domain_cases
 import failures
 import laws
 import stage_cases
@@ -20,9 +21,11 @@ import test_all_reduce_plans
 import test_attention
 import test_channel
 import test_cuda
+import test_domain_law
 import test_expressions
 import test_folds
 import test_fused
+import test_offloaded_steps
 import test_parallelize
 import torch
 from runs import run_config, write_images
@@ -154,6 +157,22 @@ def averaging(world: int) -> Iterator[Sequence[Outcome]]:
     yield on_ranks(world, laws.averaged_by_clinics)
 
 
+def domains(world: int) -> Iterator[Sequence[Outcome]]:
+    """Separation networks: a rank for each domain, and with other axes."""
+    for case in (*test_domain_law.QUICK, *test_domain_law.SLOW):
+        if case.placed().devices == world:
+            yield [max(found.values()) for found in run_on(world, domain_cases.law, case)]
+
+
+def offload(world: int) -> Iterator[Sequence[Outcome]]:
+    """Memory that leaves for the host: the same bits as without, and something left."""
+    for ranks, plan in test_offloaded_steps.PLANS.values():
+        if ranks == world:
+            norm = "group" if plan.piped else "batch"
+            found = run_on(world, test_offloaded_steps.on_rank, plan, norm, 4)
+            yield [0.0 if same and left else f"same bits: {same}, {left} bytes left" for same, left in found]
+
+
 def delays(world: int) -> Iterator[Sequence[Outcome]]:
     """Exchanges while streams and processes sleep at random."""
     plans = {
@@ -256,6 +275,8 @@ FAMILIES: dict[str, Family] = {
         MICRO(stage=2, grids=((3, 1), (1, 1)), microbatches=2, schedule="gpipe"),
         MICRO(stage=2, spatial=(2, 1), microbatches=2, schedule="gems"),
     ),
+    "domains": domains,
+    "offload": offload,
     "gradients by rounds": rings,
     "collectives": collectives,
     "averaging, federated mean": averaging,

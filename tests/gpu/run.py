@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = (".", "pipeline", "shard", "engine", "comm", "collectives", "federated", "train", "gpu", "../benchmarks")
+FOLDERS = (".", "pipeline", "shard", "engine", "comm", "collectives", "federated", "train", "domain", "memory", "gpu",
+           "../benchmarks")  # fmt: skip
 WORLDS = (2, 4)
 
 
