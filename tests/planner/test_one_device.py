@@ -65,6 +65,15 @@ def test_where_nothing_fits_it_says_what_would() -> None:
         mural.plan(net(), SIZE, devices=8, memory="16GiB")
 
 
+def test_an_optimizer_that_does_not_fit_keeps_its_numbers_on_the_host() -> None:
+    model = nn.Sequential(nn.Flatten(), *(nn.Linear(1024, 1024, bias=False) for _ in range(24)), nn.Linear(1024, 2))
+    plain = mural.plan(model, (1, 32, 32), memory="1GiB", target=(), optimizer=2)
+    found = mural.plan(model, (1, 32, 32), memory="320MiB", target=(), optimizer=2)
+    assert plain.offload == ()
+    assert found.offload == ("optimizer",)
+    assert "the optimizer's numbers on the host" in found.explain()
+
+
 def test_an_image_that_the_model_does_not_take() -> None:
     with pytest.raises(mural.MuralError, match=r"one step on 1 images of shape \(3, 512\) .* raises ValueError"):
         mural.plan(net(), (3, 512), memory="1GiB")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils import _pytree as pytree
 
 from mural.cost.hardware import KNOWN
 from mural.engine.held_model import HeldModel
@@ -25,7 +24,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
 from mural.memory.offload.dense_blocks import make_dense
 from mural.memory.offload.hosted_updates import HostedUpdates
-from mural.memory.offload.known_steps import KnownStep, KnownStorages
+from mural.memory.offload.known_steps import KnownStep, KnownStorages, described
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates, has_storage
 from mural.memory.offload.noted_step import NotedStep, Operations
@@ -300,11 +299,3 @@ def asked(offloading: Offloading, name: str) -> Callable[..., None]:
             getattr(here, name)(optimizer, args)
 
     return told
-
-
-def described(given: Any) -> tuple[Any, ...]:
-    """What tells inputs of different shapes apart."""
-    return tuple(
-        (tuple(leaf.shape), getattr(leaf, "dtype", None)) if hasattr(leaf, "shape") else str(leaf)
-        for leaf in pytree.tree_leaves(given)
-    )

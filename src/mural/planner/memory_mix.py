@@ -8,7 +8,7 @@ step itself is rehearsed for each, without memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from mural.engine.recompute import block_names
 from mural.engine.rehearsal import rehearsed
 from mural.memory.offload.step_trace import StepTrace
 from mural.memory.offload.swap_plan import SwapChoice
+from mural.plans import Offloaded
 
 Given = tuple[tuple[int, ...], torch.dtype]
 CROWDED = 1.15
@@ -33,7 +34,8 @@ class Mix:
     """What is done with the blocks of a model, and what that takes.
 
     `recompute` are blocks that are computed again. With `offload`, activations leave as far as the limit asks for it;
-    `moved` bytes go to the host and back. `stream` is the tile of a streamed step.
+    `moved` bytes go to the host and back. With `optimizer`, what the optimizer keeps leaves, too. `stream` is the tile
+    of a streamed step.
     """
 
     peak: int
@@ -42,12 +44,20 @@ class Mix:
     offload: bool = False
     moved: int = 0
     stream: tuple[int, ...] | None = None
+    optimizer: bool = False
+
+    @property
+    def kinds(self) -> tuple[Offloaded, ...]:
+        """What leaves, as a plan names it."""
+        found: list[tuple[bool, Offloaded]] = [(self.offload, "activations"), (self.optimizer, "optimizer")]
+        return tuple(kind for leaves, kind in found if leaves)
 
     def __str__(self) -> str:
         if self.stream is not None:
             return f"streamed in tiles of {' × '.join(map(str, self.stream))}"
-        again = f"{len(self.recompute)} blocks computed again" if self.recompute else "everything kept"
-        return f"{again}, {self.moved / 2**30:.1f} GiB to the host and back" if self.offload else again
+        words = [f"{len(self.recompute)} blocks computed again" if self.recompute else "everything kept"]
+        words += [f"{self.moved / 2**30:.1f} GiB to the host and back"] if self.offload else []
+        return ", ".join([*words, *(["the optimizer's numbers on the host"] if self.optimizer else [])])
 
 
 @dataclass(frozen=True)
@@ -118,11 +128,20 @@ class MixQuestion:
 
     def _of(self, trace: StepTrace, recompute: tuple[str, ...]) -> Iterator[Mix]:
         """The mixes with these blocks: as it is, and with as much sent to the host as it takes."""
-        peak = max(trace.bytes)
-        yield Mix(peak, sum(trace.seconds), recompute)
-        if peak > self.room:
+        yield from self._kept_or_sent(trace, Mix(max(trace.bytes), sum(trace.seconds), recompute))
+        if max(trace.bytes) > self.room and self.kept_numbers >= LEAST["cuda"]:
+            there = replace(trace, bytes=tuple(size - self.kept_numbers for size in trace.bytes))
+            travel = self.kept_numbers / self.hardware.host.bandwidth
+            plain = Mix(max(there.bytes), sum(trace.seconds) + travel, recompute, optimizer=True)
+            yield from self._kept_or_sent(there, plain, travel)
+
+    def _kept_or_sent(self, trace: StepTrace, plain: Mix, travel: float = 0.0) -> Iterator[Mix]:
+        """A mix that keeps activations; if they do not fit, one that sends some of them to the host, too."""
+        yield plain
+        if plain.peak > self.room:
             plan = self._swaps(trace).within(self.room)
-            yield Mix(plan.peak, CROWDED * plan.seconds, recompute, True, plan.moved[0])
+            seconds = CROWDED * plan.seconds + travel
+            yield replace(plain, peak=plan.peak, seconds=seconds, offload=True, moved=plan.moved[0])
 
 
 def saved_bytes(trace: StepTrace) -> int:

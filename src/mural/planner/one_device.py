@@ -74,8 +74,8 @@ def answered(question: MixQuestion, memory: str, hardware: str, precision: Liter
         )
     best = fitting[0]
     made = Plan(
-        memory=memory or (str(question.limit) if best.offload else ""), stream=best.stream, recompute=best.recompute,
-        offload=("activations",) if best.offload else (), precision=precision,
+        memory=memory or (str(question.limit) if best.kinds else ""), stream=best.stream, recompute=best.recompute,
+        offload=best.kinds, precision=precision,
     )  # fmt: skip
     return made.because(explained(found, best, question, memory or f"{question.hardware.name}'s memory"))
 

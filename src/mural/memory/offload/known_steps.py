@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 
 from mural.memory.offload.step_trace import Kind, StepTrace
 from mural.memory.offload.swap_plan import SwapPlan
@@ -41,3 +43,11 @@ class KnownStorages:
         if places != self.places or any(ref.expired() for ref, _ in self.storages):
             return None
         return [(strong(ref), kind) for ref, kind in self.storages]
+
+
+def described(given: Any) -> tuple[Any, ...]:
+    """What tells the steps on inputs of different shapes apart."""
+    return tuple(
+        (tuple(leaf.shape), getattr(leaf, "dtype", None)) if hasattr(leaf, "shape") else str(leaf)
+        for leaf in pytree.tree_leaves(given)
+    )
