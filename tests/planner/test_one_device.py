@@ -61,6 +61,8 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2048), nn.Linear(2048, 2))
     with pytest.raises(mural.MuralError, match=r"nothing fits into 0\.1 GiB: .* needs \d+\.\d GiB"):
         mural.plan(model, (3, 64, 64), memory="100MiB", target=())
+    with pytest.raises(mural.MuralError, match=r"nothing fits into 0\.0 GiB"):
+        mural.plan(net(), SIZE, memory="1MB")
     with pytest.raises(mural.MuralError, match="one device"):
         mural.plan(net(), SIZE, devices=8, memory="16GiB")
 

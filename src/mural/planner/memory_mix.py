@@ -55,7 +55,8 @@ class Mix:
     def __str__(self) -> str:
         if self.stream is not None:
             return f"streamed in tiles of {' × '.join(map(str, self.stream))}"
-        words = [f"{len(self.recompute)} blocks computed again" if self.recompute else "everything kept"]
+        count = len(self.recompute)
+        words = [f"{count} block{'s' * (count > 1)} computed again" if count else "everything kept"]
         words += [f"{self.moved / 2**30:.1f} GiB to the host and back"] if self.offload else []
         return ", ".join([*words, *(["the optimizer's numbers on the host"] if self.optimizer else [])])
 

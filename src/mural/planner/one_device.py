@@ -95,7 +95,9 @@ def considered(question: MixQuestion, hardware: str, precision: Literal["float32
 
 def streamed(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
     """The streamed step with the largest tile that fits; nothing where the model cannot be streamed."""
-    image = question.given[0][0]
+    image, room = question.given[0][0], int(question.room) - question.kept_numbers
+    if room <= 0:
+        return []
     tile = tuple(min(n, 512) for n in image[2:])
     mesh = Mesh.of_one()  # whoever plans, plans alone
     with generators_kept(torch.device("cpu")):
@@ -103,7 +105,7 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
         copy = deepcopy(question.model)
         held = Parallel(copy, asked, mesh, question.loss, 0, Division.whole(copy, StageRanks.of(asked, mesh)))
         try:
-            tile = fitting_tile(held, question.given, int(question.room) - question.kept_numbers, hardware=hardware)
+            tile = fitting_tile(held, question.given, room, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
             return [Mix(step.peak.bytes + question.kept_numbers, step.cost.seconds() or 0.0, stream=tile)]
         except (PlanError, UnsupportedOp):
