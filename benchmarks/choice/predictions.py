@@ -19,7 +19,7 @@ from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
 from mural.engine.recompute import block_names
 from mural.errors import PlanError, UnsupportedOp
 from mural.memory.offload.step_trace import StepTrace
-from mural.planner.memory_mix import Mix, MixQuestion
+from mural.planner.memory_mix import STREAMED, Mix, MixQuestion
 from mural.planner.one_device import answered
 from mural.plans import bytes_of
 
@@ -77,7 +77,7 @@ class Setting:
         """The mix of a plan, with its peak and its seconds."""
         if plan.stream is not None:
             step = foreseen_step(self.held, self.given, plan.stream, memory=self.question.limit, hardware=HARDWARE)
-            return Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=plan.stream)
+            return Mix(step.peak.bytes, STREAMED * (step.cost.seconds() or 0.0), stream=plan.stream)
         again = tuple(block_names(self.model)) if isinstance(plan.recompute, str) else plan.recompute
         found = list(self.question._of(self.question.trace(again), again))
         return found[-1 if plan.offload else 0]

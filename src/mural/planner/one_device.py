@@ -16,7 +16,7 @@ from mural.engine.fitting_tile import fitting_tile, foreseen_step
 from mural.engine.parallel import Parallel
 from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError, UnsupportedOp
-from mural.planner.memory_mix import Given, Mix, MixQuestion
+from mural.planner.memory_mix import STREAMED, Given, Mix, MixQuestion
 from mural.plans import Plan, bytes_of
 from mural.ranks import Mesh
 from mural.shard.generators import generators_kept
@@ -107,7 +107,8 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
         try:
             tile = fitting_tile(held, question.given, room, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
-            return [Mix(step.peak.bytes + question.kept_numbers, step.cost.seconds() or 0.0, stream=tile)]
+            seconds = STREAMED * (step.cost.seconds() or 0.0)
+            return [Mix(step.peak.bytes + question.kept_numbers, seconds, stream=tile)]
         except (PlanError, UnsupportedOp):
             return []
 
