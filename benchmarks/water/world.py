@@ -57,8 +57,8 @@ class Box:
     def __str__(self) -> str:
         """The box in degrees.
 
-        >>> str(Box(-86, 11, 3, 3))
-        '86° W to 22° W, 11° N to 53° S'
+        >>> str(Box(-90, 11, 3, 3))
+        '90° W to 26° W, 11° N to 53° S'
         """
         half = WINDOW / WIDTH * 180
         south, east = self.north - self.rows * half, self.west + self.columns * half
@@ -73,11 +73,11 @@ def named(degrees: float, low: str, high: str) -> str:
 
 CONTINENTS: Mapping[str, Box] = {
     "North America": Box(-170, 75, 3, 6),
-    "Africa": Box(-20, 33, 3, 4),
+    "Africa": Box(-24, 33, 3, 4),
     "Oceania": Box(92, 11, 3, 4),
     "Asia": Box(62, 75, 3, 5),
     "Europe": Box(-24, 76, 2, 4),
-    "South America": Box(-86, 11, 3, 3),
+    "South America": Box(-90, 11, 3, 3),
 }
 """Boxes that do not overlap."""
 TRAINING, VALIDATION, TEST = ("North America", "Africa", "Oceania"), ("Asia",), ("Europe", "South America")
@@ -108,14 +108,14 @@ def loaded(path: Path, coarse: int = 1) -> Tensor:
     largest = max(LABELS.values())
     if len(values) != 2 * height**2 or bool((values > largest).any()):
         raise DataError(
-            f"{path.name} holds {len(values)} values, {int((values > largest).sum())} of them above {largest}: a map has "
-            f"twice as many columns as rows, of 0 (ocean), 1 (land) and 2 (lake); {HOW}"
+            f"{path.name} holds {len(values)} values, {int((values > largest).sum())} of them above {largest}: a map "
+            f"has twice as many columns as rows, of 0 (ocean), 1 (land) and 2 (lake); {HOW}"
         )
     step, rest = divmod(2 * height * coarse, WIDTH)
     if rest or not step:
         raise DataError(
-            f"{path.name} has {2 * height} columns, and coarse = {coarse} asks for {WIDTH / coarse:g}, of which that is no "
-            f"multiple: give lsmask_1.25min_f.bin, which has {WIDTH}, and a coarse that divides them"
+            f"{path.name} has {2 * height} columns, and coarse = {coarse} asks for {WIDTH / coarse:g}, of which "
+            f"that is no multiple: give lsmask_1.25min_f.bin, which has {WIDTH}, and a coarse that divides them"
         )
     meaning = torch.empty(CLASSES, dtype=torch.uint8)
     meaning[list(LABELS.values())] = torch.tensor([LAND, OCEAN, LAKE], dtype=torch.uint8)
