@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from water import page, run
 from water.cases import TOY, Part, Settings, all_parts, selected
-from water.evaluation import counted, on_tiles, overlap, ranges
+from water.evaluation import THRESHOLDS, counted, lake_chance, overlap, ranges
 from water.training import as_input, corners, cut, on_windows, turned
-from water.world import CONTINENTS, LAKE, LAND, OCEAN, TEST, TRAINING, VALIDATION, WIDTH, Box, loaded
+from water.world import CONTINENTS, LAKE, LAND, OCEAN, TEST, TRAINING, VALIDATION, WIDTH, loaded
 
 import mural
 from mural.errors import ConfigError, DataError
@@ -92,17 +92,19 @@ def test_lakes_are_counted_by_their_distance_from_land() -> None:
     box[:, 0] = LAND
     far = ranges(box, (2, 8))
     assert far[5].tolist() == [0] * 3 + [1] * 6 + [2] * 23
-    said = torch.where(torch.arange(32) < 16, LAKE, OCEAN).expand(32, 32)
-    counts = counted(said, box, far, 3)
-    assert counts == [(64, 32, 0), (192, 0, 0), (224, 0, 512)]
-    assert overlap(counts) == 480 / 1024
+    chance = torch.where(torch.arange(32) < 16, 0.55, 0.25).expand(32, 32)
+    found = dict(zip(THRESHOLDS, counted(chance, box, far, 3), strict=True))
+    assert found[0.5] == [(64, 32, 0), (192, 0, 0), (224, 0, 512)]
+    assert found[0.2] == [(64, 32, 0), (192, 0, 0), (736, 0, 0)]
+    assert overlap(found[0.5]) == 480 / 1024
 
 
 def test_tiles_of_a_pointwise_network_give_what_one_look_gives(world: Tensor) -> None:
-    model, box = nn.Conv2d(1, 3, 1), Box(-24, 76, 2, 4).of(world)
+    model, box = nn.Conv2d(1, 3, 1), CONTINENTS["Europe"].of(world)
     with torch.no_grad():
-        at_once = model(as_input(box[None]))[0].argmax(0)
-    assert torch.equal(on_tiles(model, box, 16), at_once)
+        scores = model(as_input(box[None]))[0]
+    at_once = (scores[LAKE] - scores[OCEAN]).sigmoid() * (box != LAND)
+    assert torch.allclose(lake_chance(model, box, 16), at_once, atol=1e-5)
 
 
 def test_windows_train_the_same_through_mural_as_in_plain_torch(
@@ -130,12 +132,15 @@ def test_parts_have_names_and_extents_fill_a_window() -> None:
         replace(Settings(), patches=(96,))
 
 
-def test_the_rate_that_is_best_on_the_validation_continent_counts() -> None:
-    def record(rate: float, seed: int, right: int) -> tuple[Part, dict[str, object]]:
-        return Part("windows", "64", rate, seed), {"rate": rate, "tiles": {"Asia": [(right, 0, 10 - right)]}}
+def test_rate_and_threshold_that_are_best_on_the_validation_continent_count() -> None:
+    def record(rate: float, seed: int, right: list[int]) -> tuple[Part, dict[str, object]]:
+        counts = [[(n, 0, 10 - n)] for n in right]
+        return Part("windows", "64", rate, seed), {"rate": rate, "tiles": {"Asia": counts}}
 
-    runs = [record(1e-3, 0, 6), record(1e-3, 1, 6), record(3e-3, 0, 9), record(3e-3, 1, 1)]
-    assert [found["rate"] for found in page.chosen(runs)] == [1e-3, 1e-3]
+    low, middle = [1] * 9, [1, 1, 6, 1, 1, 1, 1, 1, 1]
+    runs = [record(1e-3, 0, middle), record(1e-3, 1, middle), record(3e-3, 0, [9] * 9), record(3e-3, 1, low)]
+    records, threshold = page.chosen(runs, VALIDATION)
+    assert ([found["rate"] for found in records], threshold) == ([1e-3, 1e-3], 2)
 
 
 def test_it_runs_at_toy_size_and_knows_what_it_did(
@@ -147,7 +152,7 @@ def test_it_runs_at_toy_size_and_knows_what_it_did(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     run.main()
     printed = capsys.readouterr().out
-    assert "| 16² | 0.001 | 1 |" in printed
+    assert "| 16² | 0.001 | 0." in printed
     assert "| North America (labelled) |" in printed
     run.main()
     assert capsys.readouterr().out.count(": known") == 4

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from water.training import as_input
-from water.world import LAKE, LAND
+from water.world import LAKE, LAND, OCEAN
 
 AT_ONCE = 2**23
 """Pixels that go through the network together."""
+THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
+"""Chances from which on water is called a lake: which one counts is chosen where labels may be used."""
 Counts = list[tuple[int, int, int]]
 """For each range of distances: lake pixels found, pixels wrongly called lake, lake pixels not found."""
 
@@ -23,8 +25,11 @@ def chances(model: nn.Module, tiles: Tensor) -> Tensor:
         return model(as_input(tiles)).float().softmax(1)
 
 
-def on_tiles(model: nn.Module, box: Tensor, extent: int) -> Tensor:
-    """The classes (H, W) of a box, whose sides are multiples of half a tile; the middle of a tile counts most."""
+def lake_chance(model: nn.Module, box: Tensor, extent: int) -> Tensor:
+    """The chance (H, W) that the water of a box is a lake; 0 on land, which is given.
+
+    Sides of the box are multiples of half a tile. Tiles overlap by half, and the middle of a tile counts most.
+    """
     step = extent // 2
     tiles = box.unfold(0, extent, step).unfold(1, extent, step).reshape(-1, extent, extent)
     along = torch.arange(extent, device=box.device)
@@ -35,8 +40,8 @@ def on_tiles(model: nn.Module, box: Tensor, extent: int) -> Tensor:
         return F.fold(values.flatten(1).T[None], tuple(box.shape), (extent, extent), stride=step)[0]
 
     parts = [chances(model, part) * weight for part in tiles.split(max(1, AT_ONCE // extent**2))]
-    # Tiles that meet in a pixel have the same sum of weights for each class.
-    return laid(torch.cat(parts)).argmax(0)
+    total = laid(torch.cat(parts))
+    return torch.where(box == LAND, 0.0, total[LAKE] / (total[LAKE] + total[OCEAN]).clamp_min(1e-9))
 
 
 def ranges(box: Tensor, edges: Iterable[int]) -> Tensor:
@@ -50,12 +55,15 @@ def ranges(box: Tensor, edges: Iterable[int]) -> Tensor:
     return found
 
 
-def counted(predicted: Tensor, box: Tensor, far: Tensor, count: int) -> Counts:
-    """Right and wrong pixels of lakes, for each of `count` ranges of distances."""
-    said, there = predicted == LAKE, box == LAKE
-    kinds = (said & there, said & ~there, ~said & there)
-    by_range = [torch.bincount(far[kind].long(), minlength=count).tolist() for kind in kinds]
-    return [(right, wrong, missed) for right, wrong, missed in zip(*by_range, strict=True)]
+def counted(chance: Tensor, box: Tensor, far: Tensor, count: int) -> list[Counts]:
+    """For each threshold, right and wrong pixels of lakes in each of `count` ranges of distances."""
+    there, found = box == LAKE, list[Counts]()
+    for threshold in THRESHOLDS:
+        said = chance >= threshold
+        kinds = (said & there, said & ~there, ~said & there)
+        by_range = [torch.bincount(far[kind].long(), minlength=count).tolist() for kind in kinds]
+        found.append([(right, wrong, missed) for right, wrong, missed in zip(*by_range, strict=True)])
+    return found
 
 
 def overlap(counts: Iterable[Sequence[int]]) -> float:

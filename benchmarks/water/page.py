@@ -11,7 +11,7 @@ from harness.results import Record, read
 from harness.tables import NONE, environment, markdown, place
 
 from water.cases import WAYS, Part
-from water.evaluation import overlap
+from water.evaluation import THRESHOLDS, overlap
 from water.world import SOURCE, TARGETS, TEST, VALIDATION
 
 Runs = list[tuple[Part, Record]]
@@ -39,17 +39,18 @@ def runs_of(records: Iterable[Record], kind: str) -> Runs:
     return [(part, record) for part, record in runs if record["settings"] == runs[-1][1]["settings"]]
 
 
-def iou(record: Record, way: str, names: Iterable[str], first: int = 0) -> float:
-    """The lake IoU of a run on some continents together, from a range of distances on."""
-    return overlap(counts for name in names for counts in record[way][name][first:])
+def iou(record: Record, way: str, names: Iterable[str], threshold: int, first: int = 0) -> float:
+    """The lake IoU of a run on some continents together, at a threshold, from a range of distances on."""
+    return overlap(counts for name in names for counts in record[way][name][threshold][first:])
 
 
-def chosen(runs: Runs) -> list[Record]:
-    """The runs at the rate with the best mean on the continent for validation; they have one way."""
+def chosen(runs: Runs, names: Sequence[str]) -> tuple[list[Record], int]:
+    """The runs at the rate, and the threshold, with the best mean on some continents; the runs have one way."""
     by_rate: dict[float, list[Record]] = {}
     for part, record in runs:
         by_rate.setdefault(part.rate, []).append(record)
-    return max(by_rate.values(), key=lambda records: fmean(iou(r, "tiles", VALIDATION) for r in records), default=[])
+    choices = [(records, threshold) for records in by_rate.values() for threshold in range(len(THRESHOLDS))]
+    return max(choices, key=lambda choice: fmean(iou(r, "tiles", names, choice[1]) for r in choice[0]), default=([], 0))
 
 
 def spread(values: Iterable[float]) -> str:
@@ -62,14 +63,15 @@ def windows_table(runs: Runs) -> str:
     """A row for each extent: lake IoU on the continents for the test."""
     rows: list[list[str]] = []
     for extent in sorted({int(part.way) for part, _ in runs}):
-        records = chosen([(part, record) for part, record in runs if part.way == str(extent)])
-        cells = [spread(iou(r, way, TEST) for r in records) for way in ("tiles", "whole")]
-        cells += [spread(iou(r, "tiles", [name]) for r in records) for name in TEST]
-        cells += [spread(iou(r, "tiles", TEST, -1) for r in records)]
-        rows.append([f"{extent}²", f"{Part.parse(records[0]['name']).rate:g}", f"{len(records)}", *cells])
+        records, at = chosen([(part, record) for part, record in runs if part.way == str(extent)], VALIDATION)
+        cells = [spread(iou(r, way, TEST, at) for r in records) for way in ("tiles", "whole")]
+        cells += [spread(iou(r, "tiles", [name], at) for r in records) for name in TEST]
+        cells += [spread(iou(r, "tiles", TEST, at, -1) for r in records)]
+        about = [f"{extent}²", f"{Part.parse(records[0]['name']).rate:g}", f"{THRESHOLDS[at]:g}", f"{len(records)}"]
+        rows.append([*about, *cells])
     window, far = (runs[0][1]["settings"]["window"], runs[0][1]["settings"]["edges"][-1]) if runs else (NONE, NONE)
     return markdown(
-        ["trained on", "rate", "seeds", "run on tiles as in training", f"run on {window}²", *TEST,
+        ["trained on", "rate", "threshold", "seeds", "run on tiles as in training", f"run on {window}²", *TEST,
          f"further than {far} pixels from land"],
         rows,
     )  # fmt: skip
@@ -77,12 +79,12 @@ def windows_table(runs: Runs) -> str:
 
 def domains_table(runs: Runs) -> str:
     """A row for each continent: lake IoU of both ways, and one for the mean of the targets."""
-    ways = {way: [record for part, record in runs if part.way == way] for way in WAYS}
+    ways = [chosen([(part, record) for part, record in runs if part.way == way], [SOURCE]) for way in WAYS]
 
     def row(title: str, names: Sequence[str]) -> list[str]:
-        values = [[fmean(iou(r, "tiles", [name]) for name in names) for r in ways[way]] for way in WAYS]
+        values = [[fmean(iou(r, "tiles", [name], at) for name in names) for r in records] for records, at in ways]
         return [title, *(spread(scores) for scores in values)]
 
     rows = [row(f"{SOURCE} (labelled)", [SOURCE]), *(row(name, [name]) for name in TARGETS)]
-    seeds = "/".join(f"{len(records)}" for records in ways.values())
+    seeds = "/".join(f"{len(records)}" for records, _ in ways)
     return markdown([f"continent (seeds: {seeds})", *WAYS], [*rows, row("**mean of the others**", TARGETS)])

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from mural.errors import DataError
 from water import page
 from water.cases import TOY, Part, Settings, all_parts, selected
-from water.evaluation import counted, on_tiles, overlap, ranges
+from water.evaluation import THRESHOLDS, counted, lake_chance, overlap, ranges
 from water.training import on_domains, on_windows
 from water.world import CONTINENTS, SOURCE, TARGETS, TEST, VALIDATION, loaded, shipped
 
@@ -54,10 +54,13 @@ def arguments() -> argparse.Namespace:
     add("--collect", type=Path, nargs="+", help="only put files of results together, for the page")
     add("--page", action="store_true", help="only write README.md, from results/")
     add("--patches", type=numbers, help="extents of patches, as 64,128")
+    add("--edges", type=numbers, help="distances from land that divide water into near and far (8,32)")
     for name in NUMBERS:
         add(f"--{name.replace('_', '-')}", type=int, help=f"{getattr(Settings(), name)} by default")
     options = parser.parse_args()
-    given = {name: getattr(options, name) for name in (*NUMBERS, "patches") if getattr(options, name) is not None}
+    given = {
+        name: getattr(options, name) for name in (*NUMBERS, "patches", "edges") if getattr(options, name) is not None
+    }
     try:
         options.settings = replace(TOY if options.toy else Settings(), **given)
         listed = all_parts(options.settings)
@@ -93,7 +96,7 @@ class Bench:
         """Counts of lake pixels, by distance from land, of a network that runs on tiles of an extent."""
         count = len(self.settings.edges) + 1
         return {
-            name: counted(on_tiles(model, self.boxes[name], extent), self.boxes[name], self.far[name], count)
+            name: counted(lake_chance(model, self.boxes[name], extent), self.boxes[name], self.far[name], count)
             for name in names
         }
 
@@ -113,7 +116,8 @@ def measure(options: argparse.Namespace) -> None:
             log.say(f"{part.name}: left out, the time is up")
         else:
             record = log.write("run", name=part.name, settings=about, **bench.run(part))
-            scores = ", ".join(f"{name} {overlap(counts):.3f}" for name, counts in record["tiles"].items())
+            middle = THRESHOLDS.index(0.5)
+            scores = ", ".join(f"{name} {overlap(counts[middle]):.3f}" for name, counts in record["tiles"].items())
             log.say(f"{part.name}: lake IoU {scores} ({record['seconds']:.0f} s)")
     print(f"\n{page.tables(log.records)}")
 
@@ -124,7 +128,7 @@ def main() -> None:
     if options.list:
         print("\n".join(part.name for part in options.parts))
     elif options.collect:
-        print(collect(options.collect, HERE / "results" / "gpu.json"), "records")
+        print(collect(options.collect, options.output or HERE / "results" / "gpu.json"), "records")
     elif options.page:
         page.write(HERE)
     else:
