@@ -161,4 +161,6 @@ def test_it_runs_at_toy_size_and_knows_what_it_did(
     (folder / "README.md").write_text((run.HERE / "README.md").read_text())
     run.collect([output], folder / "results" / "gpu.json")
     page.write(folder)
-    assert "Nothing was measured" not in (folder / "README.md").read_text()
+    text = (folder / "README.md").read_text()
+    assert "Nothing was measured" not in text
+    assert text.count("| **mean of the others** |") >= 1

@@ -1,4 +1,4 @@
-"""README.md's tables from results/gpu.json."""
+"""README.md's tables from the files of results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from water.evaluation import THRESHOLDS, overlap
 from water.world import SOURCE, TARGETS, TEST, VALIDATION
 
 Runs = list[tuple[Part, Record]]
+SECTIONS = {"gpu": ("windows", "domains"), "cpu": ("coarse windows", "coarse domains")}
+"""The marks of the page for each file of results."""
 
 
 def write(folder: Path) -> None:
-    """Put the tables into the page."""
-    file = folder / "results" / "gpu.json"
-    if not file.is_file():
+    """Put the tables into the page, of each file of results that is there."""
+    files = {name: folder / "results" / f"{name}.json" for name in SECTIONS}
+    found = {name: read(file) for name, file in files.items() if file.is_file()}
+    if not found:
         raise SystemExit("there are no results yet: run parts, and then `mural bench water --collect FILE.jsonl …`")
-    records = read(file)
-    place(folder / "README.md", "windows", f"{environment(records)}\n\n{windows_table(runs_of(records, 'windows'))}")
-    place(folder / "README.md", "domains", domains_table(runs_of(records, "domains")))
+    for name, records in found.items():
+        windows, domains = SECTIONS[name]
+        text = f"{environment(records)}\n\n{windows_table(runs_of(records, 'windows'))}"
+        place(folder / "README.md", windows, text)
+        place(folder / "README.md", domains, domains_table(runs_of(records, "domains")))
 
 
 def tables(records: Sequence[Record]) -> str:

