@@ -1,0 +1,1 @@
+"""Lake or ocean: whole windows of a map of the world against patches, and continents as domains."""
