@@ -18,6 +18,10 @@ class LayoutError(MuralError, ValueError):
     """Tensors whose places on the mesh cannot be brought together."""
 
 
+class ShapeError(MuralError, RuntimeError):
+    """Shapes that a layer does not take, for which torch would raise a RuntimeError."""
+
+
 class UnsupportedOp(MuralError, NotImplementedError):
     """An operation on a sharded tensor for which no exact rule exists."""
 

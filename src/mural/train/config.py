@@ -49,7 +49,7 @@ class DataConfig:
     """[data]: which images, with which masks or labels, and how they are read."""
 
     images: Files | None = None
-    """Image files: a glob, or a list of files."""
+    """Image files: a glob, or a list of files and globs."""
     masks: Files | None = None
     """Mask files, matched to the images by name."""
     table: Path | None = None

@@ -25,6 +25,7 @@ from mural.train.configured_samples import (
     SOURCE,
     Fitting,
     Split,
+    check_targets,
     datasets,
     first_shape,
     held_out_batches,
@@ -46,6 +47,7 @@ def start(config: Config) -> Generator[Run]:
     with ExitStack() as stack:
         splits = datasets(config)
         shapes = [image_shape(config, split) for split in splits.values()]
+        check_targets(config, splits[SOURCE].training)
         mesh, plan = joined(config, first_shape(splits[SOURCE].training)[1:])
         config = config.with_plan(plan)
         device = device_of(config)
