@@ -79,7 +79,11 @@ def test_bench_lists_the_benchmarks(folder: Path) -> None:
 
 def test_bench_says_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.bench_verb, "benchmarks_folder", lambda: tmp_path)
-    assert "no benchmarks" in call("bench").output
+    """From an installed package it found nothing, and the exit code was 0."""
+    for arguments in (["bench"], ["bench", "bigconv"]):
+        result = call(*arguments)
+        assert result.exit_code == 2
+        assert "in mural's repository" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_bench_refuses_an_unknown_name_and_lists_the_known(folder: Path) -> None:

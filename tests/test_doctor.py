@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from mural.doctor import Finding, Report, Section, examine, features, speed
-from mural.doctor.features import Feature, optional
+from mural.doctor.features import FEATURES, Feature, optional
 from mural.doctor.findings import found
 from ranks import run_on
 
@@ -99,6 +99,14 @@ def test_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "libopenslide" in broken.text
     assert 'pip install "mural[slides]"' in broken.text
     assert optional(Feature("pictures", "PIL", "pillow", "x")).text.startswith("pillow ")
+
+
+def test_a_torchvision_for_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was said, as mural declares the operation without which torchvision is not imported."""
+    vision = next(feature for feature in FEATURES if feature.module == "torchvision")
+    for there, state in ((True, "found"), (False, "failed")):
+        monkeypatch.setattr("torchvision.extension._has_ops", lambda there=there: there)
+        assert optional(vision).state == state
 
 
 def test_each_extra_of_the_package_is_looked_at() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from runs import run_config, write_images
@@ -14,8 +15,12 @@ from mural.data import Dataset
 from mural.engine.alignment import alignment
 from mural.errors import ConfigError, DataError, LayoutError, PlanError, ShapeError
 from mural.models import UNet
+from mural.ranks import spawn
 from mural.train import Config, Trainer
+from mural.train.config import LogConfig
+from mural.train.journal import Journal
 from mural.train.local_ranks import local_ranks
+from mural.train.training_run import Run
 
 MODELS = """
 from torch import nn
@@ -111,3 +116,29 @@ def test_a_script_without_the_main_guard(images: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert 'put what it does under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
     assert done.stderr.count("Traceback") == 1
+
+
+def test_data_ranks_without_an_image_are_warned_of(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = SimpleNamespace(
+        config=run_config(images, data__batch=1, plan__data=3),
+        pm=SimpleNamespace(plain=UNet(width=4, depth=2)),
+        loader=SimpleNamespace(dataset=[0]),
+        held_out=None,
+        total=1,
+        journal=Journal(images, LogConfig(), 1, speaks=True),
+    )
+    Run.introduce(cast(Run, run))
+    assert "warning: plan.data = 3 divides batches of data.batch = 1, so that 2 of 3 " in capsys.readouterr().out
+
+
+def test_more_ranks_than_processors_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def stopped(*_: object, **__: object) -> None:
+        raise PlanError("far enough")
+
+    monkeypatch.setattr(spawn, "processors", lambda: 2)
+    monkeypatch.setattr(spawn, "host", stopped)
+    with pytest.raises(PlanError, match="far enough"):
+        spawn.run_local(print, 3, say=said.append)
+    assert said[1].startswith("warning: 3 ranks share 2 processors")

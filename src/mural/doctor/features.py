@@ -43,6 +43,10 @@ FEATURES = (
     Feature("figures of benchmarks", "matplotlib", "matplotlib", "bench"),
 )
 
+OTHER_BUILD = (
+    "torchvision {} was built for another torch than {}: its operations are missing, and timm and "
+    "segmentation_models_pytorch may not load. Install both from one index: pip install torch torchvision"
+)
 LAUNCHERS = ("torchrun", "mpirun", "srun")
 
 MPI_PROBE = """
@@ -74,6 +78,11 @@ def optional(feature: Feature) -> Finding:
         return Finding(feature.name, f"missing: {install}", "missing")
     except (ImportError, OSError) as error:
         return Finding(feature.name, f"{feature.package} does not load ({error}): {install}", "failed")
+    except (RuntimeError, AttributeError) as error:  # as packages with a build for another torch raise
+        remedy = (
+            f"install torchvision for torch {torch.__version__}, both from one index: pip install torch torchvision"
+        )
+        return Finding(feature.name, f"{feature.package} does not load ({error}): {remedy}", "failed")
     return Finding(feature.name, f"{feature.package} {version(feature.package)}")
 
 

@@ -74,6 +74,11 @@ def run_local(
     backend = backend or usual
     threads = threads or max(1, processors() // ranks)
     say(f"starting {ranks} local {'rank' if ranks == 1 else 'ranks'} over {backend}: {words}, {threads} threads each")
+    if not gpus and ranks > processors():
+        say(
+            f"warning: {ranks} ranks share {processors()} processors, so they take turns and are not faster than "
+            f"{processors()} would be"
+        )
     for number in itertools.count():
         # The parent holds the store, so that it answers even while a rank is stopped.
         store = host("", 0, 0, timeout, loopback=True)

@@ -226,6 +226,11 @@ class Run:
             f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
             f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
         )
+        if (ranks := self.config.plan.data) > (batch := self.config.data.batch):
+            self.journal.say(
+                f"warning: plan.data = {ranks} divides batches of data.batch = {batch}, so that {ranks - batch} of "
+                f"{ranks} parts of the ranks have no image: set data.batch = {ranks}, or plan.data = {batch}"
+            )
 
     def begins_step(self, step: int) -> None:
         """Take note of the step that begins, counted from 0; a separation network's ramp stands where it does in it."""
