@@ -78,12 +78,14 @@ def optional(feature: Feature) -> Finding:
         return Finding(feature.name, f"missing: {install}", "missing")
     except (ImportError, OSError) as error:
         return Finding(feature.name, f"{feature.package} does not load ({error}): {install}", "failed")
-    except (RuntimeError, AttributeError) as error:  # as packages with a build for another torch raise
-        remedy = (
-            f"install torchvision for torch {torch.__version__}, both from one index: pip install torch torchvision"
-        )
-        return Finding(feature.name, f"{feature.package} does not load ({error}): {remedy}", "failed")
+    if feature.module == "torchvision" and not has_operations():
+        return Finding(feature.name, OTHER_BUILD.format(version("torchvision"), torch.__version__), "failed")
     return Finding(feature.name, f"{feature.package} {version(feature.package)}")
+
+
+def has_operations() -> bool:
+    """Whether torchvision's own operations are there: its wheel was built for this torch."""
+    return importlib.import_module("torchvision.extension")._has_ops()
 
 
 def backends() -> tuple[Finding, ...]:
