@@ -91,13 +91,13 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = optional(Feature("slides", "no_such_module", "no-such-package", "slides"))
-    assert missing == Finding("slides", 'missing: pip install "mural[slides]"', "missing")
+    assert missing == Finding("slides", 'missing: pip install "mural-train[slides]"', "missing")
     (tmp_path / "half_there.py").write_text("raise ImportError('libopenslide.so.1 is not there')")
     monkeypatch.syspath_prepend(str(tmp_path))
     broken = optional(Feature("slides", "half_there", "x", "slides"))
     assert broken.state == "failed"
     assert "libopenslide" in broken.text
-    assert 'pip install "mural[slides]"' in broken.text
+    assert 'pip install "mural-train[slides]"' in broken.text
     assert optional(Feature("pictures", "PIL", "pillow", "x")).text.startswith("pillow ")
 
 
@@ -155,7 +155,7 @@ def test_examination_of_this_machine_with_local_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural[mpi]")
+@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural-train[mpi]")
 def test_under_mpirun_it_prints_once(tmp_path: Path) -> None:
     imports = "from rich.console import Console; from mural.doctor import examine"
     code = f"{imports}; examine({str(tmp_path)!r}).show(Console(), True)"

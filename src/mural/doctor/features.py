@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.cuda import nccl as nccl_of_torch
 
 from mural.doctor.findings import Finding, found
+from mural.errors import DISTRIBUTION
 from mural.ranks.spawn import equipment
 
 SECONDS = 30.0
@@ -71,7 +72,7 @@ def features() -> tuple[Finding, ...]:
 
 def optional(feature: Feature) -> Finding:
     """Whether a feature's package can be imported."""
-    install = f'pip install "mural[{feature.extra}]"'
+    install = f'pip install "{DISTRIBUTION}[{feature.extra}]"'
     try:
         importlib.import_module(feature.module)
     except ModuleNotFoundError:
@@ -122,7 +123,7 @@ def mpi() -> Finding:
     done = subprocess.run([sys.executable, "-c", MPI_PROBE], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Finding("MPI", f'{lines[-1]}: pip install "mural[mpi]"', "missing")
+        return Finding("MPI", f'{lines[-1]}: pip install "{DISTRIBUTION}[mpi]"', "missing")
     library, cuda = done.stdout.strip().split("|")
     return Finding("MPI", f"{library}; takes device pointers: {cuda}")
 

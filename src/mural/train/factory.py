@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mural.data.loading.label_range import LabelRange
 from mural.engine.alignment import graph_for
-from mural.errors import ConfigError, MuralError
+from mural.errors import DISTRIBUTION, ConfigError, MuralError
 from mural.shard import dice_loss
 from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 
@@ -87,14 +87,14 @@ def shipped(path: str) -> str:
     """How to name a classifier that is looked for in mural.models, and that torchvision or timm ships; or nothing.
 
     >>> shipped("mural.models:resnet50")
-    ': write "torchvision.models:resnet50" (pip install "mural[models]"); its argument for classes is num_classes'
+    ': write "torchvision.models:resnet50" (pip install "mural-train[models]"); its argument for classes is num_classes'
     """
     place, _, name = path.rpartition(":")
     found = SHIPPED.get(name, name)
     if place != "mural.models" or not re.match(r"alexnet|vgg|resnet|densenet|inception|swin|vit", found):
         return ""
     home = "timm.models" if found.startswith("vit") else "torchvision.models"
-    return f': write "{home}:{found}" (pip install "mural[models]"); its argument for classes is num_classes'
+    return f': write "{home}:{found}" (pip install "{DISTRIBUTION}[models]"); its argument for classes is num_classes'
 
 
 def from_package(place: str, key: str) -> Any:

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from mural.errors import ConfigError
+from mural.errors import DISTRIBUTION, ConfigError
 from mural.report.words import seconds_in_words
 from mural.train.config import LogConfig
 
@@ -165,6 +165,8 @@ def board(folder: Path, config: LogConfig) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
     except ImportError as error:
         if config.tensorboard == "on":
-            raise ConfigError('log.tensorboard = "on" needs TensorBoard: pip install "mural[tensorboard]"') from error
+            raise ConfigError(
+                f'log.tensorboard = "on" needs TensorBoard: pip install "{DISTRIBUTION}[tensorboard]"'
+            ) from error
         return None
     return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
