@@ -142,3 +142,11 @@ def test_more_ranks_than_processors_are_warned_of(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PlanError, match="far enough"):
         spawn.run_local(print, 3, say=said.append)
     assert said[1].startswith("warning: 3 ranks share 2 processors")
+
+
+def test_names_of_classes_are_in_the_scores(images: Path) -> None:
+    change = {"train__steps": 1, "validation__fraction": 0.5, "data__batch": 1}
+    scores = Trainer(run_config(images, "named", data__classes=("background", "disc"), **change)).fit().scores
+    assert scores["iou"] == [scores["iou/background"], scores["iou/disc"]]
+    with pytest.raises(ConfigError, match=r"names 3 classes, but the model tells 2 apart"):
+        Trainer(run_config(images, "three", data__classes=("a", "b", "c"))).fit()

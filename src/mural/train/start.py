@@ -20,6 +20,7 @@ from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
+from mural.train.class_names import check_names
 from mural.train.config import Config
 from mural.train.configured_samples import (
     SOURCE,
@@ -61,6 +62,7 @@ def start(config: Config) -> Generator[Run]:
             splits = dict(zip(network.domains, splits.values(), strict=True))
         loss, predictor = (task, model) if network is None else (network.loss(task), network.predictor())
         labels = label_range(task, predictor, shapes[0])
+        check_names(config.data.classes, labels)
         if config.model.compile:
             model = cast(nn.Module, torch.compile(model))
         image = shapes[0] if network is None else shapes
