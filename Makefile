@@ -49,7 +49,7 @@ lint: $(TOOLS)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf build dist demo-out src/mural.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist demo-out src/mural_train.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -13,10 +14,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import mural
 from law import Grid
+from mural.errors import DISTRIBUTION
+from mural.train.config import Config
+from mural.train.configured_samples import datasets
 from ranks import run_on
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PRINTING = {"windows-cuts-halos": 5, "collectives": 4}
 """Concept pages whose every example stands above what it prints, and how many there are."""
 TEXTS = {page: (DOCS / "concepts" / f"{page}.md").read_text(encoding="utf-8") for page in PRINTING}
@@ -94,3 +100,27 @@ def test_worked_example_on_two_ranks(script: ModuleType) -> None:
     drawn = {name: re.findall(r">(\d+)<", script.DRAWINGS[name]()) for name in ("forward.svg", "backward.svg")}
     assert [str(n) for n in output] == drawn["forward.svg"][-10:-5]
     assert [str(n) for n in gradient] == drawn["backward.svg"][-10:]
+
+
+def test_the_readme_trains_on_the_images_that_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders that `write_synthetic` makes were others than those of run.toml."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    toml, call = re.search(r"```toml\n(.*?)```", text, re.S), re.search(r"write_synthetic\('(\w+)', (\d+), 512\)", text)
+    assert toml is not None
+    assert call is not None
+    monkeypatch.chdir(tmp_path)
+    mural.data.write_synthetic(call[1], int(call[2]), 16)
+    (split,) = datasets(Config.of(tomllib.loads(toml[1]))).values()
+    assert len(split.training) + len(split.held_out) == int(call[2])
+
+
+def test_every_hint_installs_the_distribution_of_this_project() -> None:
+    """`pip install mural` brings a package of someone else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == DISTRIBUTION
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    wrong = [p for p in files if re.search(r"pip install [\"']?mural\b(?!-train)", p.read_text(encoding="utf-8"))]
+    assert wrong == []
+    assert not any(
+        re.match(r"mural\b(?!-train)", need) for e in project["optional-dependencies"].values() for need in e
+    )

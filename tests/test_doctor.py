@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from mural.doctor import Finding, Report, Section, examine, features, speed
-from mural.doctor.features import Feature, optional
+from mural.doctor.features import FEATURES, Feature, optional
 from mural.doctor.findings import found
 from ranks import run_on
 
@@ -91,14 +91,22 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = optional(Feature("slides", "no_such_module", "no-such-package", "slides"))
-    assert missing == Finding("slides", 'missing: pip install "mural[slides]"', "missing")
+    assert missing == Finding("slides", 'missing: pip install "mural-train[slides]"', "missing")
     (tmp_path / "half_there.py").write_text("raise ImportError('libopenslide.so.1 is not there')")
     monkeypatch.syspath_prepend(str(tmp_path))
     broken = optional(Feature("slides", "half_there", "x", "slides"))
     assert broken.state == "failed"
     assert "libopenslide" in broken.text
-    assert 'pip install "mural[slides]"' in broken.text
+    assert 'pip install "mural-train[slides]"' in broken.text
     assert optional(Feature("pictures", "PIL", "pillow", "x")).text.startswith("pillow ")
+
+
+def test_a_torchvision_for_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was said, as mural declares the operation without which torchvision is not imported."""
+    vision = next(feature for feature in FEATURES if feature.module == "torchvision")
+    for there, state in ((True, "found"), (False, "failed")):
+        monkeypatch.setattr("torchvision.extension._has_ops", lambda there=there: there)
+        assert optional(vision).state == state
 
 
 def test_each_extra_of_the_package_is_looked_at() -> None:
@@ -147,7 +155,7 @@ def test_examination_of_this_machine_with_local_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural[mpi]")
+@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural-train[mpi]")
 def test_under_mpirun_it_prints_once(tmp_path: Path) -> None:
     imports = "from rich.console import Console; from mural.doctor import examine"
     code = f"{imports}; examine({str(tmp_path)!r}).show(Console(), True)"

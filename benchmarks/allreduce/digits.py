@@ -34,7 +34,7 @@ def images(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415
     except ImportError as error:
-        raise SystemExit('the digits come with scikit-learn: pip install "mural[test]"') from error
+        raise SystemExit('the digits come with scikit-learn: pip install "mural-train[test]"') from error
     data, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(data / 16.0, dtype=torch.float32), torch.tensor(labels)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))

@@ -140,7 +140,7 @@ def grown(table: Numbers, target: Numbers, importance: Numbers) -> Trees:
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
     except ImportError as error:
-        raise SystemExit('fitting needs scikit-learn: pip install "mural[test]"') from error
+        raise SystemExit('fitting needs scikit-learn: pip install "mural-train[test]"') from error
     if len(target) < 12:
         return Trees(float(np.median(target)))
     size = LARGE if len(target) >= MANY else SMALL

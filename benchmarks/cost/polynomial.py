@@ -29,7 +29,7 @@ class Polynomial:
             from sklearn.pipeline import make_pipeline  # noqa: PLC0415
             from sklearn.preprocessing import PolynomialFeatures, StandardScaler  # noqa: PLC0415
         except ImportError as error:
-            raise SystemExit('the polynomial needs scikit-learn: pip install "mural[test]"') from error
+            raise SystemExit('the polynomial needs scikit-learn: pip install "mural-train[test]"') from error
         self.models: dict[str, Any] = {}
         for dtype in sorted({each.work.dtype for each in samples}):
             chosen = [each for each in samples if each.work.family == "conv" and each.work.dtype == dtype]

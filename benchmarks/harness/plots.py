@@ -26,7 +26,7 @@ def pyplot() -> Any:
     try:
         import matplotlib  # noqa: PLC0415
     except ImportError as error:
-        raise SystemExit('the figures need matplotlib: pip install "mural[bench]"') from error
+        raise SystemExit('the figures need matplotlib: pip install "mural-train[bench]"') from error
     matplotlib.use("svg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
 

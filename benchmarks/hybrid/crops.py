@@ -64,8 +64,8 @@ def pictures() -> dict[str, Picture]:
     found = {**from_skimage(), **from_sklearn()}
     if len(found) < 2:
         raise SystemExit(
-            'the crops are cut from images that come with scikit-image and scikit-learn: pip install "mural[samples]" '
-            "scikit-learn"
+            "the crops are cut from images that come with scikit-image and scikit-learn: "
+            'pip install "mural-train[samples]" scikit-learn'
         )
     return found
 

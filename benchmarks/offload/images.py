@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 SEED = 2
 HELD_OUT = 20
 """Images of each class that are for validation."""
-MISSING = 'the images come with scikit-image: pip install "mural[samples]"'
+MISSING = 'the images come with scikit-image: pip install "mural-train[samples]"'
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+DISTRIBUTION = "mural-train"
+"""What pip calls mural: the name `mural` on PyPI is that of another project."""
+
 
 class MuralError(Exception):
     """Everything that mural raises on purpose."""
@@ -16,6 +19,10 @@ class PlanError(MuralError, ValueError):
 
 class LayoutError(MuralError, ValueError):
     """Tensors whose places on the mesh cannot be brought together."""
+
+
+class ShapeError(MuralError, RuntimeError):
+    """Shapes that a layer does not take, for which torch would raise a RuntimeError."""
 
 
 class UnsupportedOp(MuralError, NotImplementedError):
@@ -58,9 +65,11 @@ def package(name: str, extra: str, what: str = "this file", error: type[MuralErr
 
     >>> package("nothing_of_this_name", "slides")
     Traceback (most recent call last):
-    mural.errors.DataError: this file needs the package nothing_of_this_name: pip install "mural[slides]"
+    mural.errors.DataError: this file needs the package nothing_of_this_name: pip install "mural-train[slides]"
     """
     try:
         return importlib.import_module(name)
     except ImportError as missing:
-        raise error(f'{what} needs the package {name.split(".")[0]}: pip install "mural[{extra}]"') from missing
+        raise error(
+            f'{what} needs the package {name.split(".")[0]}: pip install "{DISTRIBUTION}[{extra}]"'
+        ) from missing

@@ -142,10 +142,10 @@ def test_asking_does_not_start_mpi() -> None:
 
 def test_without_mpi4py_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    assert 'pip install "mural[mpi]"' in (mpi.available() or "")
+    assert 'pip install "mural-train[mpi]"' in (mpi.available() or "")
     assert mpi.describe() == "no MPI: mpi4py is not installed"
     installation.library.cache_clear()
-    with pytest.raises(PlanError, match=r"pip install \"mural\[mpi\]\""):
+    with pytest.raises(PlanError, match=r"pip install \"mural-train\[mpi\]\""):
         mpi.register()
 
 

@@ -39,4 +39,4 @@ def test_the_table_names_every_format() -> None:
     table = TEXT[TEXT.index("| format |") : TEXT.index("A file's name and its first bytes")]
     for form in FORMATS:
         assert form.suffixes[0] in table
-        assert form.needs is None or f"mural[{form.needs[1]}]" in table
+        assert form.needs is None or f"mural-train[{form.needs[1]}]" in table

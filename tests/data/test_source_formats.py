@@ -371,10 +371,10 @@ def test_the_core_needs_no_optional_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     nifti, slide, raster, unknown = json.loads(done.stdout)
-    assert f'{tmp_path}/a.nii: this file needs the package nibabel: pip install "mural[nifti]"' in nifti
-    assert 'pip install "mural[slides]"' in slide
-    assert 'pip install "mural[geo]"' in raster
-    assert all(f'needs pip install "mural[{extra}]"' in unknown for extra in ("nifti", "slides", "geo"))
+    assert f'{tmp_path}/a.nii: this file needs the package nibabel: pip install "mural-train[nifti]"' in nifti
+    assert 'pip install "mural-train[slides]"' in slide
+    assert 'pip install "mural-train[geo]"' in raster
+    assert all(f'needs pip install "mural-train[{extra}]"' in unknown for extra in ("nifti", "slides", "geo"))
 
 
 def test_nothing_is_drawn_from_torch_when_files_are_made(tmp_path: Path) -> None:

@@ -135,5 +135,5 @@ def test_real_images_name_the_extra_that_brings_them(monkeypatch: pytest.MonkeyP
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "skimage", None)
     monkeypatch.setattr("mural.data.sets.real_images.bundled", real.__globals__["bundled"].__wrapped__)
-    with pytest.raises(DataError, match=r"mural\[samples\]"):
+    with pytest.raises(DataError, match=r"mural-train\[samples\]"):
         real("retina")

@@ -43,7 +43,7 @@ for name, extra in (("x.nii", "nifti"), ("x.svs", "slides"), ("x.jp2", "geo")):
     try:
         mural.open(name)
     except mural.errors.DataError as error:
-        assert f'pip install "mural[{extra}]"' in str(error), error
+        assert f'pip install "mural-train[{extra}]"' in str(error), error
     else:
         raise SystemExit(f"{name} was opened")
 """

@@ -171,7 +171,7 @@ def test_networks_that_make_no_sense_are_refused() -> None:
 
 
 def test_plans_that_do_not_fit_a_network_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"domain = 2 divides the domains of .*, and Linear is none"):
+    with pytest.raises(PlanError, match=r"domain = 2 divides the domains of .*, but the model is a Linear"):
         staged_by_domain(nn.Linear(2, 2), mural.Plan(domain=2), None, "cpu")
     with pytest.raises(PlanError, match="domain = 4, but the network has 3 domains"):
         staged_by_domain(small(), mural.Plan(domain=4), None, "cpu")

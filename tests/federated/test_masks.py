@@ -61,7 +61,7 @@ def test_without_cryptography_the_error_names_the_extra(monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     clinic = Federation("a", "127.0.0.1:1", Patience(expected=3, quorum=3), masked=True)
-    with pytest.raises(PlanError, match=r'pip install "mural\[federated\]"'):
+    with pytest.raises(PlanError, match=r'pip install "mural-train\[federated\]"'):
         clinic.run(torch.nn.Linear(1, 1), 1, lambda _model, _number: 0)
 
 

@@ -341,13 +341,13 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural[mpi]")
+@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural-train[mpi]")
 def test_mpirun_needs_no_address_on_one_machine(tmp_path: Path) -> None:
     assert joined([*MPIRUN, sys.executable], tmp_path) == expected("mpirun")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural[mpi]")
+@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="needs mpirun, of mural-train[mpi]")
 def test_mpi_tells_the_address_of_rank_0_to_several_machines(tmp_path: Path) -> None:
     # The ranks are told that they are alone on their machines.
     alone = "OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 exec"

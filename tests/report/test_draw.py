@@ -22,7 +22,7 @@ import mural
 from mural import Plan
 from mural.cli import graph_verb as graph_command
 from mural.engine.stage_starts import stage_starts
-from mural.errors import ConfigError, PlanError
+from mural.errors import ConfigError, DataError, PlanError
 from mural.graph import Graph, capture
 from mural.graph.blocks import blocks
 from mural.models import UNet, amoebanetd
@@ -342,3 +342,32 @@ def test_command_says_what_is_wrong() -> None:
     assert "--arguments" in str(command("mural.models:UNet", "--arguments", "width 4").exception)
     assert "no 'Unet'" in str(command("mural.models:Unet").exception)
     assert command("mural.models:UNet", "--stages", "2", "--plan", "plan.toml").exit_code == 2
+
+
+def test_command_takes_the_sizes_of_the_runs_images(tmp_path: Path) -> None:
+    """It drew every run for 1024 × 1024."""
+    mural.data.write_synthetic(tmp_path, count=2, size=(48, 40))
+    data = f'[data]\nbatch = 2\nimages = "{tmp_path}/images/*.tif"\nmasks = "{tmp_path}/masks/*.tif"\n'
+    (tmp_path / "run.toml").write_text(f"[model]\narguments = {{ width = 4, depth = 2 }}\n{data}")
+    assert "2×3×48×40" in command(str(tmp_path / "run.toml")).output
+    (tmp_path / "images" / "tissue-0000.tif").unlink()
+    with pytest.raises(DataError, match=r"without its images, give --shape"):
+        graph_command.shapes_of(str(tmp_path / "run.toml"))
+
+
+class Inverse(nn.Module):
+    """A convolution, and an operation that has no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(self.conv(x))
+
+
+def test_operations_without_a_rule_are_marked(tmp_path: Path) -> None:
+    graph = capture(Inverse(), (1, 3, 16, 16))
+    assert [line.split()[0] for line in draw(graph).splitlines() if "(no rule)" in line] == ["linalg_inv"]
+    assert draw(graph, tmp_path / "graph.dot").count("color=red") == 1
+    assert "1 operations without a rule" in draw(graph, tmp_path / "graph.html")

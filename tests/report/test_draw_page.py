@@ -49,6 +49,21 @@ OVERLAPS = f"""(() => {{ {PIECES}
   return found;
 }})()"""
 
+# Titles of open boxes that a line goes through.
+CROSSED = f"""(() => {{ {PIECES}
+  for (const around of opened) {{
+    const title = around.querySelector(':scope > text').getBBox();
+    for (const path of around.querySelectorAll(':scope > .net > path')) {{
+      for (let at = 0; at < path.getTotalLength(); at += 3) {{
+        const {{ x, y }} = path.getPointAtLength(at);
+        const across = x > title.x && x < title.x + title.width;
+        if (across && y > title.y && y < title.y + title.height) found.push(around.ariaLabel);
+      }}
+    }}
+  }}
+  return [...new Set(found)];
+}})()"""
+
 # Lines that go through a box that they neither begin nor end in.
 STRUCK = f"""(() => {{ {PIECES}
   for (const around of opened) {{
@@ -118,6 +133,7 @@ def test_nothing_overlaps_in_densenet(browser: Browser, densenet: Graph, tmp_pat
     page = opened(browser, densenet, tmp_path, level=level, stages=4)
     assert page.value(OVERLAPS) == []
     assert page.value(STRUCK) == []
+    assert page.value(CROSSED) == []
 
 
 @pytest.mark.slow
@@ -132,6 +148,7 @@ def test_amoebanet_is_legible(browser: Browser, tmp_path: Path, layers: int) -> 
         page.click(f"[data-level={level}]")
         assert page.value(OVERLAPS) == []
         assert page.value(STRUCK) == []
+        assert page.value(CROSSED) == []
     assert page.value("document.querySelectorAll('.box.layer').length") == len(graph)
     assert page.errors == []
 

@@ -15,7 +15,7 @@ from mural.profile.shares_page import words
 from mural.report import plots
 from pages import contrasts
 
-KINDS = ["compute", "halo", "idle", "images"]
+KINDS = ["compute", "messages of halo", "idle", "images"]
 
 
 def profile() -> Profile:
@@ -27,11 +27,13 @@ def profile() -> Profile:
 
 
 def test_the_table_names_every_rank_and_kind() -> None:
-    head, *rows = words(profile()).splitlines()
-    assert head.split() == ["rank", "step", "compute", "communication", "idle", "images", "halo"]
+    ranks, messages = words(profile()).split("\n\n")
+    head, *rows = ranks.splitlines()
+    assert head.split() == ["rank", "step", "compute", "communication", "idle", "images"]
     assert [row.split()[:3] for row in rows] == [["0", "10.0", "s"], ["1", "10.0", "s"]]
     shares = " ".join(rows[0].split()[3:])
-    assert shares == "6.50 s 65% 1.00 s 10% 2.00 s 20% 500 ms 5% 1.00 s 10%"
+    assert shares == "6.50 s 65% 1.00 s 10% 2.00 s 20% 500 ms 5%"
+    assert " ".join(messages.splitlines()[1].split()) == "messages of halo 500 ms 5% 1.00 s 10% 0"
 
 
 def test_the_page_needs_nothing_else_and_escapes_names() -> None:
@@ -54,7 +56,7 @@ def test_the_page_has_a_bar_for_every_rank_and_step(browser: Browser, tmp_path: 
     ticks = browser.value("[...document.querySelectorAll('.yaxislayer-above text')].map((e) => e.textContent)")
     assert {"rank 0", "rank 1", "step 1", "step 2"} <= set(ticks)
     assert browser.value("document.querySelectorAll('.bartext-outside').length") == 2 + 4
-    assert "halo: 1.00 s 10%" in browser.value(
+    assert "messages of halo: 1.00 s 10%" in browser.value(
         "document.querySelector('.js-plotly-plot').data.flatMap((trace) => trace.hovertext)"
     )
     assert min(contrasts(browser)) > 4.5

@@ -123,7 +123,7 @@ def test_names_are_looked_up_and_the_nearest_is_told(tmp_path: Path, monkeypatch
     ],
 )
 def test_errors_tell_what_torchvision_and_timm_ship(name: str, theirs: str) -> None:
-    with pytest.raises(ConfigError, match=rf'write "{theirs}" \(pip install "mural\[models\]"\).*num_classes'):
+    with pytest.raises(ConfigError, match=rf'write "{theirs}" \(pip install "mural-train\[models\]"\).*num_classes'):
         named(f"mural.models:{name}", "model.factory")
     with torch.device("meta"):
         model = make_model(ModelConfig(theirs, {"num_classes": 2}), 0)

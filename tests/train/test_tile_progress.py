@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,11 @@ from mural.train.loop import fit_rank
 from mural.train.training_run import Run
 
 
-def journal(folder: Path, *, terminal: bool, speaks: bool = True) -> tuple[Journal, StringIO]:
+def journal(folder: Path, *, terminal: bool, speaks: bool = True, width: int = 100) -> tuple[Journal, StringIO]:
     """A journal that writes what a person sees to a text."""
     shown = StringIO()
     made = Journal(folder, LogConfig(tensorboard="off"), 20, speaks)
-    made.console = Console(file=shown, force_terminal=terminal, width=100, quiet=not speaks, soft_wrap=True)
+    made.console = Console(file=shown, force_terminal=terminal, width=width, quiet=not speaks, soft_wrap=True)
     made.open(0)
     return made, shown
 
@@ -45,6 +46,36 @@ def test_without_a_terminal_there_is_a_line_at_most_every_30_seconds(
         "a word in between",
         "step 12: tile 80 of 100 (forward)",
     ]
+
+
+def test_without_a_terminal_the_first_step_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was said for `log.every` updates, ten by default."""
+    now = [100.0]
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: now[0])
+    made, shown = journal(tmp_path, terminal=False)
+    for step in range(1, 21):
+        now[0] += 4.0
+        made.advance(step)
+        if step % 10 == 0:
+            made.show(step, {"loss": "1.0"})
+    made.close()
+    assert shown.getvalue().splitlines() == [
+        "step 1/20  left 76.0 s",
+        "step 9/20  left 44.0 s",
+        "step 10/20  loss 1.0  left 40.0 s",
+        "step 18/20  left 8.00 s",
+        "step 20/20  loss 1.0",
+    ]
+
+
+def test_at_80_columns_the_bar_the_step_and_the_time_are_there(tmp_path: Path) -> None:
+    """They shared a line with the reading, and collapsed to «t… loss 1.0155 …»."""
+    made, shown = journal(tmp_path, terminal=True, width=80)
+    made.show(7, {"loss": "1.0155", "step": "60.0 ms", "img/s": "16.7", "Mpx/s": "0.0682", "memory": "388 MiB"})
+    made.close()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).strip() for line in shown.getvalue().splitlines()]
+    assert any(re.fullmatch(r"train ━+\S* *7/20 [-0-9:]+", line) for line in lines)
+    assert "loss 1.0155  step 60.0 ms  img/s 16.7  Mpx/s 0.0682  memory 388 MiB" in lines
 
 
 def test_other_ranks_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

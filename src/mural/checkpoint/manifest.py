@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mural.errors import CheckpointError
+from mural.errors import DISTRIBUTION, CheckpointError
 from mural.geometry import Box, Interval, disjoint, volume
 
 NAME = "checkpoint.json"
@@ -132,7 +132,7 @@ class Manifest:
 def mural_version() -> str:
     """The version of mural that writes."""
     try:
-        return version("mural")
+        return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "not installed"  # run from its sources
 

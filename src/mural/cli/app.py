@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from mural.checkpoint.manifest import mural_version
 from mural.errors import MuralError
 
 app = typer.Typer(
@@ -31,7 +31,7 @@ def main() -> None:
 def print_version(wanted: bool) -> None:
     """Print the version and exit, if it was asked for."""
     if wanted:
-        typer.echo(f"mural {version('mural')}")
+        typer.echo(f"mural {mural_version()}")
         raise typer.Exit
 
 

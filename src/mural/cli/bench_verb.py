@@ -14,6 +14,7 @@ from mural.cli.app import app
 from mural.errors import MuralError
 
 SCRIPT = "run.py"
+NOT_SHIPPED = ". Benchmarks are in mural's repository and not in the installed package: run this in a checkout of it"
 
 
 def benchmarks_folder() -> Path:
@@ -45,7 +46,7 @@ class UnknownBenchmark(MuralError, LookupError):
 
     def __init__(self, name: str, folder: Path, known: Sequence[str]) -> None:
         there = f"{folder} holds {', '.join(known)}" if known else f"there are none in {folder}"
-        super().__init__(f"no benchmark is called {name!r}: {there}")
+        super().__init__(f"no benchmark is called {name!r}: {there}{'' if known else NOT_SHIPPED}")
 
 
 @app.command(
@@ -58,7 +59,9 @@ def bench(
     """Run a benchmark of benchmarks/NAME/run.py; what follows NAME is passed to it."""
     if name is None:
         folder = benchmarks_folder()
-        typer.echo("\n".join(benchmarks(folder)) or f"no benchmarks in {folder}")
+        if not (found := benchmarks(folder)):
+            raise typer.BadParameter(f"no benchmarks in {folder}{NOT_SHIPPED}")
+        typer.echo("\n".join(found))
         return
     try:
         code = run_benchmark(name, context.args)

@@ -12,11 +12,12 @@ from torch import nn
 
 from mural.cli.app import app
 from mural.cli.convert_verb import extents
-from mural.errors import ConfigError
+from mural.errors import ConfigError, DataError
 from mural.graph.blocks import Level
 from mural.model_graph import capture
 from mural.plans import Plan
 from mural.train.config import Config, ModelConfig
+from mural.train.configured_samples import datasets, image_shape
 from mural.train.factory import make_model
 
 Model = Annotated[
@@ -31,7 +32,11 @@ def graph(
         str, typer.Option(help="Keyword arguments of the callable, as TOML: 'classes = 3, width = 16'.")
     ] = "",
     shape: Annotated[
-        list[str] | None, typer.Option(help="Shape of the input: 1,3,1024,1024. Give it again for each further input.")
+        list[str] | None,
+        typer.Option(
+            help="Shape of the input: 1,3,1024,1024. Give it again for each further input. By default that of the "
+            "run's images."
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="What to write: NAME.html, NAME.dot or NAME.txt.")] = None,
     level: Annotated[Level | None, typer.Option(help="How far blocks are open.")] = None,
@@ -46,10 +51,22 @@ def graph(
     """
     if stages is not None and plan is not None:
         raise typer.BadParameter("--stages and --plan both say where stages begin: give one of them")
-    shapes = [extents(text, "--shape") for text in shape or ["1,3,1024,1024"]]
-    captured = capture(built(config_of(model, arguments)), [each for each in shapes if each])
+    shapes = [each for text in shape or [] if (each := extents(text, "--shape"))] or shapes_of(model)
+    captured = capture(built(config_of(model, arguments)), shapes)
     drawn = captured.draw(output, stages if plan is None else Plan.load(plan), level)
     typer.echo(drawn if output is None else f"{output}: {captured!r}", nl=output is not None)
+
+
+def shapes_of(model: str) -> list[tuple[int, ...]]:
+    """The shapes of a run's batches, one for each domain; without a run, or if it names no images, those of a photo."""
+    config = Config.load(Path(model)) if model.endswith(".toml") else Config()
+    data = config.data
+    if data.images is data.table is data.dataset is None:
+        return [(1, 3, 1024, 1024)]
+    try:
+        return [(data.batch, *image_shape(config, split)) for split in datasets(config).values()]
+    except DataError as error:
+        raise DataError(f"{error}. To draw the model without its images, give --shape 1,3,1024,1024") from error
 
 
 def config_of(model: str, arguments: str) -> ModelConfig:

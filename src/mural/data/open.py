@@ -19,7 +19,7 @@ from mural.data.formats.uncompressed import open_npy, open_npz
 from mural.data.formats.zarr import open_zarr
 from mural.data.loading.pixels import Scaling, scaled
 from mural.data.source import Source
-from mural.errors import DataError
+from mural.errors import DISTRIBUTION, DataError
 
 HEAD = 352
 """Bytes that tell what a file is."""
@@ -176,6 +176,6 @@ def readable() -> str:
     lines = [f"Can be read: {'; '.join(titles[form] for form in here)}."]
     for form in FORMATS:
         if form not in here and form.needs is not None:
-            lines.append(f'{titles[form]} needs pip install "mural[{form.needs[1]}]".')
+            lines.append(f'{titles[form]} needs pip install "{DISTRIBUTION}[{form.needs[1]}]".')
     lines.append(f"A reader may be named: reader= one of {', '.join(NAMED)}.")
     return " ".join(lines)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.cuda import nccl as nccl_of_torch
 
 from mural.doctor.findings import Finding, found
+from mural.errors import DISTRIBUTION
 from mural.ranks.spawn import equipment
 
 SECONDS = 30.0
@@ -43,6 +44,10 @@ FEATURES = (
     Feature("figures of benchmarks", "matplotlib", "matplotlib", "bench"),
 )
 
+OTHER_BUILD = (
+    "torchvision {} was built for another torch than {}: its operations are missing, and timm and "
+    "segmentation_models_pytorch may not load. Install both from one index: pip install torch torchvision"
+)
 LAUNCHERS = ("torchrun", "mpirun", "srun")
 
 MPI_PROBE = """
@@ -67,14 +72,21 @@ def features() -> tuple[Finding, ...]:
 
 def optional(feature: Feature) -> Finding:
     """Whether a feature's package can be imported."""
-    install = f'pip install "mural[{feature.extra}]"'
+    install = f'pip install "{DISTRIBUTION}[{feature.extra}]"'
     try:
         importlib.import_module(feature.module)
     except ModuleNotFoundError:
         return Finding(feature.name, f"missing: {install}", "missing")
     except (ImportError, OSError) as error:
         return Finding(feature.name, f"{feature.package} does not load ({error}): {install}", "failed")
+    if feature.module == "torchvision" and not has_operations():
+        return Finding(feature.name, OTHER_BUILD.format(version("torchvision"), torch.__version__), "failed")
     return Finding(feature.name, f"{feature.package} {version(feature.package)}")
+
+
+def has_operations() -> bool:
+    """Whether torchvision's own operations are there: its wheel was built for this torch."""
+    return importlib.import_module("torchvision.extension")._has_ops()
 
 
 def backends() -> tuple[Finding, ...]:
@@ -111,7 +123,7 @@ def mpi() -> Finding:
     done = subprocess.run([sys.executable, "-c", MPI_PROBE], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Finding("MPI", f'{lines[-1]}: pip install "mural[mpi]"', "missing")
+        return Finding("MPI", f'{lines[-1]}: pip install "{DISTRIBUTION}[mpi]"', "missing")
     library, cuda = done.stdout.strip().split("|")
     return Finding("MPI", f"{library}; takes device pointers: {cuda}")
 

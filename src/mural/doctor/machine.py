@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from mural.checkpoint.manifest import mural_version
 from mural.doctor.findings import Finding, found
 from mural.memory.machine_memory import machine_memory
 from mural.ranks.spawn import processors
@@ -23,7 +24,7 @@ SMALL_SHARED_MEMORY, FEW_FILES = 2**30, 1024
 def versions() -> tuple[Finding, ...]:
     """The versions that a bug report needs."""
     return (
-        *found("mural", lambda: version("mural")),
+        *found("mural", mural_version),
         *found("Python", lambda: f"{platform.python_version()} on {platform.system()} {platform.release()}"),
         *found("torch", lambda: f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
         *found("numpy", lambda: version("numpy")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,11 @@ def alignment(model: nn.Module, shape: Sequence[int], grid: Sequence[int]) -> in
     model that cannot be captured is cut anywhere.
     """
     spatial = tuple(shape[2 : 2 + len(grid)])
+    if len(spatial) < len(grid):
+        raise PlanError(
+            f"spatial = {list(grid)} cuts {len(grid)} dims, but images of shape {tuple(shape[1:])} have "
+            f"{len(spatial)}: write {len(spatial)} sizes, as spatial = {[prod(grid), 1, 1][: len(spatial)]}"
+        )
     if all(n == 1 for n in grid):
         return 1
     try:

@@ -39,8 +39,8 @@ def staged_by_domain(model: nn.Module, plan: Plan, image: Shapes | None, hardwar
         return plan
     if not isinstance(model, SeparationNetwork):
         raise PlanError(
-            f"domain = {plan.domain} divides the domains of a mural.domain.SeparationNetwork, and "
-            f"{type(model).__name__} is none: set domain = 1"
+            f"domain = {plan.domain} divides the domains of a mural.domain.SeparationNetwork, but the model is a "
+            f"{type(model).__name__}: set domain = 1, or train a SeparationNetwork"
         )
     shapes = [tuple(shape) for shape in images_of(model, image) or () if isinstance(shape, Sequence)]
     alone = replace(plan, domain=1)

@@ -62,7 +62,7 @@ class Federation:
     ```
 
     With `masked`, no clinic sees another's weights, only the sum; this needs three clinics or more, and the package
-    `cryptography` (`pip install "mural[federated]"`).
+    `cryptography` (`pip install "mural-train[federated]"`).
     """
 
     name: str

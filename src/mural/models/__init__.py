@@ -8,7 +8,7 @@ FCN2D           FCN-8s on VGG-16, scores each pixel: fcn.py
 ResNetV2        resnet_v2(depth=9 n + 2), resnet110_v2, resnet1001_v2, of the paper or of Keras: resnet_v2.py
 AmoebaNetD      amoebanetd(layers, filters), cells that read the two before, of GPipe and MPI4DL: amoebanet.py
 
-Published classifiers are torchvision's and timm's, `pip install "mural[models]"`: torchvision.models.resnet50.
+Published classifiers are torchvision's and timm's, `pip install "mural-train[models]"`: torchvision.models.resnet50.
 """
 
 from mural.models.amoebanet import AmoebaNetD, amoebanetd

@@ -17,12 +17,28 @@ COMPUTE, IDLE, DATA = "compute", "idle", "images"
 
 def table(profile: Profile) -> list[list[str]]:
     """Rows of text: a header, then the mean step of each rank with what it was made of."""
-    rows = [["rank", "step", COMPUTE, "communication", IDLE, DATA, *profile.kinds]]
+    rows = [["rank", "step", COMPUTE, "communication", IDLE, DATA]]
     for mean in profile.by_rank:
-        each = (mean.communication.get(kind, 0.0) for kind in profile.kinds)
-        parts = (mean.compute, mean.communicating, mean.idle, mean.data, *each)
+        parts = (mean.compute, mean.communicating, mean.idle, mean.data)
         rows.append([str(mean.rank), seconds_in_words(mean.seconds), *(part(s, mean.seconds) for s in parts)])
     return rows
+
+
+def messages_table(profile: Profile) -> list[list[str]]:
+    """Rows of text: a header, then each kind of communication with its part of the mean step."""
+    means = profile.by_rank
+    rows = [["communication", "mean of the ranks", "largest", "on rank"]]
+    for kind in profile.kinds:
+        times = [mean.communication.get(kind, 0.0) for mean in means]
+        most = max(range(len(means)), key=times.__getitem__)
+        average = part(sum(times) / len(times), sum(mean.seconds for mean in means) / len(means))
+        rows.append([messages_of(kind), average, part(times[most], means[most].seconds), str(means[most].rank)])
+    return rows
+
+
+def messages_of(kind: str) -> str:
+    """What a kind of communication is called: messages that an operation needs, not the operation itself."""
+    return f"messages of {kind}"
 
 
 def part(seconds: float, whole: float) -> str:
@@ -35,9 +51,11 @@ def part(seconds: float, whole: float) -> str:
 
 
 def words(profile: Profile) -> str:
-    """The table as aligned text."""
-    rows = table(profile)
-    return "\n".join(aligned(rows, right=range(len(rows[0]))))
+    """The tables as aligned text."""
+    tables = [aligned(table(profile), right=range(6))]
+    if profile.kinds:
+        tables.append(aligned(messages_table(profile), right=range(1, 4)))
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
 def page(profile: Profile) -> str:
@@ -47,17 +65,17 @@ def page(profile: Profile) -> str:
     add_bars(figure, 1, profile.by_rank, profile.kinds, [f"rank {s.rank}" for s in profile.by_rank])
     names = [[f"rank {s.rank}" for s in profile.shares], [f"step {s.step}" for s in profile.shares]]
     add_bars(figure, 2, profile.shares, profile.kinds, names)
-    head, *rows = table(profile)
-    parts = [f"<p>{escape(profile.title)}</p>", html_table(head, rows), plots.html(figure)]
+    tables = [table(profile), *([messages_table(profile)] if profile.kinds else [])]
+    parts = [f"<p>{escape(profile.title)}</p>", *(html_table(head, rows) for head, *rows in tables), plots.html(figure)]
     return document("Profile", *parts, script=plots.script())
 
 
 def add_bars(figure: Any, row: int, shares: Sequence[Shares], kinds: Sequence[str], names: Sequence[Any]) -> None:
     """Draw a bar for each of some steps, with a part for each thing that took time and the whole time at its end."""
     first, second, *others = plots.PALETTE
-    communication = {kind: others[min(number, len(others) - 1)] for number, kind in enumerate(kinds)}
+    communication = {messages_of(kind): others[min(number, len(others) - 1)] for number, kind in enumerate(kinds)}
     for kind, colour in {COMPUTE: first, **communication, IDLE: plots.GREY, DATA: second}.items():
-        seconds = [{COMPUTE: s.compute, IDLE: s.idle, DATA: s.data, **s.communication}.get(kind, 0.0) for s in shares]
+        seconds = [seconds_by_name(s).get(kind, 0.0) for s in shares]
         figure.add_bar(
             x=[1000 * max(s, 0.0) for s in seconds],
             y=names,
@@ -68,3 +86,9 @@ def add_bars(figure: Any, row: int, shares: Sequence[Shares], kinds: Sequence[st
     whole = [seconds_in_words(each.seconds) for each in shares]
     at_the_end = {"orientation": "h", "textposition": "outside", "showlegend": False, "hoverinfo": "skip"}
     figure.add_bar(x=[0.0] * len(whole), y=names, text=whole, cliponaxis=False, row=row, col=1, **at_the_end)
+
+
+def seconds_by_name(shares: Shares) -> dict[str, float]:
+    """Where the seconds of a step went, by the names on the page."""
+    messages = {messages_of(kind): seconds for kind, seconds in shares.communication.items()}
+    return {COMPUTE: shares.compute, IDLE: shares.idle, DATA: shares.data, **messages}

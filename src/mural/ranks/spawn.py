@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 
 from mural.comm.watchdog import HUNG
 from mural.errors import MuralError, PlanError
-from mural.ranks.spawned import Answer, Orders, serve
+from mural.ranks.spawned import UNGUARDED, Answer, Orders, leave_unguarded, serve
 from mural.ranks.store import host
 
 FORWARDED = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, n)]
@@ -66,6 +66,7 @@ def run_local(
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP go to the ranks, which have `grace` seconds to save and leave. If all leave
     without an error, this returns as usual; else it raises KeyboardInterrupt, or SystemExit with 128 + the signal.
     """
+    leave_unguarded()
     if ranks < 1 or restarts < 0:
         raise PlanError(f"ranks={ranks}, restarts={restarts}: start at least 1 rank, 0 times again or more")
     say = say or _silent
@@ -73,6 +74,11 @@ def run_local(
     backend = backend or usual
     threads = threads or max(1, processors() // ranks)
     say(f"starting {ranks} local {'rank' if ranks == 1 else 'ranks'} over {backend}: {words}, {threads} threads each")
+    if not gpus and ranks > processors():
+        say(
+            f"warning: {ranks} ranks share {processors()} processors, so they take turns and are not faster than "
+            f"{processors()} would be"
+        )
     for number in itertools.count():
         # The parent holds the store, so that it answers even while a rank is stopped.
         store = host("", 0, 0, timeout, loopback=True)
@@ -162,6 +168,11 @@ class Rank:
             return f"{place} was ended by {self.by}{hint}"
         if code == HUNG:
             return f"{place} left, since its watchdog found a rank that hangs; its report is above"
+        if code == UNGUARDED:
+            return (
+                "a local rank imports the script that starts it, and this script starts ranks whenever it is imported: "
+                'put what it does under `if __name__ == "__main__":`'
+            )
         return f"{place} ended with exit code {code}"
 
 

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from multiprocessing import parent_process
+from multiprocessing import current_process, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -27,6 +27,10 @@ ATTEMPT = "MURAL_ATTEMPT"
 PR_SET_PDEATHSIG = 1
 FOREIGN = re.compile("TORCHELASTIC_.*|MASTER_(ADDR|PORT)|GROUP_.*|ROLE_.*")
 """Variables of an enclosing torchrun, which the local ranks are not part of."""
+
+
+UNGUARDED = 79
+"""The exit code of a rank whose script starts ranks when it is imported."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,12 @@ def serve(rank: int, orders: Orders, answers: Connection, function: Callable[...
         sys.exit(1)
     finally:
         leave()
+
+
+def leave_unguarded() -> None:
+    """End this process if it is a new rank that is still importing its parent's script; the parent says why."""
+    if getattr(current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
 
 
 def declare(environ: MutableMapping[str, str], rank: int, orders: Orders) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mural.comm.hosts import LOCAL_STORE
-from mural.errors import PeerError, PlanError
+from mural.errors import DISTRIBUTION, PeerError, PlanError
 from mural.ranks.identity import LOOPBACK, Placement
 
 _stores: Any = dist  # its stubs leave these out
@@ -125,7 +125,9 @@ def ask_mpi(place: Placement) -> tuple[str, int]:
     try:
         from mpi4py import MPI  # noqa: PLC0415
     except (ImportError, RuntimeError) as error:
-        raise PlanError(f'{where}; mpi4py could tell, but: {error}. pip install "mural[mpi]", or {fix}') from error
+        raise PlanError(
+            f'{where}; mpi4py could tell, but: {error}. pip install "{DISTRIBUTION}[mpi]", or {fix}'
+        ) from error
     world = MPI.COMM_WORLD
     if world.size != place.world:
         raise PlanError(f"{where}; mpi4py could tell, but belongs to another MPI and sees {world.size} ranks: {fix}")

@@ -49,7 +49,7 @@ class DataConfig:
     """[data]: which images, with which masks or labels, and how they are read."""
 
     images: Files | None = None
-    """Image files: a glob, or a list of files."""
+    """Image files: a glob, or a list of files and globs."""
     masks: Files | None = None
     """Mask files, matched to the images by name."""
     table: Path | None = None
@@ -78,6 +78,8 @@ class DataConfig:
     """What masks hold: a class per position, a value per position, or a value per channel and position."""
     labels: Labels = field(default_factory=no_labels)
     """What values of masks, or labels, become, as { 255 = 1 }; others stay as they are."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in order, as ["background", "tissue"]: scores of a validation are told under them."""
     prefetch: int = 2
     """Batches that are read ahead."""
     workers: int = 2

@@ -18,7 +18,7 @@ from mural.errors import ConfigError, DataError
 from mural.ranks import Mesh
 from mural.train.config import Config, Files
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
-from mural.train.factory import called, named
+from mural.train.factory import LOSSES, called, named
 
 SOURCE = ""
 """The name of what [data] describes among the splits: the only one, or the source of a separation network."""
@@ -110,6 +110,15 @@ def first_shape(samples: Any) -> tuple[int, ...]:
             if index == len(samples) - 1:
                 raise
     raise ConfigError("the dataset is empty: there is nothing to train on")
+
+
+def check_targets(config: Config, training: Any) -> None:
+    """Raise where a loss of mural's list has nothing to compare with; one of the user's own may need nothing."""
+    if config.loss.name in LOSSES and sample_at(training, 0).target is None:
+        raise ConfigError(
+            f'the images have no masks and no labels, which loss.name = "{config.loss.name}" compares with: set '
+            f'data.masks = "…/*.png", or data.table to a CSV file with the columns image and mask or label'
+        )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mural.data.loading.label_range import LabelRange
 from mural.engine.alignment import graph_for
-from mural.errors import ConfigError, MuralError
+from mural.errors import DISTRIBUTION, ConfigError, MuralError
 from mural.shard import dice_loss
 from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 
@@ -65,26 +65,36 @@ def named(path: str, key: str) -> Callable[..., Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
-        near = get_close_matches(name, [n for n in dir(module) if not n.startswith("_")], n=1)
-        hint = shipped(path) or (f": did you mean {near[0]!r}?" if near else "")
+        hint = shipped(path) or near_callable(module, name)
         raise ConfigError(f'{key} = "{path}": {place} has no {name!r}{hint}') from None
     if not callable(found):
         raise ConfigError(f'{key} = "{path}" names {found!r}, which cannot be called')
     return found
 
 
+def near_callable(module: Any, name: str) -> str:
+    """A question with the callable of a module whose name is most like this one, upper or lower case; or nothing.
+
+    >>> near_callable(nn, "conv2D")
+    ": did you mean 'Conv2d'?"
+    """
+    known = {n.lower(): n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))}
+    near = get_close_matches(name.lower(), known, n=1)
+    return f": did you mean {known[near[0]]!r}?" if near else ""
+
+
 def shipped(path: str) -> str:
     """How to name a classifier that is looked for in mural.models, and that torchvision or timm ships; or nothing.
 
     >>> shipped("mural.models:resnet50")
-    ': write "torchvision.models:resnet50" (pip install "mural[models]"); its argument for classes is num_classes'
+    ': write "torchvision.models:resnet50" (pip install "mural-train[models]"); its argument for classes is num_classes'
     """
     place, _, name = path.rpartition(":")
     found = SHIPPED.get(name, name)
     if place != "mural.models" or not re.match(r"alexnet|vgg|resnet|densenet|inception|swin|vit", found):
         return ""
     home = "timm.models" if found.startswith("vit") else "torchvision.models"
-    return f': write "{home}:{found}" (pip install "mural[models]"); its argument for classes is num_classes'
+    return f': write "{home}:{found}" (pip install "{DISTRIBUTION}[models]"); its argument for classes is num_classes'
 
 
 def from_package(place: str, key: str) -> Any:
@@ -204,8 +214,12 @@ def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Opti
         near = get_close_matches(config.name.lower(), known, n=1)
         hint = f": did you mean {known[near[0]].__name__!r}?" if near else ""
         raise ConfigError(f'optimizer.name = "{config.name}" is not an optimizer of torch.optim{hint}')
-    made: Any = partial(kind, list(parameters))
-    return called(made, {"lr": config.lr, **config.arguments}, "optimizer.arguments")
+    arguments: dict[str, Any] = {"lr": config.lr, **config.arguments, "params": list(parameters)}
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{name} = {value!r}" for name, value in arguments.items() if name != "params")
+        raise ConfigError(f"optimizer.arguments: {kind.__name__} does not take {given}: {error}") from error
 
 
 def rate(config: ScheduleConfig, total: int, update: int) -> float:

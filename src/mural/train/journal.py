@@ -13,7 +13,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from mural.errors import ConfigError
+from mural.errors import DISTRIBUTION, ConfigError
+from mural.report.words import seconds_in_words
 from mural.train.config import LogConfig
 
 METRICS = "metrics.jsonl"
@@ -34,12 +35,14 @@ class Journal:
         self.file: TextIO | None = None
         self.board: Any = None
         self.bar: StepBar | None = None
-        self.spoke = time.monotonic()
+        self.spoke = self.began = time.monotonic()
+        self.first = 0
 
     def open(self, step: int) -> None:
         """Write from here on; lines of steps that will be taken again are dropped, so that each is there once."""
         if not self.speaks:
             return
+        self.began, self.first = time.monotonic(), step
         path = self.folder / METRICS
         if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if step_of(line) <= step]
@@ -48,7 +51,7 @@ class Journal:
         self.board = board(self.folder, self.config)
         if self.config.progress and self.console.is_terminal:
             self.bar = StepBar(self.console)
-            self.task = self.bar.add_task("train", total=self.total, words="", completed=step)
+            self.task = self.bar.add_task("train", total=self.total, completed=step)
             self.bar.start()
 
     def validated(self, step: int) -> tuple[int, dict[str, Any]]:
@@ -80,15 +83,25 @@ class Journal:
         """Say where training stands."""
         text = "  ".join(f"{name} {value}" for name, value in words.items())
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, words=text)
+            self.bar.words = text
+            self.bar.update(self.task, completed=step)
         elif self.speaks:
-            self.say(f"step {step}/{self.total}  {text}")
+            self.say(f"step {step}/{self.total}  {text}{self.left(step)}")
 
     def advance(self, step: int) -> None:
-        """Move the bar alone."""
+        """Move the bar alone; without one, say that the first step is done, and others after a long silence."""
         if self.bar is not None:
             self.bar.below = ""
             self.bar.update(self.task, completed=step)
+            return
+        silent = step == self.first + 1 or time.monotonic() - self.spoke >= PATIENCE
+        if self.speaks and silent and step % self.config.every and step != self.total:
+            self.say(f"step {step}/{self.total}{self.left(step)}")
+
+    def left(self, step: int) -> str:
+        """How long the steps after this one will take, if they go on like those before it; nothing at the end."""
+        rest = (time.monotonic() - self.began) / max(1, step - self.first) * (self.total - step)
+        return f"  left {seconds_in_words(rest)}" if rest > 0 else ""
 
     def under_way(self, text: str) -> None:
         """Say how far a long step is: below the bar; without one, only where nothing was said for a while."""
@@ -117,8 +130,14 @@ def step_of(line: str) -> int:
 
 
 class StepBar(Progress):
-    """The bar: steps, what the last reading said, time left; and a line below it while a long step is under way."""
+    """The bar: steps and time left; below it what the last reading said, and how far a long step under way is.
 
+    train ━━━━━━━━━━╸━━━━━━━━━ 52/100 0:01:13
+    loss 1.0155  step 60.0 ms  img/s 16.7  …
+    step 53: tile 37 of 256 (backward)
+    """
+
+    words = ""
     below = ""
 
     def __init__(self, console: Console):
@@ -127,15 +146,15 @@ class StepBar(Progress):
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
             console=console,
             refresh_per_second=PER_SECOND,
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        if self.below:
-            yield Text(self.below)
+        for line in (self.words, self.below):
+            if line:
+                yield Text(line)
 
 
 def board(folder: Path, config: LogConfig) -> Any:
@@ -146,6 +165,8 @@ def board(folder: Path, config: LogConfig) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
     except ImportError as error:
         if config.tensorboard == "on":
-            raise ConfigError('log.tensorboard = "on" needs TensorBoard: pip install "mural[tensorboard]"') from error
+            raise ConfigError(
+                f'log.tensorboard = "on" needs TensorBoard: pip install "{DISTRIBUTION}[tensorboard]"'
+            ) from error
         return None
     return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]

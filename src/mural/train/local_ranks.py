@@ -33,8 +33,8 @@ def local_ranks(config: Config) -> int:
     place, wanted = placement(), config.launch.devices or config.plan.devices
     if config.plan.devices > 1 and wanted != config.plan.devices:
         raise PlanError(
-            f"launch.devices = {wanted}, but the plan needs {config.plan.devices} ranks (data = {config.plan.data} × "
-            f"spatial = {config.plan.spatial}): make them equal, or leave one out"
+            f"launch.devices = {wanted}, but the plan needs {config.plan.devices} ranks "
+            f"({', '.join(str(config.plan).splitlines())}): make them equal, or leave one out"
         )
     if place.world > 1 or place.launcher != "single":
         return 1

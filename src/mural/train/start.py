@@ -20,11 +20,13 @@ from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
+from mural.train.class_names import check_names
 from mural.train.config import Config
 from mural.train.configured_samples import (
     SOURCE,
     Fitting,
     Split,
+    check_targets,
     datasets,
     first_shape,
     held_out_batches,
@@ -46,6 +48,7 @@ def start(config: Config) -> Generator[Run]:
     with ExitStack() as stack:
         splits = datasets(config)
         shapes = [image_shape(config, split) for split in splits.values()]
+        check_targets(config, splits[SOURCE].training)
         mesh, plan = joined(config, first_shape(splits[SOURCE].training)[1:])
         config = config.with_plan(plan)
         device = device_of(config)
@@ -59,6 +62,7 @@ def start(config: Config) -> Generator[Run]:
             splits = dict(zip(network.domains, splits.values(), strict=True))
         loss, predictor = (task, model) if network is None else (network.loss(task), network.predictor())
         labels = label_range(task, predictor, shapes[0])
+        check_names(config.data.classes, labels)
         if config.model.compile:
             model = cast(nn.Module, torch.compile(model))
         image = shapes[0] if network is None else shapes

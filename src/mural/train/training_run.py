@@ -22,10 +22,11 @@ from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
-from mural.errors import CheckpointError, ConfigError, MuralError
+from mural.errors import CheckpointError, ConfigError, MuralError, ShapeError
 from mural.ranks import Mesh
 from mural.train.config import Config
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
+from mural.train.failing_layer import in_layer
 from mural.train.journal import Journal
 from mural.train.meters import Meter
 from mural.train.status import Position, Status
@@ -202,10 +203,15 @@ class Run:
         """A block whose errors name the images that were computed on; mural's own errors say what is needed."""
         try:
             yield
+        except ShapeError as error:
+            raise ShapeError(
+                f"{error}{in_layer(error, self.pm.plain)}, for images of shape {tuple(batch.shape)} "
+                f"({', '.join(batch.names)}): change model.arguments, or give images that the model takes"
+            ) from error
         except MuralError:
             raise
         except Exception as error:
-            error.add_note(f"in {doing}, on {', '.join(batch.names)}")
+            error.add_note(f"in {doing}, on {', '.join(batch.names)}{in_layer(error, self.pm.plain)}")
             raise
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -220,6 +226,11 @@ class Run:
             f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
             f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
         )
+        if (ranks := self.config.plan.data) > (batch := self.config.data.batch):
+            self.journal.say(
+                f"warning: plan.data = {ranks} divides batches of data.batch = {batch}, so that {ranks - batch} of "
+                f"{ranks} parts of the ranks have no image: set data.batch = {ranks}, or plan.data = {batch}"
+            )
 
     def begins_step(self, step: int) -> None:
         """Take note of the step that begins, counted from 0; a separation network's ramp stands where it does in it."""

@@ -18,6 +18,7 @@ from mural.geometry import Interval
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.relayout import merged
+from mural.train.class_names import with_names
 from mural.train.domain_batches import DomainBatch, DomainLoader
 from mural.train.meters import gathered
 from mural.train.prediction_files import PREDICTIONS, SUFFIX, PredictionWriters, file_stems, write
@@ -204,6 +205,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     run.journal.advance(step)
     pm.train()
     found = pm.from_last(scores_of_domains(ratings) if several else ratings[0].scores.result())
+    found = with_names(found, run.config.data.classes)
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     run.journal.note("validation", step, found, numbers)
     run.journal.say(f"validation after step {step}: " + "  ".join(f"{n} {v:.4f}" for n, v in numbers.items()))

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mural.errors import PlanError
+from mural.errors import DISTRIBUTION, PlanError
 
 NAME = "mural_mpi"
 """The name of the backend in torch.distributed; users of mural say "mpi"."""
-REMEDY = 'install both with pip install "mural[mpi]", or mpi4py next to the cluster\'s MPI'
+REMEDY = f'install both with pip install "{DISTRIBUTION}[mpi]", or mpi4py next to the cluster\'s MPI'
 PIPELINE = ("OMPI_MCA_pml_ob1_send_pipeline_depth", "64")
 """By default Open MPI moves three pieces of a large message per call, and ranks here do not call often."""
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_", "SLURM_")

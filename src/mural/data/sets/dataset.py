@@ -13,7 +13,7 @@ from typing import Any
 from mural.data.image_sample import Sample, is_path
 from mural.data.loading.preflight import DatasetFacts, check
 from mural.data.loading.seeded_draws import permutation
-from mural.data.sets.pairing import expand, listed, pair
+from mural.data.sets.pairing import expand, is_glob, listed, pair
 from mural.errors import DataError
 from mural.ranks import Mesh
 
@@ -24,9 +24,10 @@ Files = str | Path | Sequence[Any]
 class Dataset:
     """Images with masks, with labels, or alone.
 
-    Two globs are paired by the stems of their files, two lists by position:
+    Globs, and lists of globs, are paired by the stems of their files, two lists of files by position:
 
         Dataset("scans/*.tif", "masks/*.png")
+        Dataset(["monday/*.tif", "friday/*.tif"], "masks/*.png")
         Dataset(["a.tif", "b.tif"], labels=[0, 1])
         Dataset([tensor, array, source], [mask, mask, mask])
         Dataset.from_csv("train.csv")       # columns image,mask or image,label; paths relative to the file
@@ -41,8 +42,7 @@ class Dataset:
     def __init__(self, images: Files, masks: Files | None = None, *, labels: Sequence[Any] | None = None):
         if masks is not None and labels is not None:
             raise DataError("a dataset has masks or labels, not both: leave one of them out")
-        patterns = is_path(images), is_path(masks)
-        if all(patterns):
+        if by_names(images, masks):
             pairs: list[tuple[Any, Any]] = list(pair(images, masks))  # type: ignore[arg-type]
         else:
             first = items(images, "images")
@@ -116,9 +116,24 @@ def alike(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     return found
 
 
+def by_names(images: Files, masks: Files | None) -> bool:
+    """Whether images and masks are patterns, so that names say which belong together; in lists, one of them is."""
+    if masks is None or (is_path(images) and is_path(masks)):
+        return masks is not None
+    every = [each for files in (images, masks) for each in ([files] if is_path(files) else listing(files))]
+    return all(map(is_path, every)) and any(is_glob(each) for files in (images, masks) for each in listing(files))
+
+
+def listing(files: Files) -> Sequence[Any]:
+    """The members of a list; a pattern alone has none."""
+    return () if isinstance(files, (str, Path)) else files
+
+
 def items(files: Files, what: str) -> list[Any]:
-    """The members of a list, or the files of a pattern."""
-    return list(expand(files, what)) if is_path(files) else list(files)  # type: ignore[arg-type]
+    """The members of a list, with the files of each pattern in it; or the files of a pattern."""
+    if isinstance(files, (str, Path)):
+        return list(expand(files, what))
+    return [file for each in files for file in (expand(each, what) if is_path(each) and is_glob(each) else [each])]
 
 
 def name_of(image: Any, index: int) -> str:

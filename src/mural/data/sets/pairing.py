@@ -14,6 +14,9 @@ IMAGE_FOLDERS = (".zarr", ".n5")
 """Folders that are one image each, not folders of images."""
 DOUBLE_ENDINGS = re.compile(r"\.(ome\.(tiff?|zarr|btf|tf[28])|nii\.gz)$", re.IGNORECASE)
 LISTED = 8
+KEYS = 3
+Patterns = str | Path | Sequence[str | Path]
+"""A glob, a folder or a file; or several of these."""
 
 
 def stem(path: Path) -> str:
@@ -51,6 +54,11 @@ def nearest_hint(path: Path) -> str:
     return f"look into {str(fixed[-1] if fixed else path.parent)!r} and correct the pattern"
 
 
+def is_glob(pattern: str | Path) -> bool:
+    """Whether a path is a pattern with wildcards, and not a file whose name has such characters."""
+    return glob.has_magic(str(pattern)) and not Path(pattern).expanduser().exists()
+
+
 def base_of(pattern: str | Path) -> Path:
     """The folder of a pattern above its first wildcard."""
     path = Path(pattern).expanduser()
@@ -71,24 +79,35 @@ def wildcard_text(pattern: str | Path) -> Callable[[Path], str]:
     return text
 
 
-def pair(images: str | Path, masks: str | Path) -> list[tuple[Path, Path]]:
-    """The images of a pattern, each with the mask of the other pattern that has the same stem, sorted by image.
+def pair(images: Patterns, masks: Patterns) -> list[tuple[Path, Path]]:
+    """The images of some patterns, each with the mask of the other patterns that has the same stem, in order.
 
     Where stems repeat or differ, the path below the pattern's folder decides, then what the wildcards stand for
     (`scan_*.tif` with `mask_*.tif`); the first of these that matches all files, one to one, is taken.
     """
-    found, targets = expand(images, "images"), expand(masks, "masks")
-    keys: list[tuple[Callable[[Path], str], Callable[[Path], str]]] = [
-        (stem, stem),
-        (below(base_of(images)), below(base_of(masks))),
-        (wildcard_text(images), wildcard_text(masks)),
-    ]
-    for image_key, mask_key in keys:
-        by_key = {mask_key(p): p for p in targets}
-        image_keys = {image_key(p) for p in found}
+    found, targets = keyed(images, "images"), keyed(masks, "masks")
+    for number in range(KEYS):
+        by_key = {keys[number]: path for path, keys in targets.items()}
+        image_keys = {keys[number] for keys in found.values()}
         if len(by_key) == len(targets) and len(image_keys) == len(found) and image_keys == by_key.keys():
-            return [(p, by_key[image_key(p)]) for p in found]
-    raise DataError(f"images {str(images)!r} and masks {str(masks)!r} do not match: {difference(found, targets)}")
+            return [(path, by_key[keys[number]]) for path, keys in found.items()]
+    raise DataError(f"images {words(images)} and masks {words(masks)} do not match: {difference([*found], [*targets])}")
+
+
+def keyed(patterns: Patterns, what: str) -> dict[Path, tuple[str, str, str]]:
+    """The files of some patterns, each with the texts that may tell which other file belongs to it."""
+    several = [patterns] if isinstance(patterns, (str, Path)) else patterns
+    ways = {pattern: (stem, below(base_of(pattern)), wildcard_text(pattern)) for pattern in several}
+    return {
+        path: (by_stem(path), by_place(path), by_wildcards(path))
+        for pattern, (by_stem, by_place, by_wildcards) in ways.items()
+        for path in expand(pattern, what)
+    }
+
+
+def words(patterns: Patterns) -> str:
+    """Patterns as a message names them."""
+    return repr(str(patterns)) if isinstance(patterns, (str, Path)) else listed([str(p) for p in patterns])
 
 
 def below(base: Path) -> Callable[[Path], str]:

@@ -9,9 +9,12 @@ from pathlib import Path
 from mural.errors import ConfigError
 from mural.graph.nodes import Graph
 from mural.report.graph_drawing.outline import Box, Level, Outline, outline
-from mural.report.graph_drawing.page import page
+from mural.report.graph_drawing.page import is_call, page
 from mural.report.graph_drawing.stages import DrawnStage, Stages, stages_in, stages_of
 from mural.report.words import aligned, count_in_words, flops_in_words, shapes_in_words
+
+NO_RULE = " (no rule)"
+"""What marks an operation that mural refuses on a cut image."""
 
 
 def text(outline: Outline, stages: Sequence[DrawnStage] = (), level: Level | None = None) -> str:
@@ -27,10 +30,11 @@ def cells(outline: Outline, box: Box, stages: Sequence[DrawnStage]) -> list[str]
     """One row of the table."""
     depth = len(outline.around(box.id)) - 1
     outside = box.role in ("input", "output")
+    mark = NO_RULE if is_call(box) and outline.refused(box.start, box.stop) else ""
     numbers = [outline.parameters(box.start, box.stop), outline.flops(box.start, box.stop)]
     row = [
         "  " * depth + box.name,
-        box.role if outside else box.kind,
+        box.role if outside else f"{box.kind}{mark}",
         shapes_in_words(box.shapes),
         *("" if outside else count_in_words(number) for number in numbers),
     ]
@@ -85,6 +89,8 @@ def attributes(outline: Outline, box: Box, stages: Sequence[DrawnStage]) -> str:
     given = {"label": quoted("\n".join(filter(None, label))), "tooltip": quoted(tooltip(outline, box))}
     if box.role in ("input", "output"):
         given |= {"shape": "ellipse", "style": "dashed"}
+    if outline.refused(box.start, box.stop):
+        given |= {"color": "red", "penwidth": "2"}
     if inside:
         given["fillcolor"] = quoted(":".join(dict.fromkeys((colour(inside[0]), colour(inside[-1])))))
     return ", ".join(f"{key}={value}" for key, value in given.items())

@@ -143,6 +143,15 @@ class Outline:
         used = {name for node in self.graph.nodes[start:stop] for name in node.inputs if name in sizes}
         return sum(sizes[name] for name in used)
 
+    def refused(self, start: int, stop: int) -> int:
+        """How many of the nodes from `start` to `stop` - 1 read the image and have no rule, so that a plan refuses."""
+        return self._refused[stop] - self._refused[start]
+
+    @cached_property
+    def _refused(self) -> list[int]:
+        without = {node.id for node in self.graph.unsupported()}
+        return list(accumulate((node.id in without for node in self.graph), initial=0))
+
     @cached_property
     def _layers(self) -> list[int]:
         begins = {box.start for box in self.boxes if box.role == "layer"}

@@ -45,7 +45,8 @@ class Model {
 
   spoken(id) {
     const stages = this.stagesOf(id).map(({ stage }) => this.stages[stage].name).join(", ");
-    return [this.site[id] || this.name[id], this.kind[id], this.shape[id], stages].filter(Boolean).join(", ");
+    const refused = this.refused[id] ? "without a rule" : "";
+    return [this.site[id] || this.name[id], this.kind[id], this.shape[id], stages, refused].filter(Boolean).join(", ");
   }
 }
 

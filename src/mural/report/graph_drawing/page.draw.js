@@ -39,13 +39,14 @@ class Drawing {
   }
 
   box(id, x, y) {
-    const { width, height, at, nets } = this.layout.of(id);
+    const { width, height, title, at, nets } = this.layout.of(id);
     const { model } = this;
     const opened = this.state.isOpen(id);
     const group = element("g", { class: `box ${model.role[id]}`, "data-id": id, transform: `translate(${x} ${y})`, tabindex: -1, role: "treeitem" });
     group.setAttribute("aria-label", model.spoken(id));
     if (model.role[id] === "input" || model.role[id] === "output") group.classList.add("value");
     if (opened) group.classList.add("opened");
+    if (model.refused[id]) group.classList.add("refused");
     if (model.children[id].length) group.setAttribute("aria-expanded", opened);
     if (model.children[id].length && !opened) {
       group.append(element("rect", { class: "behind", x: 4, y: 4, width, height, rx: SPACE.round }));
@@ -55,7 +56,7 @@ class Drawing {
     this.groups.set(id, group);
     if (opened) for (const net of nets) group.append(this.net(id, net));
     if (opened) {
-      group.append(this.title(id, "▾", 12, 20, "start"));
+      group.append(this.title(id, "▾", title, 20, "start"));
       for (const child of model.children[id]) group.append(this.box(child, at.get(child).x, at.get(child).y));
     } else {
       const place = { class: "shape", x: width / 2, y: 36, "text-anchor": "middle" };

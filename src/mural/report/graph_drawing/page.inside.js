@@ -178,9 +178,21 @@ class Inside {
       const row = this.row(child);
       at.set(child, { x: this.center.get(child) - w / 2 - this.left, y: this.top[row] + (this.heights[row] - height) / 2 });
     }
+    const title = this.titlePlace(least - 2 * SPACE.pad);
     const port = (side, key) => new Map(this.nets.filter(side).map((net) => [net.origin, net.ends.get(key) - this.left]));
     const nets = this.nets.map((net) => ({ ...net, paths: this.paths(net, at) }));
-    return { width, height: this.bottom, at, nets, ins: port((n) => n.source < 0, "source"), outs: port((n) => n.leaves, "port") };
+    return { width: Math.max(width, title + least - SPACE.pad), height: this.bottom, title, at, nets, ins: port((n) => n.source < 0, "source"), outs: port((n) => n.leaves, "port") };
+  }
+
+  // The first x at which a title of this width is not crossed by an edge that enters through the border above it.
+  titlePlace(width) {
+    const ports = this.nets.filter((net) => net.source < 0).map((net) => net.ends.get("source") - this.left);
+    let x = SPACE.title;
+    for (const port of ports.sort((a, b) => a - b)) {
+      if (port > x + width + SPACE.lane) break;
+      x = Math.max(x, port + SPACE.lane);
+    }
+    return x;
   }
 
   // The strokes of a net: its stem down to the last row but one, and a branch to each reader.

@@ -1,6 +1,6 @@
 // Layout: how large boxes are. Each box is laid out by itself, and again only when something inside it changes.
 
-const SPACE = { beside: 20, between: 24, steep: 0.07, tallest: 64, pad: 16, head: 30, lane: 9, port: 11, round: 6, crossing: 40, arrow: 9, wide: 340 };
+const SPACE = { beside: 20, between: 24, steep: 0.07, tallest: 64, pad: 16, title: 12, head: 30, lane: 9, port: 11, round: 6, crossing: 40, arrow: 9, wide: 340 };
 const LINE = { height: 46, pad: 12, least: 96, most: 300 };
 
 const pen = document.createElement("canvas").getContext("2d");

@@ -57,6 +57,7 @@ def summary(outline: Outline, start: int, stop: int) -> list[str]:
         f"{outline.layers(start, stop)} layers",
         f"{count_in_words(outline.parameters(start, stop))} parameters",
         flops_in_words(outline.flops(start, stop)),
+        *([f"{refused} operations without a rule"] if (refused := outline.refused(start, stop)) else []),
     ]
 
 
@@ -72,6 +73,7 @@ def columns(outline: Outline) -> dict[str, Any]:
         "op": [outline.graph.nodes[box.start].op if is_call(box) else "" for box in boxes],
         "shape": [shapes_in_words(box.shapes) for box in boxes],
         "level": [box.level or "" for box in boxes],
+        "refused": [int(outline.refused(box.start, box.stop) > 0) for box in boxes],
         "facts": [facts(outline.graph, box) for box in boxes],
     }
 
@@ -92,7 +94,7 @@ def facts(graph: Graph, box: Box) -> list[tuple[str, str]]:
     return [
         ("inputs", shapes_in_words(images)),
         ("type", ", ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in node.dtypes))),
-        ("rule", node.kind or "none"),
+        ("rule", node.kind or "none: mural refuses to cut what it reads"),
         ("kept for backward", bytes_in_words(sum({saved.memory: saved.bytes for saved in node.saved}.values()))),
         *((value.role, f"{value.name} {shapes_in_words([value.shape])}") for value in held),
     ]

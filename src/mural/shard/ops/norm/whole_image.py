@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mural.comm import stack
-from mural.errors import PlanError, UnsupportedOp
+from mural.errors import PlanError, ShapeError, UnsupportedOp
 from mural.shard.autocasting import is_autocast
 from mural.shard.halo.fuse import mapped
 from mural.shard.in_time import lowered, raised_again
@@ -29,7 +29,7 @@ def check_affine(name: str, channels: int, eps: float, *parameters: Tensor | Non
     """Raise what torch would raise: its kernels do not check when called on rows."""
     for parameter in parameters:
         if parameter is not None and tuple(parameter.shape) != (channels,):
-            raise RuntimeError(f"{name}: a parameter of shape {tuple(parameter.shape)} for {channels} channels")
+            raise ShapeError(f"{name}: a parameter of shape {tuple(parameter.shape)} for {channels} channels")
     if eps <= 0:
         raise ValueError(f"{name}: eps must be positive, not {eps}")
 

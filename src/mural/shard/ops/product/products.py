@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.errors import LayoutError, UnsupportedOp
+from mural.errors import LayoutError, ShapeError, UnsupportedOp
 from mural.geometry import Cuts, broadcast, slices
 from mural.shard.autocasting import is_autocast
 from mural.shard.folds.underneath import common_factors, opened
@@ -145,7 +145,7 @@ def linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or isinstance(bias, ShardedTensor):
         raise UnsupportedOp("linear needs a sharded input and plain parameters: call .full() on the others")
     if x.shape[-1] != weight.shape[-1]:
-        raise RuntimeError(f"linear: a weight of shape {tuple(weight.shape)} for an input of shape {tuple(x.shape)}")
+        raise ShapeError(f"linear: a weight of shape {tuple(weight.shape)} for an input of shape {tuple(x.shape)}")
     if not x.folds and not x.placement.is_cut(x.ndim - 1) and weight.ndim == 2:
         local = func(x.local, weight, bias)
         layout = x.placement.pick([*range(x.ndim - 1), None], (*x.shape[:-1], weight.shape[0]))

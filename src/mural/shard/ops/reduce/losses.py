@@ -45,6 +45,18 @@ def reduction_of(given: dict[str, Any], name: str) -> str:
     return reduction
 
 
+def check_tensors(name: str, scores: object, target: object) -> None:
+    """Raise unless a loss gets tensors: a model may return a dict or a tuple, and a sample may lack its target."""
+    if not isinstance(scores, Tensor):
+        keys = f" with the keys {', '.join(map(repr, scores))}" if isinstance(scores, dict) else ""
+        raise LayoutError(
+            f"{name} takes a tensor, but the model returned a {type(scores).__name__}{keys}: return the tensor alone, "
+            f"or write a loss that takes all of it and picks what it needs"
+        )
+    if not isinstance(target, Tensor):
+        raise LayoutError(f"{name} compares with a target, but got {target!r}: give masks or labels")
+
+
 def cutting_axes(layout: Layout) -> tuple[str, ...]:
     """All mesh axes that cut something."""
     return layout.axes_of(range(layout.ndim))
@@ -57,6 +69,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     given = dict(zip(POINTWISE[name], args, strict=False)) | kwargs
     reduction = reduction_of(given, name)
     given.pop("reduction", None)
+    check_tensors(name, given["input"], given["target"])
     operands = {k: v for k, v in given.items() if isinstance(v, Tensor)}
     values = (given["input"], given["target"])
     if tuple(values[0].shape) != tuple(values[1].shape) and name.startswith("binary"):
@@ -112,6 +125,7 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     reduction = reduction_of(given, name)
     given.pop("reduction", None)
     scores, target, weight = given.pop("input"), given.pop("target"), given.pop("weight", None)
+    check_tensors(name, scores, target)
     ignore = given.get("ignore_index", -100)
     if not isinstance(scores, ShardedTensor):
         if not isinstance(target, ShardedTensor):
@@ -172,6 +186,7 @@ def dice_loss(
     >>> float(dice_loss(scores, torch.tensor([[0, 1]]), smooth=0.0)) < 1e-6
     True
     """
+    check_tensors("dice_loss", scores, target)
     if target.ndim != scores.ndim - 1:
         raise LayoutError(f"dice_loss needs classes of {scores.ndim - 1} dims, got {target.ndim}: give class numbers")
     probabilities = torch.softmax(scores, 1)

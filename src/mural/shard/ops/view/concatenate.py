@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.errors import LayoutError, UnsupportedOp
+from mural.errors import ShapeError, UnsupportedOp
 from mural.geometry import Cuts, Interval, slices
 from mural.shard.folds.reshape import settled
 from mural.shard.layout import Layout, Want
@@ -68,7 +68,7 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
         return ShardedTensor(torch.cat([t.local for t in sharded], dim), place)
     rest = [tuple(n for d, n in enumerate(t.shape) if d != dim) for t in tensors]
     if len(set(rest)) != 1:
-        raise LayoutError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
+        raise ShapeError(f"{name} along dim {dim}: the shapes {[tuple(t.shape) for t in tensors]} differ elsewhere")
     total = sum(t.shape[dim] for t in tensors)
     if sharded[0].mesh.tiled and any(t.placement.cuts[dim] is not None for t in sharded):
         raise UnsupportedOp(f"{name} along a dim of the image, or of the batch: it is not local")

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from mural.errors import UnsupportedOp
+from mural.errors import ShapeError, UnsupportedOp
 from mural.geometry import Window
 from mural.shard.autocasting import is_autocast
 from mural.shard.halo.conv_strips import ConvArguments, strip_conv, strips
@@ -149,8 +149,9 @@ def check_parameters(
     """Raise what torch would raise, before anything is sent: a kernel that raises later would leave messages open."""
     n = weight.ndim - 2
     if x.ndim not in (n + 1, n + 2) or x.shape[-n - 1] != channels:
-        raise RuntimeError(
-            f"weight {tuple(weight.shape)} needs {channels} channels and {n} dims, input is {tuple(x.shape)}"
+        raise ShapeError(
+            f"a convolution with a weight of shape {tuple(weight.shape)} takes {channels} channels and {n} spatial "
+            f"dims, but its input has the shape {tuple(x.shape)}"
         )
     if bias is not None and tuple(bias.shape) != (outputs,):
         raise RuntimeError(f"the bias has shape {tuple(bias.shape)}, but the convolution has {outputs} outputs")
