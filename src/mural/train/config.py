@@ -72,6 +72,8 @@ class DataConfig:
     """What each channel is divided by, after scaling."""
     crop: tuple[int, ...] | None = None
     """Train on random boxes of this size instead of whole images; smaller images are padded with zeros."""
+    multiple: int = 1
+    """Images are padded with zeros at their ends to multiples of this; padding counts in no loss, score or file."""
     repeat: int = 1
     """How often each image comes in an epoch, each time with another crop and augmentation."""
     mask: Literal["classes", "values", "channels"] = "classes"
@@ -273,6 +275,7 @@ LEAST: dict[str, float] = {
     "data.workers": 1,
     "data.level": 0,
     "data.repeat": 1,
+    "data.multiple": 1,
     "train.epochs": 1,
     "train.steps": 0,
     "train.accumulate": 1,

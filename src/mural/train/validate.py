@@ -227,7 +227,7 @@ class Rating:
         """Count a batch, and write its predictions. Collective."""
         predicted = self.scores.add(output, target, loss, batch.shape[0])
         if self.kind and isinstance(predicted, ShardedTensor):
-            write(self.files(batch), predicted)
+            write(self.files(batch), predicted, batch)
 
 
 def scores_of_domains(ratings: Sequence[Rating]) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def rate(run: Run, batch: Batch, rating: Rating) -> None:
     """Add a batch to the scores, and write its predictions to files, if there are any. Collective."""
     files, scores = rating.files(batch), rating.scores
     if isinstance(batch.image, list):  # the result may be too large to be held
-        with PredictionWriters(files, run.mesh) as writers:
+        with PredictionWriters(files, run.mesh, batch) as writers:
             tiles = RatedTiles(batch, run.mesh, writers)
             loss = run.pm.evaluate_into(batch.image, batch.target, tiles)
         scores.add_tiles(tiles, float(loss), batch.shape[0])
