@@ -170,6 +170,8 @@ class TrainConfig:
     """Batches whose gradients are added up for one update."""
     clip: float = 0.0
     """The largest norm of the gradient; 0: any."""
+    stop_after: int = 0
+    """Validations without a better checkpoint.best (without one: loss) after which the run ends; 0: never."""
     deterministic: bool = True
     """Leave out what is decided by measurements of speed, so that a resumed run repeats every bit."""
 
@@ -182,6 +184,10 @@ class CheckpointConfig:
     """Updates between checkpoints, besides those before each validation and at the end; 0: these alone."""
     keep: int = 3
     """How many are kept."""
+    best: str = ""
+    """A score of validations, as mean_iou: the checkpoint of the best one is kept too, and `mural predict` takes it."""
+    best_is: Literal["auto", "max", "min"] = "auto"
+    """Whether the highest or the lowest is the best; auto: the lowest of losses and errors, the highest of others."""
     asynchronous: bool = True
     """Write while training goes on."""
     resume: Literal["auto", "never", "must"] = "auto"
@@ -279,6 +285,7 @@ LEAST: dict[str, float] = {
     "train.epochs": 1,
     "train.steps": 0,
     "train.accumulate": 1,
+    "train.stop_after": 0,
     "train.clip": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,

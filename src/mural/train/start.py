@@ -20,6 +20,7 @@ from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
+from mural.train.best import watched
 from mural.train.config import Config
 from mural.train.configured_samples import (
     SOURCE,
@@ -84,6 +85,11 @@ def start(config: Config) -> Generator[Run]:
         ]
         batches = stack.enter_context(closing(training_batches(config, splits, fittings)))
         held_out = held_out_batches(config, splits, fittings)
+        if held_out is None and watched(config):
+            raise ConfigError(
+                "checkpoint.best and train.stop_after look at validations, but nothing is held out: set "
+                "validation.images or validation.fraction"
+            )
         if held_out is not None:
             stack.enter_context(closing(held_out))
         optimizer = make_optimizer(config.optimizer, pm.parameters())

@@ -207,6 +207,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     run.journal.note("validation", step, found, numbers)
     run.journal.say(f"validation after step {step}: " + "  ".join(f"{n} {v:.4f}" for n, v in numbers.items()))
+    run.judge()
     return found
 
 
