@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from mural.data import Batch, create
+from mural.data.pixel_grid import PixelGrid
 from mural.data.writing.write import Writer
 from mural.geometry import Box, overlap, slices, volume, whole
 from mural.ranks import AXES, Mesh
 from mural.shard import ShardedTensor
 
 PREDICTIONS = "predictions"
-SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif"}
+SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif", "nifti": ".nii"}
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
@@ -125,10 +126,7 @@ def cropped(shape: Sequence[int], seen: Sequence[int], stored: Sequence[int]) ->
 
 def write(files: Sequence[Path], predicted: ShardedTensor, batch: Batch) -> None:
     """Write each image's prediction (C, …) to its file; every rank writes the piece that it holds. Collective."""
-    mesh, layout = predicted.mesh, predicted.placement
-    cut = layout.axes_of(range(layout.ndim))
-    # Where ranks hold the same piece, the first of them writes it.
-    writes = all(mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
+    mesh, writes = predicted.mesh, writes_piece(predicted)
     for index, file in enumerate(files):
         file.parent.mkdir(parents=True, exist_ok=True)
         shape = cropped(predicted.shape[1:], batch.shape[2:], batch.stored[index])
@@ -136,6 +134,12 @@ def write(files: Sequence[Path], predicted: ShardedTensor, batch: Batch) -> None
             first, *box = predicted.box
             if writes and first.start <= index < first.stop and all(i.size for i in box):
                 write_within(writer, tuple(box), predicted.local[index - first.start])
+
+
+def writes_piece(tensor: ShardedTensor) -> bool:
+    """Whether this rank writes its piece: where ranks hold the same one, the first of them does."""
+    cut = tensor.placement.axes_of(range(tensor.placement.ndim))
+    return all(tensor.mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
 
 
 def write_within(writer: Writer, box: Box, piece: Tensor) -> None:
@@ -150,8 +154,9 @@ class PredictionWriters:
     block, and `open` in it, are collective; without `open`, there are no files.
     """
 
-    def __init__(self, names: Sequence[Path], mesh: Mesh, batch: Batch):
+    def __init__(self, names: Sequence[Path], mesh: Mesh, batch: Batch, grids: Sequence[PixelGrid] = ()):
         self.names, self.mesh, self.batch = names, mesh, batch
+        self.grids = grids or [PixelGrid()] * len(names)
         self.writers: list[Writer] = []
 
     def __enter__(self) -> Self:
@@ -160,10 +165,10 @@ class PredictionWriters:
 
     def open(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Begin one file for each image; `shape` is that of one prediction, (C, …)."""
-        for name, stored in zip(self.names, self.batch.stored, strict=True):
+        for name, stored, grid in zip(self.names, self.batch.stored, self.grids, strict=True):
             name.parent.mkdir(parents=True, exist_ok=True)
             extents = cropped(shape, self.batch.shape[2:], stored)
-            made = create(name, extents, dtype, mesh=self.mesh, overwrite=True)
+            made = create(name, extents, dtype, mesh=self.mesh, overwrite=True, grid=grid)
             self.writers.append(self.opened.enter_context(made))
 
     def write(self, box: Box, predicted: Tensor) -> None:

@@ -97,7 +97,7 @@ def classes_in(shape: Sequence[int]) -> int:
 
 def class_type(shape: Sequence[int]) -> torch.dtype:
     """The type in which the classes of a result of that shape are written."""
-    return torch.uint8 if classes_in(shape) <= 256 else torch.int32
+    return torch.uint8 if classes_in(shape) <= 256 else torch.uint16
 
 
 def confusion(predicted: Tensor, target: Tensor, classes: int) -> Tensor:

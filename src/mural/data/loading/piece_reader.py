@@ -189,8 +189,8 @@ def check_fits(mask: Source, extents: Sequence[int], shown: Sequence[int], multi
     if any(side > extent for extent, side in zip(extents, shown, strict=True)):
         raise DataError(
             f"{mask.name}: the mask of {tuple(extents)} is padded to {tuple(shown)} (data.multiple = {multiple}), and "
-            f"the loss would count the padding: take cross_entropy, whose ignore_index is no class of the model, or "
-            f"images whose extents are multiples of {multiple}",
+            f"the loss would count the padding: give it an ignore_index that is no class (loss.arguments), or "
+            f"take images whose extents are multiples of {multiple}",
             mask.name,
         )
 
