@@ -117,6 +117,11 @@ def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "grey.tif", np.zeros((32, 32), np.uint8))
     with pytest.raises(DataError, match=r"the images have 1 channels, but the model of .* was trained on 3"):
         mural.predict(run, tmp_path / "grey.tif", tmp_path / "out")
+    with pytest.raises(ConfigError, match="would take the place of an image"):
+        mural.predict(run, slides, slides)
+    mural.predict(run, slides / "a.tif", tmp_path / "kept", step=10)
+    with pytest.raises(ConfigError, match=r"holds predictions by step 10 of .*, and these would be by step 30"):
+        mural.predict(run, slides / "a.tif", tmp_path / "kept", step=30)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         mural.predict(run, slides, tmp_path / "file")
@@ -133,7 +138,7 @@ def test_a_volume_keeps_its_format_and_its_affine(tmp_path: Path) -> None:
         mask = (draw.random((9, 14, 11)) > 0.5).astype(np.uint8)
         for kind, values in (("images", (mask * 200).astype(np.uint8)), ("masks", mask)):
             nibabel.Nifti1Image(values, affine).to_filename(tmp_path / kind / f"{number}.nii")
-    arguments = {"channels": 1, "classes": 2, "width": 4, "depth": 2, "dims": 3}
+    arguments = {"in_channels": 1, "classes": 2, "width": 4, "depth": 2, "dims": 3}
     files = {"images": str(tmp_path / "images/*.nii"), "masks": str(tmp_path / "masks/*.nii"), "batch": 1}
     model = {"factory": "mural.models:UNet", "arguments": arguments}
     config = run_config(tmp_path, model=model, data={**files, "multiple": 4}, train__steps=12)

@@ -45,6 +45,10 @@ def image_files(
     for path, stem in zip(paths, file_stems([str(path) for path in paths]), strict=True):
         name = stem + SUFFIX[suggested(path) if kind == "auto" else kind]
         found.append(ImageFiles(path, out / name, out / PROBABILITIES / name if probabilities else None))
+    taken = {path.resolve() for path in paths}
+    for one in found:
+        if one.labels.resolve() in taken:
+            raise ConfigError(f"the prediction of {one.image} would take the place of an image: choose another folder")
     return found
 
 

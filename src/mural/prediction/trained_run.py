@@ -64,6 +64,7 @@ def under(config: Config, plan: Plan | str | Path | None, stream: Sequence[int] 
     tiles = chosen.stream if stream is None else tuple(stream)
     return replace(
         config,
+        data=replace(config.data, skip_bad=False),
         # Nothing is kept for a backward, so that there is nothing to recompute or to move away.
         plan=replace(chosen, stream=tiles, recompute=(), offload=()),
         launch=replace(config.launch, devices=ranks),

@@ -20,6 +20,7 @@ from mural.comm.groups import group_on_host
 from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
 from mural.data.pixel_grid import PixelGrid, pixel_grid
+from mural.data.source import level_of
 from mural.engine import Parallel
 from mural.engine.alignment import graph_for, likely_shapes
 from mural.errors import DataError
@@ -159,7 +160,7 @@ def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles]) -> int
         fitting = Fitting(mesh, pm.device, align, None, None, needs, needs)
         loader: Loader = stack.enter_context(closing(held_out_loader(config, dataset, fitting)))
         grids = {str(one.image): grid_at(one.image, config.data.level) for one in files}
-        total = sum(prod(open_source(one.image).levels[config.data.level].shape[1:]) for one in files)
+        total = sum(prod(extents_at(one.image, config.data.level)) for one in files)
         progress = stack.enter_context(PredictionProgress(total, len(files), mesh.rank == 0))
         pm.progress = progress.tile
         for batch in loader.epoch(0):
@@ -172,10 +173,16 @@ def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles]) -> int
     return total
 
 
+def extents_at(image: Path, level: int) -> tuple[int, ...]:
+    """The spatial extents of an image at a level."""
+    with open_source(image) as source:
+        return level_of(source, level).shape[1:]
+
+
 def grid_at(image: Path, level: int) -> PixelGrid:
     """The grid of an image at a level."""
     grid = pixel_grid(image)
     if not level or not grid.spacing:
         return grid
     with open_source(image) as source:
-        return grid.coarser(source.levels[level].downsample[-2:])
+        return grid.coarser(level_of(source, level).downsample[-2:])
