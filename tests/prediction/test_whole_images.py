@@ -158,5 +158,5 @@ def test_the_verb_predicts_under_a_plan_of_its_own(run: Path, tmp_path: Path) ->
     slide, out = str(run.parent / "slides" / "a.tif"), tmp_path / "out"
     typed = ["predict", str(run), slide, "--out", str(out), "--stream", "24,24", "--format", "zarr"]
     found = CliRunner().invoke(app, typed)
-    assert "1 images predicted by step" in found.output
+    assert "1 image predicted by step" in found.output
     assert mural.open(out / "a.ome.zarr").shape == (1, *SIDES["a"])

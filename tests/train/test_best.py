@@ -11,15 +11,20 @@ from runs import run_config, write_images
 
 from mural.checkpoint.folder import steps_in
 from mural.errors import ConfigError
-from mural.train import Config
+from mural.train import Config, Result
 from mural.train.best import best_of
 from mural.train.loop import fit_rank
+from ranks import run_on
 
 
 def described(folder: Path, **more: Any) -> Config:
     """Six updates with a validation after each, of which only the newest checkpoint is kept."""
     held = {"fraction": 0.4, "every": 1}
     return run_config(folder, validation=held, checkpoint__every=0, checkpoint__keep=1, **more)
+
+
+def fit(config: Config) -> Result:
+    return fit_rank(0, config)
 
 
 def losses(config: Config) -> dict[int, float]:
@@ -55,6 +60,15 @@ def test_the_best_checkpoint_stays_and_the_run_ends_where_nothing_gets_better(tm
     assert "no better loss in 3 validations" in result.stopped
     assert steps_in(config.folder / "checkpoints") == [peak, result.step]
     assert fit_rank(0, config).step == result.step  # there is still nothing to gain
+
+
+def test_ranks_agree_on_the_best_while_a_save_is_under_way(tmp_path: Path) -> None:
+    """They did so over the messages of the thread that saves, which mixed both up."""
+    write_images(tmp_path, 5)
+    config = described(tmp_path, checkpoint__best="loss", plan={"spatial": [2, 1]})
+    assert [result.step for result in run_on(2, fit, config)] == [6, 6]
+    found = losses(config)
+    assert {min(found, key=found.__getitem__), 6} <= set(steps_in(config.folder / "checkpoints"))
 
 
 def test_a_best_score_needs_held_out_images(tmp_path: Path) -> None:

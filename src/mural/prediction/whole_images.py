@@ -55,7 +55,7 @@ class Predictions:
         made = len(self.files) - self.skipped
         before = f", {self.skipped} were there before" if self.skipped else ""
         pace = f"; {self.seconds / max(self.pixels, 1) * 1e9:.0f} s per gigapixel" if made else ""
-        return f"{made} images predicted by step {self.step}{before}{pace}; in {self.files[0].parent}"
+        return f"{made} image{'s' * (made != 1)} predicted by step {self.step}{before}{pace}; in {self.files[0].parent}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ def predict(
 
 def predict_rank(request: Request, _: int, config: Config) -> Predictions:
     """The prediction on this rank. Collective."""
-    begin = time.monotonic()
     every = samples(request.files)
     shape = first_shape(every)
     mesh, plan = joined(config, shape[1:])
@@ -108,13 +107,15 @@ def predict_rank(request: Request, _: int, config: Config) -> Predictions:
             claim(request.out, request.run.folder, request.run.step, request.overwrite)
         mine = [one for one in request.files if request.overwrite or not one.complete]
     waiting = next(iter(gather(mesh, mine, "images without a prediction").values()))
-    pixels = 0
+    pixels, seconds = 0, 0.0
     if waiting:
         pm = loaded(request.run, config, mesh, (shape[0], *padded(shape[1:], config.data.multiple)))
+        begin = time.monotonic()
         pixels = run_images(pm, config, waiting)
+        seconds = time.monotonic() - begin
     files = tuple(one.labels for one in request.files)
     skipped = len(request.files) - len(waiting)
-    return Predictions(files, skipped, request.run.step, pixels, time.monotonic() - begin)
+    return Predictions(files, skipped, request.run.step, pixels, seconds)
 
 
 def samples(files: Sequence[ImageFiles]) -> Dataset:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mural.errors import ConfigError
-from mural.train.config import LogConfig
+from mural.train.run_tables import LogConfig
 
 METRICS = "metrics.jsonl"
 ABOUT = ("kind", "step", "time")

@@ -17,14 +17,14 @@ from mural.channel.share import shares_among
 from mural.checkpoint import Checkpoints, State, restore, state_of
 from mural.checkpoint.snapshot import of_first
 from mural.checkpoint.state import clean
-from mural.comm.failure.agree import together
+from mural.comm.failure.agree import gather, together
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError, MuralError
 from mural.ranks import Mesh
-from mural.train.best import best_of
+from mural.train.best import best_of, watched
 from mural.train.config import Config
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.journal import Journal, validations
@@ -119,7 +119,12 @@ class Run:
 
     def judge(self) -> None:
         """Look at all validations so far: keep the best one's checkpoint; enough is enough. Collective."""
-        found = best_of(of_first(self.checkpoints.group, lambda: validations(self.config.folder)), self.config)
+        if not watched(self.config):
+            return
+        with together(self.mesh, "reading the journal"):
+            mine = validations(self.config.folder) if self.mesh.rank == 0 else []
+        # Not by the checkpoints' group: a save may be under way there.
+        found = best_of(gather(self.mesh, mine, "validations")[0], self.config)
         patience = self.config.train.stop_after
         if found is None:
             return

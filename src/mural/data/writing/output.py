@@ -22,7 +22,8 @@ def kind_of(path: Path) -> str:
     if name.endswith(NIFTI):
         return "nifti"
     raise DataError(
-        f"{path}: what is to be written is not known by its name: end it in .ome.zarr, .tif or .nii", str(path)
+        f"{path}: what is to be written is not known by its name: end it in .ome.zarr or in .tif, or a volume in .nii",
+        str(path),
     )
 
 
