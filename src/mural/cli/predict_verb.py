@@ -10,7 +10,7 @@ import typer
 from mural.cli.app import app
 from mural.cli.convert_verb import extents
 from mural.prediction import predict as predict_images
-from mural.prediction.result_files import Format
+from mural.prediction.result_files import ResultFormat
 from mural.ranks.join import placement
 
 
@@ -39,7 +39,7 @@ def predict(
         plan=plan,
         stream=extents(stream, "--stream"),
         devices=devices,
-        format=cast(Format, format_),
+        format=cast(ResultFormat, format_),
         probabilities=probabilities,
         step=step,
         overwrite=overwrite,

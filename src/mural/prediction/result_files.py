@@ -12,7 +12,7 @@ from mural.data.sets.pairing import expand
 from mural.errors import ConfigError, DataError
 from mural.train.prediction_files import SUFFIX, file_stems
 
-Format = Literal["auto", "tiff", "zarr", "nifti"]
+ResultFormat = Literal["auto", "tiff", "zarr", "nifti"]
 RECORD = "predictions.json"
 PROBABILITIES = "probabilities"
 
@@ -32,7 +32,7 @@ class ImageFiles:
 
 
 def image_files(
-    images: str | Path | Sequence[str | Path], out: Path, kind: Format, probabilities: bool
+    images: str | Path | Sequence[str | Path], out: Path, kind: ResultFormat, probabilities: bool
 ) -> list[ImageFiles]:
     """The images of globs, folders or paths, each once, with the files of their predictions."""
     if kind not in ("auto", *SUFFIX):

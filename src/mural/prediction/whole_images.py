@@ -26,8 +26,8 @@ from mural.engine.alignment import graph_for, likely_shapes
 from mural.errors import DataError
 from mural.parallelize import parallelize
 from mural.plans import Plan
-from mural.prediction.progress import PredictionProgress
-from mural.prediction.result_files import Format, ImageFiles, claim, image_files
+from mural.prediction.prediction_progress import PredictionProgress
+from mural.prediction.result_files import ImageFiles, ResultFormat, claim, image_files
 from mural.prediction.result_sink import MapSink, deliver
 from mural.prediction.trained_run import TrainedRun, trained_run, under
 from mural.ranks import Mesh
@@ -76,7 +76,7 @@ def predict(
     plan: Plan | str | Path | None = None,
     stream: Sequence[int] | None = None,
     devices: int = 0,
-    format: Format = "auto",
+    format: ResultFormat = "auto",
     probabilities: bool = False,
     step: int | None = None,
     overwrite: bool = False,
