@@ -21,6 +21,7 @@ from mural.ranks import init
 from mural.shard import ShardedTensor, dice_loss, shard
 
 if TYPE_CHECKING:
+    from mural.prediction import predict
     from mural.train import Trainer
 
 __all__ = [
@@ -37,13 +38,18 @@ __all__ = [
     "open",
     "parallelize",
     "plan",
+    "predict",
     "reduce_gradients",
     "shard",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`Trainer`, when it is first asked for: its checkpoints import what most programs do not need."""
+    """`Trainer` and `predict`, when first asked for: their checkpoints import what most programs do not need."""
+    if name == "predict":
+        from mural.prediction import predict  # noqa: PLC0415
+
+        return predict
     if name == "Trainer":
         from mural.train import Trainer  # noqa: PLC0415
 

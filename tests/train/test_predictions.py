@@ -35,7 +35,7 @@ def test_held_out_images_of_one_name_in_two_folders_have_a_prediction_each(tmp_p
 
 @pytest.mark.parametrize(
     ("channels", "masks", "dtype"),
-    [(1, (1,), torch.uint8), (3, (), torch.uint8), (300, (), torch.int32), (3, (3,), torch.float32)],
+    [(1, (1,), torch.uint8), (3, (), torch.uint8), (300, (), torch.uint16), (3, (3,), torch.float32)],
 )
 def test_predictions_have_their_channels_first(channels: int, masks: tuple[int, ...], dtype: torch.dtype) -> None:
     """Those of one channel that holds two classes had a dim too many, which no file of a volume could take."""

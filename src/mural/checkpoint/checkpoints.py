@@ -48,6 +48,8 @@ class Checkpoints:
         self.group = group_on_host("checkpoints", WAIT) if mesh.world > 1 else None
         self.staging = Staging()
         self.rank, self.world = place_in(self.group)
+        self.best: int | None = None
+        """A step that is kept however many come after it."""
         self.continues = False
         """Whether this run has read or saved here: then whatever is newer than its step belongs to an abandoned run."""
         self.divided: tuple[list[str], tuple[WrittenPart, ...]] = ([], ())
@@ -164,7 +166,7 @@ class Checkpoints:
 
     def _prune(self, step: int) -> None:
         steps = self.steps()
-        kept = [s for s in steps if s <= step][-self.keep :]
+        kept = [*[s for s in steps if s <= step][-self.keep :], self.best]
         try:
             remove(self.folder, [s for s in steps if s not in kept])
         except OSError as error:

@@ -1,6 +1,16 @@
 """The command line: each verb parses its options, then calls one public function."""
 
-from mural.cli import bench_verb, convert_verb, demo_verb, doctor_verb, graph_verb, plan_verb, profile_verb, train_verbs
+from mural.cli import (
+    bench_verb,
+    convert_verb,
+    demo_verb,
+    doctor_verb,
+    graph_verb,
+    plan_verb,
+    predict_verb,
+    profile_verb,
+    train_verbs,
+)
 from mural.cli.app import app, main
 
 __all__ = [
@@ -12,6 +22,7 @@ __all__ = [
     "graph_verb",
     "main",
     "plan_verb",
+    "predict_verb",
     "profile_verb",
     "train_verbs",
 ]

@@ -55,7 +55,8 @@ class Parallel(HeldModel):
         """The model's result without gradients: a sharded tensor where it still has the image's dims. Collective.
 
         As in torch, `eval()` decides how BatchNorm and dropout behave. The result of stages is on the ranks of the last
-        one. On the others it has a shape and no piece; `full()` is collective over all ranks.
+        one. On the others it has a shape and no piece; `full()` is collective over all ranks. A plan that streams
+        can give the result away tile by tile: `into` is a `Sink` for each image, or one `ResultSink`.
         """
         if into is None:
             return self.way.call(image)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class ResultTile:
     box: Box
 
 
+@runtime_checkable
 class ResultSink(Protocol):
     """Takes the result of a batch tile by tile: every position comes once, in one tile on one rank."""
 

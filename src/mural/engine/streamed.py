@@ -108,12 +108,12 @@ class Streamed:
         return {} if self.predicted is None else self.predicted.report(self.seconds, self.limit())
 
     def call(self, image: Image, into: Any = None) -> Any:
-        """The model's result without gradients, sharded, or written into a sink for each image. Collective."""
+        """The model's result without gradients, sharded, or given to sinks tile by tile. Collective."""
 
         def run(batch: StreamedBatch) -> Any:
             if into is not None:
                 batch.streamer.do_meanwhile()
-                batch.streamer.deliver = batch.results.writer(into)
+                batch.streamer.deliver = batch.results.into(into)
             plain = self._infer(batch)
             return None if into is not None else batch.results.joined(plain)
 
@@ -133,9 +133,7 @@ class Streamed:
 
         def run(batch: StreamedBatch) -> Tensor:
             batch.streamer.do_meanwhile()
-            facts = batch.results.single("use evaluate(…)")
-            sink.begin(facts.shape, facts.dtype)
-            batch.streamer.deliver = batch.results.teller(sink)
+            batch.streamer.deliver = batch.results.teller(sink, "use evaluate(…)")
             return batch.results.result(batch.streamer.loss_place, self._infer(batch))
 
         with shared_fate(self.transport), torch.no_grad(), self._scope():

@@ -59,6 +59,10 @@ class StreamedResults:
             raise PlanError(f"the model gives {len(found)} results in tiles, but a sink takes one: {instead}")
         return self.batch.program.tiles.values[found[0]]
 
+    def into(self, into: Any) -> Callable[..., None]:
+        """Gives tiles of the result to one sink of results, or writes them into a sink for each image."""
+        return self.teller(into, "leave into= out") if isinstance(into, ResultSink) else self.writer(into)
+
     def writer(self, into: Any) -> Callable[..., None]:
         """Writes tiles of the result into a sink for each image."""
         sinks = list(into) if isinstance(into, (list, tuple)) else [into]
@@ -77,8 +81,10 @@ class StreamedResults:
 
         return write
 
-    def teller(self, sink: ResultSink) -> Callable[..., None]:
-        """Gives tiles of the result, with their part of the target, to a sink."""
+    def teller(self, sink: ResultSink, instead: str) -> Callable[..., None]:
+        """Gives tiles of the result, with their part of the target, to a sink. Collective."""
+        facts = self.single(instead)
+        sink.begin(facts.shape, facts.dtype)
         names = self.batch.program.names[self.batch.images :]
 
         def tell(tile: ShardedTensor, given: Mapping[Place, Any]) -> None:

@@ -11,6 +11,7 @@ from mural.data import Augment, Source
 from mural.data import scaled as scaled_source
 from mural.errors import ConfigError
 from mural.plans import Plan
+from mural.train.run_tables import CheckpointConfig, LaunchConfig, LogConfig, TrainConfig
 from mural.train.target_domains import Files, TargetsConfig
 from mural.typed import build, dump, read_toml
 
@@ -72,6 +73,8 @@ class DataConfig:
     """What each channel is divided by, after scaling."""
     crop: tuple[int, ...] | None = None
     """Train on random boxes of this size instead of whole images; smaller images are padded with zeros."""
+    multiple: int = 1
+    """Images are padded with zeros at their ends to multiples of this; padding counts in no loss, score or file."""
     repeat: int = 1
     """How often each image comes in an epoch, each time with another crop and augmentation."""
     mask: Literal["classes", "values", "channels"] = "classes"
@@ -159,64 +162,6 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """[train]: how long, and how."""
-
-    epochs: int = 1
-    """Passes over the data."""
-    steps: int = 0
-    """Updates after which the run ends; 0: when the epochs are over."""
-    accumulate: int = 1
-    """Batches whose gradients are added up for one update."""
-    clip: float = 0.0
-    """The largest norm of the gradient; 0: any."""
-    deterministic: bool = True
-    """Leave out what is decided by measurements of speed, so that a resumed run repeats every bit."""
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """[checkpoint]: what survives."""
-
-    every: int = 100
-    """Updates between checkpoints, besides those before each validation and at the end; 0: these alone."""
-    keep: int = 3
-    """How many are kept."""
-    asynchronous: bool = True
-    """Write while training goes on."""
-    resume: Literal["auto", "never", "must"] = "auto"
-    """Go on from the newest checkpoint in the run's folder: if there is one, never, or fail without one."""
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """[log]: what is seen."""
-
-    every: int = 10
-    """Updates between lines of metrics."""
-    tensorboard: Literal["auto", "on", "off"] = "auto"
-    """Write TensorBoard files: where the package is there, always, or not."""
-    progress: bool = True
-    """Show a progress bar on a terminal."""
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """[launch]: where it runs; under torchrun, mpirun or srun the ranks are theirs."""
-
-    devices: int = 0
-    """Local ranks to start; 0: as many as the plan needs."""
-    backend: Literal["auto", "gloo", "nccl", "mpi"] = "auto"
-    """How messages travel."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs."""
-    restarts: int = 0
-    """How often local ranks are started again after a failure."""
-    hang: float = 600.0
-    """Seconds without progress after which a rank counts as hung; 0: never."""
-
-
-@dataclass(frozen=True)
 class Config:
     """A training run. `Config.load("run.toml")` reads one; `save` writes it with every default filled in."""
 
@@ -275,9 +220,11 @@ LEAST: dict[str, float] = {
     "data.workers": 1,
     "data.level": 0,
     "data.repeat": 1,
+    "data.multiple": 1,
     "train.epochs": 1,
     "train.steps": 0,
     "train.accumulate": 1,
+    "train.stop_after": 0,
     "train.clip": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,

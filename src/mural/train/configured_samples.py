@@ -125,21 +125,32 @@ def check_targets(config: Config, training: Any) -> None:
 class Fitting:
     """What batches are made for: the ranks, where they compute, the best cuts of images, and the labels of the loss.
 
-    `training` and `held_out` say what this rank takes of the batches of each.
+    `padding` is what masks are padded with: a label that the loss ignores, None where it ignores none. `training` and
+    `held_out` say what this rank takes of the batches of each.
     """
 
     mesh: Mesh
     device: torch.device
     align: int
     label_range: LabelRange | None
+    padding: int | None
     training: Needs
     held_out: Needs
 
 
 def image_shape(config: Config, split: Split) -> tuple[int, ...]:
-    """The shape of the images that a model is trained on: of the first, or of what is cut out of it."""
+    """The shape of the images that a model is trained on: of the first, or of what is cut out of it, padded."""
     channels, *extents = first_shape(split.training)
-    return (channels, *(config.data.crop or extents))
+    return (channels, *padded(config.data.crop or extents, config.data.multiple))
+
+
+def padded(extents: Sequence[int], multiple: int) -> tuple[int, ...]:
+    """The extents, rounded up to a multiple.
+
+    >>> padded((1500, 1200), 16)
+    (1504, 1200)
+    """
+    return tuple(-(-extent // multiple) * multiple for extent in extents)
 
 
 def training_batches(config: Config, splits: Mapping[str, Split], fittings: Sequence[Fitting]) -> Loader | DomainLoader:
@@ -219,5 +230,7 @@ def loader(config: Config, samples: Any, fitting: Fitting, *, batch: int, traini
         label_range=fitting.label_range,
         level=data.level,
         crop=data.crop if training else None,
+        pad_to=data.multiple,
+        pad_target=fitting.padding if data.multiple > 1 else 0,
         needs=fitting.training if training else fitting.held_out,
     )

@@ -84,4 +84,4 @@ def together(batches: Sequence[Batch], target: Any) -> DomainBatch:
     names = tuple(name for batch in batches for name in batch.names)
     waited = sum(batch.waited for batch in batches)
     image: tuple[Any, ...] = tuple(batch.image for batch in batches)
-    return DomainBatch(image, target, names, waited, first.step, first.indices, tuple(batches))
+    return DomainBatch(image, target, names, waited, first.step, first.indices, first.stored, tuple(batches))

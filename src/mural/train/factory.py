@@ -202,6 +202,20 @@ def label_range(loss: Callable[..., Any], model: nn.Module, image: Sequence[int]
     return LabelRange(shapes[0][1], ignored) if len(shapes) == 1 and len(shapes[0]) > 1 else None
 
 
+def padding_label(loss: Callable[..., Any], labels: LabelRange | None) -> int | None:
+    """The label with which masks are padded, that neither loss nor scores count; None where there is none.
+
+    A loss of the user's own is taken at its word, if its arguments have an `ignore_index`.
+
+    >>> padding_label(partial(F.cross_entropy, ignore_index=9), LabelRange(3, 9)), padding_label(F.mse_loss, None)
+    (9, None)
+    """
+    function, arguments = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+    ignored = arguments.get("ignore_index", -100 if function in (F.cross_entropy, F.nll_loss) else None)
+    classes = 0 if labels is None else labels.classes or 0
+    return None if ignored is None or 0 <= ignored < classes else ignored
+
+
 def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:
     """The optimizer of torch.optim of that name, upper or lower case."""
     known = {

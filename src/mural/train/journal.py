@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mural.errors import DISTRIBUTION, ConfigError
 from mural.report.words import seconds_in_words
-from mural.train.config import LogConfig
+from mural.train.run_tables import LogConfig
 
 METRICS = "metrics.jsonl"
 ABOUT = ("kind", "step", "time")
@@ -56,13 +56,8 @@ class Journal:
 
     def validated(self, step: int) -> tuple[int, dict[str, Any]]:
         """The last step up to this one whose validation is in the journal, and its scores; −1 where none does."""
-        path = self.folder / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines() if self.speaks and path.exists() else []
-        for line in reversed([line for line in lines if step_of(line) <= step]):
-            found = json.loads(line)
-            if found["kind"] == "validation":
-                return found["step"], {key: value for key, value in found.items() if key not in ABOUT}
-        return -1, {}
+        found = validations(self.folder, step)
+        return found[-1] if found else (-1, {})
 
     def say(self, text: str) -> None:
         """One line for a person."""
@@ -119,6 +114,15 @@ class Journal:
         if self.file is not None:
             self.file.close()
         sys.stdout.flush()
+
+
+def validations(folder: Path, step: int = sys.maxsize - 1) -> list[tuple[int, dict[str, Any]]]:
+    """The step and the scores of every validation up to a step that is in the journal of a run's folder."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if step_of(line) <= step]
+    scored = [line for line in found if line["kind"] == "validation"]
+    return [(line["step"], {key: value for key, value in line.items() if key not in ABOUT}) for line in scored]
 
 
 def step_of(line: str) -> int:

@@ -58,7 +58,7 @@ def train(run: Run, stop: StopRequest) -> Result:
     position, loss, scores = found.position, found.loss, found.scores
     if found.owed:
         scores = validate(run, position.step)
-    while position.step < run.total:
+    while position.step < run.total and not run.enough:
         pm.train()
         for batch in run.loader.epoch(position.epoch, position.batch):
             position = replace(position, batch=batch.step + 1)
@@ -83,7 +83,7 @@ def train(run: Run, stop: StopRequest) -> Result:
                 run.save(position, loss)
             if run.validates(position):
                 scores = validate(run, position.step)
-            if position.step == run.total:
+            if position.step == run.total or run.enough:
                 break
         else:
             if position.batch == 0:
@@ -93,7 +93,7 @@ def train(run: Run, stop: StopRequest) -> Result:
             run.save(position, loss)
             scores = validate(run, position.step)
     run.save(position, loss, wait=True)
-    return run.result(position, loss, scores, "")
+    return run.result(position, loss, scores, run.enough)
 
 
 def update(run: Run, position: Position, batch: Batch, loss: Tensor, stop: StopRequest) -> tuple[float, bool]:

@@ -11,14 +11,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mural.data import create
+from mural.data import Batch, create
+from mural.data.pixel_grid import PixelGrid
 from mural.data.writing.write import Writer
-from mural.geometry import Box
+from mural.geometry import Box, overlap, slices, volume, whole
 from mural.ranks import AXES, Mesh
 from mural.shard import ShardedTensor
 
 PREDICTIONS = "predictions"
-SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif"}
+SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif", "nifti": ".nii"}
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
@@ -114,18 +115,38 @@ def numbered(texts: Sequence[str], taken: set[str]) -> list[str]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def write(files: Sequence[Path], predicted: ShardedTensor) -> None:
+def cropped(shape: Sequence[int], seen: Sequence[int], stored: Sequence[int]) -> tuple[int, ...]:
+    """The shape (C, …) of an image's result without padding; one that has not the extents that the model saw stays.
+
+    >>> cropped((2, 64, 48), (64, 48), (50, 48)), cropped((2, 32, 24), (64, 48), (50, 48))
+    ((2, 50, 48), (2, 32, 24))
+    """
+    return (shape[0], *stored) if tuple(shape[1:]) == tuple(seen) else tuple(shape)
+
+
+def write(files: Sequence[Path], predicted: ShardedTensor, batch: Batch) -> None:
     """Write each image's prediction (C, …) to its file; every rank writes the piece that it holds. Collective."""
-    mesh, layout = predicted.mesh, predicted.placement
-    cut = layout.axes_of(range(layout.ndim))
-    # Where ranks hold the same piece, the first of them writes it.
-    writes = all(mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
+    mesh, writes = predicted.mesh, writes_piece(predicted)
     for index, file in enumerate(files):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with create(file, predicted.shape[1:], predicted.dtype, mesh=mesh, overwrite=True) as writer:
+        shape = cropped(predicted.shape[1:], batch.shape[2:], batch.stored[index])
+        with create(file, shape, predicted.dtype, mesh=mesh, overwrite=True) as writer:
             first, *box = predicted.box
             if writes and first.start <= index < first.stop and all(i.size for i in box):
-                writer.write(box, predicted.local[index - first.start])
+                write_within(writer, tuple(box), predicted.local[index - first.start])
+
+
+def writes_piece(tensor: ShardedTensor) -> bool:
+    """Whether this rank writes its piece: where ranks hold the same one, the first of them does."""
+    cut = tensor.placement.axes_of(range(tensor.placement.ndim))
+    return all(tensor.mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
+
+
+def write_within(writer: Writer, box: Box, piece: Tensor) -> None:
+    """Write what of a piece lies within the file, which ends before the padding does."""
+    inside = overlap(box, whole(writer.shape))
+    if volume(inside):
+        writer.write(inside, piece[slices(inside, box)])
 
 
 class PredictionWriters:
@@ -133,8 +154,9 @@ class PredictionWriters:
     block, and `open` in it, are collective; without `open`, there are no files.
     """
 
-    def __init__(self, names: Sequence[Path], mesh: Mesh):
-        self.names, self.mesh = names, mesh
+    def __init__(self, names: Sequence[Path], mesh: Mesh, batch: Batch, grids: Sequence[PixelGrid] = ()):
+        self.names, self.mesh, self.batch = names, mesh, batch
+        self.grids = grids or [PixelGrid()] * len(names)
         self.writers: list[Writer] = []
 
     def __enter__(self) -> Self:
@@ -143,16 +165,17 @@ class PredictionWriters:
 
     def open(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Begin one file for each image; `shape` is that of one prediction, (C, …)."""
-        for name in self.names:
+        for name, stored, grid in zip(self.names, self.batch.stored, self.grids, strict=True):
             name.parent.mkdir(parents=True, exist_ok=True)
-            made = create(name, shape, dtype, mesh=self.mesh, overwrite=True)
+            extents = cropped(shape, self.batch.shape[2:], stored)
+            made = create(name, extents, dtype, mesh=self.mesh, overwrite=True, grid=grid)
             self.writers.append(self.opened.enter_context(made))
 
     def write(self, box: Box, predicted: Tensor) -> None:
         """Write a box of the predictions of all images, (N, C, …)."""
         (start, stop), *place = box
         for index in range(start, stop) if self.writers else ():
-            self.writers[index].write(place, predicted[index - start])
+            write_within(self.writers[index], tuple(place), predicted[index - start])
 
     def __exit__(self, *error: Any) -> None:
         self.opened.__exit__(*error)

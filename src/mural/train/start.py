@@ -20,6 +20,7 @@ from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
+from mural.train.best import watched
 from mural.train.class_names import check_names
 from mural.train.config import Config
 from mural.train.configured_samples import (
@@ -33,7 +34,15 @@ from mural.train.configured_samples import (
     image_shape,
     training_batches,
 )
-from mural.train.factory import label_range, load_weights, make_loss, make_model, make_optimizer, make_schedule
+from mural.train.factory import (
+    label_range,
+    load_weights,
+    make_loss,
+    make_model,
+    make_optimizer,
+    make_schedule,
+    padding_label,
+)
 from mural.train.journal import Journal
 from mural.train.meters import Meter
 from mural.train.status import Status
@@ -58,6 +67,11 @@ def start(config: Config) -> Generator[Run]:
             if config.model.weights is not None:
                 load_weights(config.model.weights, model)
             network = separation_network(model, splits)
+            if network is not None and config.data.multiple > 1:
+                raise ConfigError(
+                    f"data.multiple = {config.data.multiple}: a separation network's losses would count the padding: "
+                    f"set data.crop instead, or give images whose extents are multiples"
+                )
         if network is not None:
             splits = dict(zip(network.domains, splits.values(), strict=True))
         loss, predictor = (task, model) if network is None else (network.loss(task), network.predictor())
@@ -70,11 +84,16 @@ def start(config: Config) -> Generator[Run]:
         mesh = pm.world_mesh
         align = pm.inputs.align((config.data.batch, *shapes[0]))
         fittings = [
-            Fitting(mesh, device, align, labels, pm.needs(True, number), pm.needs(False, number))
-            for number in range(len(splits))
+            Fitting(mesh, device, align, labels, padding_label(task, labels), pm.needs(True, n), pm.needs(False, n))
+            for n in range(len(splits))
         ]
         batches = stack.enter_context(closing(training_batches(config, splits, fittings)))
         held_out = held_out_batches(config, splits, fittings)
+        if held_out is None and watched(config):
+            raise ConfigError(
+                "checkpoint.best and train.stop_after look at validations, but nothing is held out: set "
+                "validation.images or validation.fraction"
+            )
         if held_out is not None:
             stack.enter_context(closing(held_out))
         optimizer = make_optimizer(config.optimizer, pm.parameters())

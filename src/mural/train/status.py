@@ -2,7 +2,7 @@
 
     running    the process that trains, `pid` on `host`, is running, or ended without a message: it was killed
     finished   all updates were taken
-    stopped    a signal, `by`, asked it to save and leave
+    stopped    a signal, or train.stop_after, `by`, made it save and leave
     failed     an error ended it: `error`, met on `rank`
     killed     a signal, `by`, ended a rank at once, as seen by the process that started the ranks
 

@@ -17,17 +17,18 @@ from mural.channel.share import shares_among
 from mural.checkpoint import Checkpoints, State, restore, state_of
 from mural.checkpoint.snapshot import of_first
 from mural.checkpoint.state import clean
-from mural.comm.failure.agree import together
+from mural.comm.failure.agree import gather, together
 from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
 from mural.errors import CheckpointError, ConfigError, MuralError, ShapeError
 from mural.ranks import Mesh
+from mural.train.best import best_of, watched
 from mural.train.config import Config
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.failing_layer import in_layer
-from mural.train.journal import Journal
+from mural.train.journal import Journal, validations
 from mural.train.meters import Meter
 from mural.train.status import Position, Status
 
@@ -41,7 +42,7 @@ class Result:
     step: int
     loss: float
     stopped: str
-    """The signal that asked the run to leave early, or nothing."""
+    """What ended the run early, a signal or train.stop_after, or nothing."""
     scores: Mapping[str, Any]
     """Those of the last validation."""
     folder: Path
@@ -81,6 +82,8 @@ class Run:
     status: Status
     total: int
     doing: str = ""
+    enough: str = ""
+    """Why the run ends before its last update, or nothing."""
 
     # -- batches and updates ------------------------------------------------------------------------------------------
 
@@ -114,6 +117,23 @@ class Run:
     def validates_epochs(self) -> bool:
         """Whether they are looked at after every epoch."""
         return self.held_out is not None and self.config.validation.every == 0
+
+    def judge(self) -> None:
+        """Look at all validations so far: keep the best one's checkpoint; enough is enough. Collective."""
+        if not watched(self.config):
+            return
+        with together(self.mesh, "reading the journal"):
+            mine = validations(self.config.folder) if self.mesh.rank == 0 else []
+        # Not by the checkpoints' group: a save may be under way there.
+        found = best_of(gather(self.mesh, mine, "validations")[0], self.config)
+        patience = self.config.train.stop_after
+        if found is None:
+            return
+        if self.config.checkpoint.best:
+            self.checkpoints.best = found.step
+        if 0 < patience <= found.since:
+            self.enough = f"train.stop_after: no better {found.score} in {found.since} validations"
+            self.journal.say(f"{self.enough}; the best was {found.value:.4f} after step {found.step}")
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -156,6 +176,8 @@ class Run:
                 self.status.begin(found.position)
             self.journal.open(found.position.step)
         self.status.begun, self.status.position = True, found.position
+        if not found.owed:
+            self.judge()
         return found
 
     def resume(self) -> Beginning:

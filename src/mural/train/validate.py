@@ -98,7 +98,7 @@ def classes_in(shape: Sequence[int]) -> int:
 
 def class_type(shape: Sequence[int]) -> torch.dtype:
     """The type in which the classes of a result of that shape are written."""
-    return torch.uint8 if classes_in(shape) <= 256 else torch.int32
+    return torch.uint8 if classes_in(shape) <= 256 else torch.uint16
 
 
 def confusion(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
@@ -209,6 +209,7 @@ def validate(run: Run, step: int) -> dict[str, Any]:
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     run.journal.note("validation", step, found, numbers)
     run.journal.say(f"validation after step {step}: " + "  ".join(f"{n} {v:.4f}" for n, v in numbers.items()))
+    run.judge()
     return found
 
 
@@ -229,7 +230,7 @@ class Rating:
         """Count a batch, and write its predictions. Collective."""
         predicted = self.scores.add(output, target, loss, batch.shape[0])
         if self.kind and isinstance(predicted, ShardedTensor):
-            write(self.files(batch), predicted)
+            write(self.files(batch), predicted, batch)
 
 
 def scores_of_domains(ratings: Sequence[Rating]) -> dict[str, Any]:
@@ -254,7 +255,7 @@ def rate(run: Run, batch: Batch, rating: Rating) -> None:
     """Add a batch to the scores, and write its predictions to files, if there are any. Collective."""
     files, scores = rating.files(batch), rating.scores
     if isinstance(batch.image, list):  # the result may be too large to be held
-        with PredictionWriters(files, run.mesh) as writers:
+        with PredictionWriters(files, run.mesh, batch) as writers:
             tiles = RatedTiles(batch, run.mesh, writers)
             loss = run.pm.evaluate_into(batch.image, batch.target, tiles)
         scores.add_tiles(tiles, float(loss), batch.shape[0])

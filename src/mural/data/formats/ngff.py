@@ -83,21 +83,26 @@ def arrays_below(path: Path, depth: int = 3) -> list[str]:
     return found
 
 
-def group_metadata(name: str, axes: str, scales: list[tuple[float, ...]], method: str) -> Json:
-    """The zarr.json of an OME-Zarr 0.5 group whose levels are called 0, 1, ….
+def group_metadata(
+    name: str, axes: str, scales: list[tuple[float, ...]], method: str, spacing: tuple[float, ...] = ()
+) -> Json:
+    """The zarr.json of an OME-Zarr 0.5 group whose levels are called 0, 1, …; `spacing` is a pixel's in micrometers.
 
     A mean of f pixels is in their middle, (f - 1) / 2 after the first; a nearest pixel is the first itself.
     """
     kinds = {"c": "channel", "z": "space", "y": "space", "x": "space"}
     datasets: list[Json] = []
-    for level, scale in enumerate(scales):
-        moved = [(f - 1) / 2 if method == "mean" else 0.0 for f in scale]
+    sizes = (*(1.0,) * (len(axes) - len(spacing)), *spacing)
+    unit: Json = {"unit": "micrometer"} if spacing else {}
+    for level, factors in enumerate(scales):
+        moved = [s * (f - 1) / 2 if method == "mean" else 0.0 for f, s in zip(factors, sizes, strict=True)]
+        scale = [f * s for f, s in zip(factors, sizes, strict=True)]
         shift: list[Json] = [{"type": "translation", "translation": moved}] if any(moved) else []
-        transforms: list[Json] = [{"type": "scale", "scale": list(scale)}, *shift]
+        transforms: list[Json] = [{"type": "scale", "scale": scale}, *shift]
         datasets.append({"path": str(level), "coordinateTransformations": transforms})
     multiscale = {
         "name": name,
-        "axes": [{"name": axis, "type": kinds[axis]} for axis in axes],
+        "axes": [{"name": axis, "type": kinds[axis]} | (unit if axis in "yx" else {}) for axis in axes],
         "datasets": datasets,
         "type": method,
     }

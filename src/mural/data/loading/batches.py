@@ -35,7 +35,8 @@ class Batch:
     labels (N,), or None. Where they are read by window, they are N sources of whole images and N of masks, and labels
     are a plain tensor, all the same on every rank. Of several domains, `image` has those of each. `names` are those of
     all samples, on every rank, `indices` their places in the dataset; `waited` the seconds that this rank waited for
-    its files; `step` the number of the batch in its epoch.
+    its files; `step` the number of the batch in its epoch; `stored` the spatial extents that the images have in their
+    files, before they were cropped or padded.
     """
 
     image: Images | tuple[Images, ...]
@@ -44,6 +45,7 @@ class Batch:
     waited: float
     step: int
     indices: tuple[int, ...] = ()
+    stored: tuple[tuple[int, ...], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +73,7 @@ def assembled(step: StepRead, outcome: BatchOutcome, form: SampleForm, waited: f
     reader, batched, kept = step.reader, step.batched, outcome.kept
     names, indices = tuple(outcome.names[p] for p in kept), tuple(batched.indices[p] for p in kept)
     if reader.needs.by_window:
-        return Batch(*by_window(step, kept, form), names, waited, batched.number, indices)
+        return Batch(*by_window(step, kept, form), names, waited, batched.number, indices, outcome.stored)
     mesh, pixels = reader.needs.mesh, reader.pixels
     parts = Cuts.even(len(batched.indices), mesh.size("data")).intervals()
     counts = [sum(i.start <= place < i.stop for place in kept) for i in parts]
@@ -88,7 +90,7 @@ def assembled(step: StepRead, outcome: BatchOutcome, form: SampleForm, waited: f
         target = late.unread(goal, dtype, "target")
         if reader.needs.target:
             target = on_device(sent[1], slots, goal, dtype, step.buffers)
-    return Batch(image, target, names, waited, batched.number, indices)
+    return Batch(image, target, names, waited, batched.number, indices, outcome.stored)
 
 
 def by_window(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -43,17 +43,19 @@ class SampleForm:
     target: int = NOTHING
     width: int = 0
     """Channels of a mask; numbers of a label, 0 for a single one."""
+    stored: tuple[int, ...] = field(default=(0, 0), compare=False)
+    """The extents in the file, before crop and padding: these may differ in a batch."""
 
     @property
     def code(self) -> list[int]:
-        """The form as seven numbers."""
-        extents = (*self.extents, 0, 0)[:3]
-        return [self.channels, len(self.extents), *extents, self.target, self.width]
+        """The form as ten numbers."""
+        extents, stored = (*self.extents, 0, 0)[:3], (*self.stored, 0, 0)[:3]
+        return [self.channels, len(self.extents), *extents, self.target, self.width, *stored]
 
     @classmethod
     def decoded(cls, code: Sequence[int]) -> SampleForm:
-        """The form that seven numbers stand for."""
-        return cls(code[0], tuple(code[2 : 2 + code[1]]), code[5], code[6])
+        """The form that ten numbers stand for."""
+        return cls(code[0], tuple(code[2 : 2 + code[1]]), code[5], code[6], tuple(code[7 : 7 + code[1]]))
 
     def __str__(self) -> str:
         targets = ("no target", f"a mask of {self.width} channels", "a class", "a value")
@@ -98,7 +100,7 @@ class Reader:
     crop: tuple[int, ...] | None
     crop_at_random: bool
     pad_to: int
-    pad_target: int
+    pad_target: int | None
 
     def open(self, index: int, epoch: int) -> SamplePiece:
         """A sample's sources, opened, and this rank's part in them."""
@@ -112,7 +114,9 @@ class Reader:
         view = View(extents, window, drawn.turn if drawn is not None else QuarterTurns.none(len(extents)))
         kind = MASK if mask else NOTHING if label is None else VALUE if label.is_floating_point() else CLASS
         width = mask.shape[0] if mask is not None else label.numel() if label is not None and label.ndim else 0
-        form = SampleForm(channels, view.shape, kind, width)
+        form = SampleForm(channels, view.shape, kind, width, extents)
+        if mask is not None and self.pad_target is None:
+            check_fits(mask, extents, [i.size for i in window], self.pad_to)
         mesh = self.needs.mesh
         box = placed(mesh, form, (0,) * mesh.size("data"), self.align).box[2:]
         return SamplePiece(sample.name, form, image, self.level, mask, mask_level, label, view, drawn, box)
@@ -174,10 +178,21 @@ class Reader:
         place = out[(..., *slices(at, piece.box))]
         raw, inside = read_turned(mask, piece.mask_level, piece.view, part)
         if inside != at:
-            place.fill_(self.pad_target)
+            place.fill_(self.pad_target or 0)
         if raw is not None:
             found = self.pixels.target(raw, mask)
             place[(..., *slices(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
+
+
+def check_fits(mask: Source, extents: Sequence[int], shown: Sequence[int], multiple: int) -> None:
+    """Raise if a mask has to be padded for a loss that would count the padding."""
+    if any(side > extent for extent, side in zip(extents, shown, strict=True)):
+        raise DataError(
+            f"{mask.name}: the mask of {tuple(extents)} is padded to {tuple(shown)} (data.multiple = {multiple}), and "
+            f"the loss would count the padding: give it an ignore_index that is no class (loss.arguments), or "
+            f"take images whose extents are multiples of {multiple}",
+            mask.name,
+        )
 
 
 def sources_of(

@@ -20,7 +20,7 @@ from mural.ranks import Mesh
 
 GOOD, BAD, FATAL = 1, 2, 3
 UNKNOWN = -(2**62)
-FORM = 7
+FORM = 10
 """Numbers in the code of a form."""
 
 
@@ -34,6 +34,8 @@ class BatchOutcome:
     form: SampleForm | None
     bad: tuple[BadSample, ...]
     fatal: bool
+    stored: tuple[tuple[int, ...], ...] = ()
+    """Of the good ones, the extents in their files."""
 
 
 def consent(step: StepRead, samples: Samples, mesh: Mesh) -> BatchOutcome:
@@ -49,7 +51,9 @@ def consent(step: StepRead, samples: Samples, mesh: Mesh) -> BatchOutcome:
             bad.append(BadSample(index, names[place], f"rank {speakers[place]} could not read {text}"))
     good = {place: form for place, form in enumerate(forms) if form is not None}
     fatal = FATAL in states
-    return BatchOutcome(names, tuple(good), None if bad and fatal else agreed_form(good, names), tuple(bad), fatal)
+    form = None if bad and fatal else agreed_form(good, names)
+    stored = tuple(one.stored for one in good.values())
+    return BatchOutcome(names, tuple(good), form, tuple(bad), fatal, stored)
 
 
 def exchanged(step: StepRead, mesh: Mesh) -> tuple[list[int], list[int], list[SampleForm | None]]:

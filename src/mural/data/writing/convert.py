@@ -108,6 +108,10 @@ def convert(
     """
     path = Path(out).expanduser()
     kind = kind_of(path)
+    if kind == "nifti":
+        raise DataError(
+            f"{path}: an image is converted to OME-Zarr or TIFF: end the name in .ome.zarr or .tif", str(path)
+        )
     output = Output(path, overwrite)
     done = Done(progress)
     try:

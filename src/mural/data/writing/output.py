@@ -9,18 +9,21 @@ from pathlib import Path
 
 from mural.errors import DataError
 
-ZARR, TIFF = (".zarr",), (".tif", ".tiff", ".btf", ".tf8")
+ZARR, TIFF, NIFTI = (".zarr",), (".tif", ".tiff", ".btf", ".tf8"), (".nii",)
 
 
 def kind_of(path: Path) -> str:
-    """What a path names as an output: "zarr" or "tiff", by its ending."""
+    """What a path names as an output: "zarr", "tiff" or "nifti", by its ending."""
     name = path.name.lower()
     if name.endswith(ZARR):
         return "zarr"
     if name.endswith(TIFF):
         return "tiff"
+    if name.endswith(NIFTI):
+        return "nifti"
     raise DataError(
-        f"{path}: what is to be written is not known by its name: end it in .ome.zarr or in .tif", str(path)
+        f"{path}: what is to be written is not known by its name: end it in .ome.zarr or in .tif, or a volume in .nii",
+        str(path),
     )
 
 

@@ -13,6 +13,7 @@ import tifffile
 
 from mural.data.formats.dtypes import Array
 from mural.data.formats.zarr import ts
+from mural.data.pixel_grid import MICROMETERS
 from mural.data.writing.tiff_write import Pages, pages_of
 from mural.data.writing.zarr_write import chunks_of, create_array, shard_of, spec, write_group
 from mural.errors import DataError
@@ -64,8 +65,9 @@ class ZarrStore:
         dtype: np.dtype[Any],
         chunks: Sequence[int] | None,
         shard: Sequence[int] | None,
+        spacing: tuple[float, ...] = (),
     ) -> None:
-        self.name, self.folder, self.shape, self.dtype = name, folder, shape, dtype
+        self.name, self.folder, self.shape, self.dtype, self.spacing = name, folder, shape, dtype, spacing
         self.chunks = chunks_of(name, shape, chunks)
         self.shard = None if shard is None else shard_of(name, shape, self.chunks, dtype.itemsize, shard)
         self.unit = self.shard or self.chunks
@@ -100,7 +102,7 @@ class ZarrStore:
 
     def seal(self) -> None:
         """Write the metadata of the image."""
-        write_group(self.folder, Path(self.name).name, self.shape, [(1.0,) * len(self.shape)], "mean")
+        write_group(self.folder, Path(self.name).name, self.shape, [(1.0,) * len(self.shape)], "mean", self.spacing)
 
 
 class TiffStore:
@@ -110,9 +112,15 @@ class TiffStore:
     """
 
     def __init__(
-        self, name: str, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Sequence[int] | None
+        self,
+        name: str,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunks: Sequence[int] | None,
+        spacing: tuple[float, ...] = (),
     ) -> None:
-        self.name, self.path, self.shape, self.dtype = name, path, shape, dtype
+        self.name, self.path, self.shape, self.dtype, self.spacing = name, path, shape, dtype, spacing
         self.pages: Pages = pages_of(name, shape, dtype, chunks)
         self.unit = self.pages.unit
         self._offsets: list[int] = []
@@ -121,7 +129,7 @@ class TiffStore:
     def make(self) -> None:
         """Make the file: directories, and a hole where the tiles will be."""
         with tifffile.TiffWriter(self.path, bigtiff=True, ome=self.pages.ome) as file:
-            file.write(None, align=4096, **self.pages.options)
+            file.write(None, align=4096, **(self.pages.options | resolution(self.spacing)))
 
     def open(self) -> None:
         """Open the file, and look up where its tiles are."""
@@ -167,3 +175,16 @@ class TiffStore:
 
     def seal(self) -> None:
         """Do nothing: the directories are there from the start."""
+
+
+def resolution(spacing: tuple[float, ...]) -> dict[str, Any]:
+    """The arguments of tifffile for pixels of (height, width) micrometers.
+
+    >>> resolution((0.25, 0.5))
+    {'resolution': (20000.0, 40000.0), 'resolutionunit': 'CENTIMETER'}
+    """
+    if not spacing:
+        return {}
+    height, width = spacing
+    unit = "CENTIMETER"
+    return {"resolution": (MICROMETERS[unit] / width, MICROMETERS[unit] / height), "resolutionunit": unit}

@@ -1,4 +1,4 @@
-"""Writing an image piece by piece, from one process or from several ranks at once, to OME-Zarr or TIFF.
+"""Writing an image piece by piece, from one process or from several ranks at once, to OME-Zarr, TIFF or NIfTI.
 
 A file has units (chunks, shards or tiles) that are written as a whole, so no two processes may write one at the same
 time. Pieces need not end where units do:
@@ -24,8 +24,10 @@ import torch
 
 from mural.comm.failure.agree import gather, together
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
+from mural.data.pixel_grid import PixelGrid
 from mural.data.source import Box, checked_box, pairs
 from mural.data.writing.gather import settle
+from mural.data.writing.nifti_store import NiftiStore
 from mural.data.writing.output import Output, kind_of, unwritable
 from mural.data.writing.rims import Rims
 from mural.data.writing.stores import Store, TiffStore, ZarrStore
@@ -176,11 +178,13 @@ def create(
     chunks: Sequence[int] | None = None,
     shard: Sequence[int] | None = None,
     overwrite: bool = False,
+    grid: PixelGrid | None = None,
 ) -> Writer:
     """A writer of a new image (C, H, W) or (C, D, H, W), to which pieces are written in any order.
 
-    OME-Zarr where the path ends in .zarr, tiled BigTIFF without compression for .tif. With a mesh of several ranks, all
-    of them call this, then each writes its own pieces, then all call `close`; they need one file system.
+    OME-Zarr where the path ends in .zarr, tiled BigTIFF without compression for .tif, and for .nii a NIfTI of a volume.
+    With a mesh of several ranks, all of them call this, then each writes its own pieces, then all call `close`; they
+    need one file system. `grid` says how large the pixels are and where they lie: see `mural.data.pixel_grid`.
     `chunks` has one extent per dim (of a TIFF, the last two are its tile); `shard` puts several chunks of a Zarr into
     one file.
     """
@@ -188,11 +192,14 @@ def create(
     kind, extents, kept = kind_of(where), check_shape(str(path), shape), check_dtype(str(path), dtype)
     first, *_ = gather(mesh, secrets.randbits(31), f"creating {where.name}").values()
     output = Output(where, overwrite, f"{first:08x}")
+    known = PixelGrid() if grid is None else grid
     store: Store
     if kind == "zarr":
-        store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard)
+        store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard, known.spacing)
+    elif kind == "nifti":
+        store = NiftiStore(str(where), output.partial, extents, kept, known.affine)
     else:
-        store = TiffStore(str(where), output.partial, extents, kept, chunks)
+        store = TiffStore(str(where), output.partial, extents, kept, chunks, known.spacing)
     begin(where, store, output, mesh)
     return Writer(where, extents, TORCH[kept.name], store, output, mesh)
 

@@ -117,7 +117,14 @@ def spec(path: Path) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}, "context": kept}
 
 
-def write_group(path: Path, name: str, shape: Sequence[int], scales: list[tuple[float, ...]], method: str) -> None:
-    """Write the metadata that make a folder of arrays an OME-Zarr image."""
-    text = json.dumps(group_metadata(name, names(shape), scales, method), indent=1)
+def write_group(
+    path: Path,
+    name: str,
+    shape: Sequence[int],
+    scales: list[tuple[float, ...]],
+    method: str,
+    spacing: tuple[float, ...] = (),
+) -> None:
+    """Write the metadata that make a folder of arrays an OME-Zarr image; pixels of a known size have micrometers."""
+    text = json.dumps(group_metadata(name, names(shape), scales, method, spacing), indent=1)
     (path / "zarr.json").write_text(text + "\n", encoding="utf-8")

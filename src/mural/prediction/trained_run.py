@@ -1,0 +1,71 @@
+"""A run that was trained: its configuration, and the checkpoint that predictions are made by, under any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mural.checkpoint.folder import steps_in
+from mural.errors import CheckpointError, ConfigError
+from mural.plans import Plan
+from mural.train.best import best_of
+from mural.train.config import Config
+from mural.train.journal import validations
+from mural.train.start import CHECKPOINTS
+from mural.train.training_run import RESOLVED
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run's folder holds of it."""
+
+    folder: Path
+    config: Config
+    step: int
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.folder / CHECKPOINTS
+
+
+def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
+    """The run in a folder, with the checkpoint of a step: the given one, else the best, else the last."""
+    if not (folder / RESOLVED).is_file():
+        raise ConfigError(
+            f"{folder} is not the folder of a run: there is no {RESOLVED} in it. Give the folder that `mural train` "
+            f"wrote to, as runs/run"
+        )
+    config = Config.load(folder / RESOLVED)
+    if config.targets.images:
+        raise ConfigError(f"{folder} trained a network of several domains, for which there is no prediction")
+    steps = steps_in(folder / CHECKPOINTS)
+    if not steps:
+        raise CheckpointError(f"{folder / CHECKPOINTS} holds no checkpoint: train the run first")
+    if step is not None and step not in steps:
+        raise CheckpointError(f"{folder / CHECKPOINTS} holds no step {step}, but {', '.join(map(str, steps))}")
+    best = best_of(validations(folder), config) if config.checkpoint.best else None
+    known = best.step if best is not None and best.step in steps else steps[-1]
+    return TrainedRun(folder, config, known if step is None else step)
+
+
+def under(config: Config, plan: Plan | str | Path | None, stream: Sequence[int] | None, devices: int) -> Config:
+    """The configuration for inference: under another plan, in tiles, or on so many local ranks that share each image.
+
+    >>> under(Config(), Plan(spatial=(2, 1)), (512, 512), 0).plan.stream
+    (512, 512)
+    """
+    chosen = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
+    if chosen is None:
+        old = config.plan
+        chosen = Plan(stream=old.stream, precision=old.precision, memory=old.memory) if devices else old
+    ranks = devices or (0 if plan is not None else config.launch.devices)
+    tiles = chosen.stream if stream is None else tuple(stream)
+    return replace(
+        config,
+        data=replace(config.data, skip_bad=False),
+        # Nothing is kept for a backward, so that there is nothing to recompute or to move away.
+        plan=replace(chosen, stream=tiles, recompute=(), offload=()),
+        launch=replace(config.launch, devices=ranks),
+    )

@@ -1,0 +1,162 @@
+"""Predictions of whole images: the same labels under any plan, in the formats of their images, resumed by image."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import tifffile
+from runs import run_config, write_images
+from typer.testing import CliRunner
+
+import mural
+from mural.cli import app
+from mural.errors import CheckpointError, ConfigError, DataError
+from mural.plans import Plan
+from mural.prediction.result_files import image_files
+from mural.prediction.trained_run import trained_run, under
+from mural.prediction.whole_images import Predictions, Request, predict_rank
+from mural.train.loop import fit_rank
+from ranks import run_on
+
+SIDES = {"a": (50, 61), "b": (64, 48)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run, with images of several sizes next to it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_images(folder, 5)
+    held = {"fraction": 0.4, "every": 10}
+    config = run_config(folder, data__multiple=16, validation=held, checkpoint__best="mean_iou", train__steps=30)
+    fit_rank(0, config)
+    draw = np.random.default_rng(3)
+    (folder / "slides").mkdir()
+    for name, side in SIDES.items():
+        image = draw.integers(0, 90, (*side, 3)).astype(np.uint8)
+        image[10:30, 20:40] += 120
+        options: dict[str, Any] = {"resolution": (40000, 20000), "resolutionunit": "CENTIMETER"} if name == "a" else {}
+        tifffile.imwrite(folder / "slides" / f"{name}.tif", image, tile=(16, 16), photometric="rgb", **options)
+    return folder / "run"
+
+
+def predicted(run: Path, out: Path, plan: Plan, **more: Any) -> Predictions:
+    """A prediction on this rank, one of those that run."""
+    trained = trained_run(run)
+    files = image_files(run.parent / "slides", out, more.get("format", "auto"), more.get("probabilities", False))
+    request = Request(trained, tuple(files), out, False)
+    return partial(predict_rank, request)(0, under(trained.config, plan, None, 0))
+
+
+def labels(out: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: tifffile.imread(out / f"{name}.tif") for name in SIDES}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "plan"),
+    [
+        (1, Plan(stream=(24, 24))),
+        (2, Plan(spatial=(2, 1))),
+        (2, Plan(spatial=(1, 2), stream=(24, 24))),
+        pytest.param(2, Plan(stage=2), marks=pytest.mark.slow),
+        pytest.param(2, Plan(data=2), marks=pytest.mark.slow),
+        pytest.param(4, Plan(spatial=(2, 2)), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_label_maps_are_the_same_to_the_bit_under_any_plan(
+    run: Path, tmp_path: Path, ranks: int, plan: Plan
+) -> None:
+    predicted(run, tmp_path / "one", Plan())
+    run_on(ranks, predicted, run, tmp_path / "other", plan)
+    one, other = labels(tmp_path / "one"), labels(tmp_path / "other")
+    for name, side in SIDES.items():
+        assert one[name].dtype == np.uint8
+        assert one[name].shape[-2:] == side
+        assert 0 < one[name].mean() < 1
+        assert np.array_equal(one[name], other[name])
+
+
+def test_an_image_is_predicted_once_and_keeps_its_resolution(run: Path, tmp_path: Path) -> None:
+    first = mural.predict(run, run.parent / "slides", tmp_path, probabilities=True)
+    assert (len(first.files), first.skipped, first.step) == (2, 0, trained_run(run).step)
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        tags = file.pages.first.tags
+        assert [tags[name].value for name in ("XResolution", "YResolution")] == [(40000, 1), (20000, 1)]
+    shares = mural.open(tmp_path / "probabilities" / "a.tif").read()
+    assert np.allclose(shares.sum(0), 1)
+    assert np.array_equal(shares.argmax(0), mural.open(tmp_path / "a.tif").read()[0])
+    (tmp_path / "a.tif").unlink()
+    before = (tmp_path / "b.tif").stat().st_mtime_ns
+    again = mural.predict(run, str(run.parent / "slides/*.tif"), tmp_path, probabilities=True)
+    assert again.skipped == 1
+    assert (tmp_path / "a.tif").exists()
+    assert (tmp_path / "b.tif").stat().st_mtime_ns == before
+
+
+def test_labels_as_zarr_hold_what_a_tiff_holds(run: Path, tmp_path: Path) -> None:
+    predicted(run, tmp_path / "tiff", Plan())
+    predicted(run, tmp_path / "zarr", Plan(), format="zarr")
+    for name in SIDES:
+        found = mural.open(tmp_path / "zarr" / f"{name}.ome.zarr").read()
+        assert np.array_equal(found, mural.open(tmp_path / "tiff" / f"{name}.tif").read())
+
+
+def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
+    slides = run.parent / "slides"
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        mural.predict(tmp_path, slides)
+    with pytest.raises(CheckpointError, match="holds no step 99"):
+        mural.predict(run, slides, step=99)
+    with pytest.raises(DataError, match="nothing matches"):
+        mural.predict(run, str(slides / "*.png"))
+    tifffile.imwrite(tmp_path / "grey.tif", np.zeros((32, 32), np.uint8))
+    with pytest.raises(DataError, match=r"the images have 1 channels, but the model of .* was trained on 3"):
+        mural.predict(run, tmp_path / "grey.tif", tmp_path / "out")
+    with pytest.raises(ConfigError, match="would take the place of an image"):
+        mural.predict(run, slides, slides)
+    mural.predict(run, slides / "a.tif", tmp_path / "kept", step=10)
+    with pytest.raises(ConfigError, match=r"holds predictions by step 10 of .*, and these would be by step 30"):
+        mural.predict(run, slides / "a.tif", tmp_path / "kept", step=30)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        mural.predict(run, slides, tmp_path / "file")
+    with pytest.raises(ConfigError, match='format = "png" is not one of'):
+        mural.predict(run, slides, tmp_path / "out", format="png")  # type: ignore[arg-type]
+
+
+def test_a_volume_keeps_its_format_and_its_affine(tmp_path: Path) -> None:
+    affine = np.array([[0.0, 2, 0, 5], [1.5, 0, 0, 6], [0, 0, -3, 7], [0, 0, 0, 1]])
+    draw = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+    for number in range(2):
+        mask = (draw.random((9, 14, 11)) > 0.5).astype(np.uint8)
+        for kind, values in (("images", (mask * 200).astype(np.uint8)), ("masks", mask)):
+            nibabel.Nifti1Image(values, affine).to_filename(tmp_path / kind / f"{number}.nii")
+    arguments = {"in_channels": 1, "classes": 2, "width": 4, "depth": 2, "dims": 3}
+    files = {"images": str(tmp_path / "images/*.nii"), "masks": str(tmp_path / "masks/*.nii"), "batch": 1}
+    model = {"factory": "mural.models:UNet", "arguments": arguments}
+    config = run_config(tmp_path, model=model, data={**files, "multiple": 4}, train__steps=12)
+    fit_rank(0, config)
+    for name, plan in {"one": None, "tiles": Plan(stream=(8, 8, 8))}.items():
+        mural.predict(config.folder, tmp_path / "images", tmp_path / name, plan=plan)
+    one, tiles = (nibabel.load(tmp_path / name / "1.nii") for name in ("one", "tiles"))
+    assert np.allclose(one.affine, affine)
+    found = np.asarray(one.dataobj)
+    assert found.shape == (9, 14, 11)
+    assert found.dtype == np.uint8
+    assert 0 < found.mean() < 1
+    assert np.array_equal(found, np.asarray(tiles.dataobj))
+
+
+def test_the_verb_predicts_under_a_plan_of_its_own(run: Path, tmp_path: Path) -> None:
+    slide, out = str(run.parent / "slides" / "a.tif"), tmp_path / "out"
+    typed = ["predict", str(run), slide, "--out", str(out), "--stream", "24,24", "--format", "zarr"]
+    found = CliRunner().invoke(app, typed)
+    assert "1 image predicted by step" in found.output
+    assert mural.open(out / "a.ome.zarr").shape == (1, *SIDES["a"])
