@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import mural
 from mural.cli import app
 from mural.errors import CheckpointError, ConfigError, DataError
 from mural.plans import Plan
+from mural.prediction import whole_images
 from mural.prediction.result_files import image_files
 from mural.prediction.trained_run import trained_run, under
 from mural.prediction.whole_images import Predictions, Request, predict_rank
@@ -98,6 +100,42 @@ def test_an_image_is_predicted_once_and_keeps_its_resolution(run: Path, tmp_path
     assert (tmp_path / "b.tif").stat().st_mtime_ns == before
 
 
+def test_a_file_of_that_name_for_something_else_is_not_taken_for_the_prediction(run: Path, tmp_path: Path) -> None:
+    """An image of the same name in another folder was skipped, and so was one by a checkpoint that was replaced."""
+    slides, out = run.parent / "slides", tmp_path / "out"
+    (tmp_path / "other").mkdir()
+    shutil.copy(slides / "b.tif", tmp_path / "other" / "a.tif")
+    mural.predict(run, slides / "a.tif", out, step=10)
+    with pytest.raises(ConfigError, match=r"a.tif holds the prediction of .*slides/a.tif .* that of .*other/a.tif"):
+        mural.predict(run, tmp_path / "other" / "a.tif", out, step=10)
+    shutil.copy(slides / "a.tif", out / "b.tif")
+    with pytest.raises(ConfigError, match=r"b\.tif holds another program's file"):
+        mural.predict(run, slides / "b.tif", out, step=10)
+    found = mural.predict(run, tmp_path / "other" / "a.tif", out, step=10, overwrite=True)
+    assert mural.open(found.files[0]).shape[1:] == SIDES["b"]
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    mural.predict(again, slides / "b.tif", tmp_path / "kept", step=10)
+    manifest = again / "checkpoints" / "step-00000010" / "checkpoint.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    with pytest.raises(ConfigError, match="choose another folder, or overwrite it"):
+        mural.predict(again, slides / "b.tif", tmp_path / "kept", step=10)
+
+
+def test_an_overwrite_that_fails_leaves_no_file_of_the_old_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slides = run.parent / "slides"
+    mural.predict(run, slides, tmp_path, step=10)
+    monkeypatch.setattr(whole_images, "deliver", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mural.predict(run, slides, tmp_path, step=30, overwrite=True)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"by step 10 of .* by step 30"):
+        mural.predict(run, slides, tmp_path, step=30)
+    assert not (tmp_path / "a.tif").exists()
+
+
 def test_labels_as_zarr_hold_what_a_tiff_holds(run: Path, tmp_path: Path) -> None:
     predicted(run, tmp_path / "tiff", Plan())
     predicted(run, tmp_path / "zarr", Plan(), format="zarr")
@@ -120,7 +158,7 @@ def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="would take the place of an image"):
         mural.predict(run, slides, slides)
     mural.predict(run, slides / "a.tif", tmp_path / "kept", step=10)
-    with pytest.raises(ConfigError, match=r"holds predictions by step 10 of .*, and these would be by step 30"):
+    with pytest.raises(ConfigError, match=r"holds the prediction of .*a.tif by step 10 of .* by step 30 of"):
         mural.predict(run, slides / "a.tif", tmp_path / "kept", step=30)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mural.data.sets.pairing import expand
 from mural.errors import ConfigError, DataError
@@ -26,9 +27,13 @@ class ImageFiles:
     probabilities: Path | None
 
     @property
-    def complete(self) -> bool:
-        """Whether all are there: a file takes its name when it is complete."""
-        return self.labels.exists() and (self.probabilities is None or self.probabilities.exists())
+    def paths(self) -> list[Path]:
+        """The files."""
+        return [self.labels] if self.probabilities is None else [self.labels, self.probabilities]
+
+    def exists(self, every: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether all of them are there, or any: a file takes its name when it is complete."""
+        return every(path.exists() for path in self.paths)
 
 
 def image_files(
@@ -62,18 +67,61 @@ def suggested(path: Path) -> str:
     return "nifti" if name.endswith((".nii", ".nii.gz")) else "zarr" if ".zarr" in name else "tiff"
 
 
-def claim(out: Path, run: Path, step: int, overwrite: bool) -> None:
-    """Make the folder, and note whose predictions it holds; those of another model are not mixed with them."""
-    about = {"run": str(run.resolve()), "step": step}
-    record = out / RECORD
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else about
-        if known != about and not overwrite:
-            raise ConfigError(
-                f"{out} holds predictions by step {known.get('step')} of {known.get('run')}, and these would be by "
-                f"step {step} of {run}: choose another folder, or overwrite them"
-            )
-        record.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the folder {out} cannot be written: {error.strerror}") from error
+# -- whose they are ----------------------------------------------------------------------------------------------------
+
+
+class ResultRecord:
+    """What predictions.json in a folder says: of which image each file is, and by which checkpoint.
+
+    A file counts only under the same image and checkpoint. It is noted before it is begun, and an older one goes first,
+    so that whatever is there under a noted name is what the note says. One process reads and writes it.
+    """
+
+    def __init__(self, out: Path, model: Mapping[str, str | int]):
+        self.path, self.model = out / RECORD, model
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            self.known: dict[str, Any] = json.loads(self.path.read_text("utf-8")) if self.path.exists() else {}
+            self._write()
+        except OSError as error:
+            raise ConfigError(f"the folder {out} cannot be written: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{self.path} is damaged ({error}): choose another folder, or remove it") from error
+
+    def waiting(self, files: Sequence[ImageFiles], overwrite: bool) -> list[ImageFiles]:
+        """The images without a prediction; raises for a file that holds something else, unless it is overwritten."""
+        if overwrite:
+            return list(files)
+        for one in files:
+            if one.exists(any):
+                self._check(one)
+        return [one for one in files if not one.exists(all)]
+
+    def begin(self, files: Iterable[ImageFiles]) -> None:
+        """Note what is predicted next."""
+        for one in files:
+            for path in one.paths:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            self.known[one.labels.name] = self._about(one)
+        self._write()
+
+    def _check(self, one: ImageFiles) -> None:
+        """Raise if a file that is there is not the prediction of its image by this checkpoint."""
+        known, about = self.known.get(one.labels.name), self._about(one)
+        if known == about:
+            return
+        there = "another program's file"
+        if known is not None:
+            there = f"the prediction of {known['image']} by step {known['step']} of {known['run']}"
+        raise ConfigError(
+            f"{one.labels} holds {there}, and would be that of {about['image']} by step {about['step']} of "
+            f"{about['run']}: choose another folder, or overwrite it"
+        )
+
+    def _about(self, one: ImageFiles) -> dict[str, str | int]:
+        return {"image": str(one.image.resolve()), **self.model}
+
+    def _write(self) -> None:
+        written = self.path.with_suffix(".part")
+        written.write_text(json.dumps(self.known, indent=1) + "\n", encoding="utf-8")
+        written.replace(self.path)

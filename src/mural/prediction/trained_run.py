@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
-from mural.checkpoint.folder import steps_in
+from mural.checkpoint.folder import step_path, steps_in
+from mural.checkpoint.manifest import NAME
 from mural.errors import CheckpointError, ConfigError
 from mural.plans import Plan
 from mural.train.best import best_of
@@ -28,6 +30,11 @@ class TrainedRun:
     def checkpoints(self) -> Path:
         """Where its checkpoints are."""
         return self.folder / CHECKPOINTS
+
+    def described(self) -> dict[str, str | int]:
+        """What tells its checkpoint from all others: also from one of the same step, if the run was trained anew."""
+        written = (step_path(self.checkpoints, self.step) / NAME).read_bytes()
+        return {"run": str(self.folder.resolve()), "step": self.step, "checkpoint": sha256(written).hexdigest()[:16]}
 
 
 def trained_run(folder: Path, step: int | None = None) -> TrainedRun:

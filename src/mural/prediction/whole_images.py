@@ -27,7 +27,7 @@ from mural.errors import DataError
 from mural.parallelize import parallelize
 from mural.plans import Plan
 from mural.prediction.prediction_progress import PredictionProgress
-from mural.prediction.result_files import ImageFiles, ResultFormat, claim, image_files
+from mural.prediction.result_files import ImageFiles, ResultFormat, ResultRecord, image_files
 from mural.prediction.result_sink import MapSink, deliver
 from mural.prediction.trained_run import TrainedRun, trained_run, under
 from mural.ranks import Mesh
@@ -102,16 +102,16 @@ def predict_rank(request: Request, _: int, config: Config) -> Predictions:
     shape = first_shape(every)
     mesh, plan = joined(config, shape[1:])
     config = config.with_plan(plan)
+    record: ResultRecord | None = None
     with together(mesh, "the start of the prediction"):
-        if mesh.rank == 0:
-            claim(request.out, request.run.folder, request.run.step, request.overwrite)
-        mine = [one for one in request.files if request.overwrite or not one.complete]
+        record = ResultRecord(request.out, request.run.described()) if mesh.rank == 0 else None
+        mine = [] if record is None else record.waiting(request.files, request.overwrite)
     waiting = next(iter(gather(mesh, mine, "images without a prediction").values()))
     pixels, seconds = 0, 0.0
     if waiting:
         pm = loaded(request.run, config, mesh, (shape[0], *padded(shape[1:], config.data.multiple)))
         begin = time.monotonic()
-        pixels = run_images(pm, config, waiting)
+        pixels = run_images(pm, config, waiting, record)
         seconds = time.monotonic() - begin
     files = tuple(one.labels for one in request.files)
     skipped = len(request.files) - len(waiting)
@@ -151,8 +151,8 @@ def check_channels(model: nn.Module, shape: tuple[int, ...], run: Path) -> None:
         ) from error
 
 
-def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles]) -> int:
-    """Predict the images, and write their files; the pixels that these have. Collective."""
+def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles], record: ResultRecord | None) -> int:
+    """Predict the images, and write their files; the pixels that these have. One rank has the record. Collective."""
     mesh = pm.world_mesh
     dataset = samples(files)
     align = pm.inputs.align((1, *first_shape(dataset)))
@@ -168,6 +168,9 @@ def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles]) -> int
             name = ", ".join(Path(one).name for one in batch.names)
             progress.begins(name, sum(map(prod, batch.stored)))
             chosen = [files[index] for index in batch.indices]
+            with together(mesh, "the record of predictions"):
+                if record is not None:
+                    record.begin(chosen)
             with MapSink(chosen, [grids[one] for one in batch.names], batch, config, mesh) as sink:
                 deliver(pm, batch, sink)
             progress.ends(name, len(batch.names))
