@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from digit_domains import EACH, SOURCE, Digits, Labelled
@@ -24,7 +25,7 @@ class Recipe:
 
     steps: int = 500
     rate: float = 2e-3
-    similarity: str = "mmd"
+    similarity: Literal["adversary", "mmd"] = "mmd"
     weights: Weights = WEIGHTS
     ramp: float = 0.0
     """The part of the steps over which the similarity term sets in."""
@@ -32,7 +33,7 @@ class Recipe:
     @property
     def separation(self) -> Separation:
         """The losses."""
-        return Separation("mse", self.similarity, self.weights, Ramp(length=int(self.ramp * self.steps)))  # type: ignore[arg-type]
+        return Separation("mse", self.similarity, self.weights, Ramp(length=int(self.ramp * self.steps)))
 
 
 def encoder(width: int) -> nn.Sequential:

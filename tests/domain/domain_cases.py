@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ class Case:
     domains: int = 2
     by_part: bool = False
     head: str = "class"
-    similarity: str = "adversary"
-    reconstruction: str = "scale-invariant"
+    similarity: Literal["adversary", "mmd"] = "adversary"
+    reconstruction: Literal["mse", "scale-invariant"] = "scale-invariant"
     size: tuple[int, ...] = (8, 8)
     images: tuple[int, ...] = (2, 3)
     """Of each domain, over and over."""
@@ -49,7 +49,7 @@ class Case:
         """The network with the same weights on every rank."""
         torch.manual_seed(0)
         ramp = Ramp(start=0, length=4)
-        asked = Separation(self.reconstruction, self.similarity, ramp=ramp)  # type: ignore[arg-type]
+        asked = Separation(self.reconstruction, self.similarity, ramp=ramp)
         names = [f"d{i}" for i in range(self.domains)]
         if self.head == "class":
             made = classification_network(names, 3, (1, *self.size), code=5, width=2, separation=asked)

@@ -13,6 +13,7 @@ import mural
 from mural.domain import Ramp, Separation, SeparationNetwork, Weights, classification_network, segmentation_network
 from mural.domain.code_losses import difference, discrepancy, scale_invariant_error
 from mural.domain.default_parts import domain_classifier, map_decoder, map_encoder
+from mural.domain.domain_terms import Adversary
 from mural.domain.placement import by_part
 from mural.engine.domain_stages import staged_by_domain
 from mural.errors import ConfigError, DataError, PlanError
@@ -37,7 +38,8 @@ def test_the_loss_is_the_tasks_and_the_weighted_means_over_domains() -> None:
     sums = zip(codes, own, batches, strict=True)
     made = sum(scale_invariant_error(network.reconstruction.decoder(c + p), x) for c, p, x in sums)
     apart = sum(difference(c, p) for c, p in zip(codes, own, strict=True))
-    guessed = [network.similarity.classifier(code) for code in codes]  # type: ignore[operator, union-attr]
+    assert isinstance(network.similarity, Adversary)
+    guessed = [network.similarity.classifier(code) for code in codes]
     told = sum(F.cross_entropy(g, torch.full((len(g),), d)) for d, g in enumerate(guessed))
     expected = F.cross_entropy(network.head(codes[0]), labels) + 0.3 * made / 3 + 0.5 * apart / 3 + 0.7 * told / 3
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
