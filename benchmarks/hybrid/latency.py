@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from counting import counting, over_ranks
+from harness.counting import counting, over_ranks
 from harness.vision import narrowed
 from problems import plan_of, seeded
 from training import together

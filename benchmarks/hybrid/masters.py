@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from counting import counting, over_ranks
+from harness.counting import counting, over_ranks
 from master_worker import Master
 from problems import seeded
 from torch import Tensor, nn

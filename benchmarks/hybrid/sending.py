@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from counting import Sent, counting, over_ranks
+from harness.counting import Sent, counting, over_ranks
 from payload import Size, gradient_values, sizes, split_values
 from problems import NETS, plan_of, seeded
 from torch import Tensor, nn

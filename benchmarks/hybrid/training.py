@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from counting import over_ranks
 from crops import Crops, cut
+from harness.counting import over_ranks
 from problems import QuickNet, plan_of, seeded
 
 import mural

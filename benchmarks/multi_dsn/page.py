@@ -12,6 +12,8 @@ from harness.tables import NONE, environment, markdown, place
 
 from multi_dsn.ways import PUBLISHED_SIDE, SIDES, WAYS
 
+TRAFFIC = ("", "codes, predicted", "counted", "weights, predicted", "counted")
+
 
 def write(folder: Path) -> None:
     """Put the tables into the page."""
@@ -28,7 +30,7 @@ def write(folder: Path) -> None:
     place(readme, "memory", f"{environment(records)}\n\n{markdown(head, memory)}")
     place(readme, "utilisation", markdown(head, busy))
     place(readme, "throughput", markdown(head, speed))
-    place(readme, "traffic", markdown(["", "predicted: codes", "predicted: weights", "counted"], traffic))
+    place(readme, "traffic", markdown(TRAFFIC, traffic))
     place(readme, "largest", markdown(["", "ranks", "GiB each", "largest side", "does not fit"], largest))
 
 
@@ -52,8 +54,8 @@ def throughput(record: Record | None) -> str:
 def sent(record: Record | None) -> Sequence[str]:
     """Megabytes of all ranks in a step."""
     if record is None:
-        return [NONE] * 3
-    values = (record["predicted"]["codes"], record["predicted"]["weights"], sum(record["bytes"]))
+        return [NONE] * 4
+    values = (record["predicted"]["codes"], sum(record["bytes"]), record["predicted"]["weights"], sum(record["added"]))
     return [f"{value / 1e6:.3f} MB" for value in values]
 
 

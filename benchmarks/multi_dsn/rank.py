@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness.counting import counting
 from harness.worker import Rank, serve
 from torch import Tensor
 
@@ -36,10 +37,11 @@ class Separator(Rank):
         images, labels = self.batch(pm, network, side)
         pm.step(images, labels)
         self.meter.reset()
-        with pm.world_mesh.transport.record() as record:
+        with pm.world_mesh.transport.record() as record, counting() as sent:
             pm.zero_grad()
             loss = float(pm.step(images, labels))
         found = {**self.meter.peaks(), "loss": loss, "bytes": record.bytes, "messages": record.messages}
+        found["added"] = sent.by_rings
         found["seconds"] = [self.timed(pm, images, labels) for _ in range(repeats)]
         found["computing"] = self.own_time(pm, images, labels)
         return found | {"predicted": predicted_bytes(pm, images), "parameters": sum(p.numel() for p in pm.parameters())}

@@ -60,7 +60,8 @@ def measure(log: Log, team: Team, way: Way, side: int, cap: int, quick: bool) ->
         allocated=[a["allocated"] for a in answers], reserved=[a["reserved"] for a in answers],
         seconds=[max(times) for times in zip(*(a["seconds"] for a in answers), strict=True)],
         computing=[a["computing"] for a in answers], bytes=[a["bytes"] for a in answers],
-        messages=[a["messages"] for a in answers], parameters=[a["parameters"] for a in answers],
+        messages=[a["messages"] for a in answers], added=[a["added"] for a in answers],
+        parameters=[a["parameters"] for a in answers],
         predicted=answers[0]["predicted"], loss=answers[0]["loss"],
     )  # fmt: skip
     log.say(f"{way.name}, {side}²: at most {max(record['reserved']) / GIB:.2f} GiB, {min(record['seconds']):.3f} s")
