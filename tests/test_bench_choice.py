@@ -90,6 +90,7 @@ def test_mixes_become_plans_and_run_alike(other: str) -> None:
 
 def measured(mix: str, seconds: float, peak: float, loss: float = 0.5) -> dict[str, Any]:
     record = {"kind": "measure", "name": f"unet/2048/8/{mix}", "seconds": [seconds], "losses": [loss], "gradient": 1.0}
+    record["first_peak"] = 6 * GIB
     record |= {"allocated": int(peak * GIB), "reserved": 8 * GIB, "retries": 0, "report": {"to_host": 2 * GIB}}
     return record
 
@@ -107,7 +108,7 @@ def test_tables_from_records() -> None:
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert summary in text
     assert rows[len(MORE_TILES) - len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
-    assert "| **chosen** | 3 blocks | 110 | 1.10 | 100 | 7.00 | 7.00 | 1.000 | 8.00 | 2.00 | 0 |" in text
+    assert "| **chosen** | 3 blocks | 110 | 1.10 | 100 | 7.00 | 7.00 | 1.000 | 6.00 | 8.00 | 2.00 | 0 |" in text
     assert "| all | some | out of memory | – | 100 | – | 8.00 |" in text
     assert "| keep | some | predicted too large | – | 100 | – | 12.00 |" in text
     assert "| U-Net, 1 × 2048² | 2 | 0.502500 | 1.0e-02 | 0.0e+00 |" in text

@@ -42,9 +42,15 @@ class Compared:
         """A mix's seconds divided by the best one's."""
         return self.seconds(mix) / self.seconds(self.best) if mix in self.measured and self.best else None
 
+    def peak(self, mix: str) -> int:
+        """The measured peak: of streamed steps that of the first ones too, which autograd holds and tapes do not."""
+        record = self.measured[mix]
+        first = record.get("first_peak", 0) if self.predicted["mixes"][mix]["plan"]["stream"] else 0
+        return max(record["allocated"], first)
+
     def peak_ratio(self, mix: str) -> float | None:
         """The predicted peak divided by the measured one."""
-        bytes_measured = self.measured.get(mix, {}).get("allocated")
+        bytes_measured = self.peak(mix) if mix in self.measured else 0
         return self.predicted["mixes"][mix]["peak"] / bytes_measured if bytes_measured else None
 
     def seconds_ratio(self, mix: str) -> float | None:
@@ -93,7 +99,7 @@ def why(failure: Record) -> str:
 
 HEAD = (
     "mix", "what it does", "step, ms", "÷ best", "predicted, ms", "peak, GiB", "predicted, GiB", "predicted ÷ measured",
-    "reserved, GiB", "to the host, GiB", "allocator retries",
+    "in the first steps, GiB", "reserved, GiB", "to the host, GiB", "allocator retries",
 )  # fmt: skip
 
 
@@ -109,11 +115,11 @@ def mix_rows(one: Compared) -> list[list[str]]:
         foreseen = [f"{1000 * about['seconds']:.0f}", gib(about["peak"])] if "plan" in about else [NONE, NONE]
         if record is None:
             reason = why(one.failed[mix]) if mix in one.failed else not_run(replace(one.part, mix=mix), one.predicted)
-            rows.append([*named, (reason or "not measured")[:120], NONE, foreseen[0], NONE, foreseen[1], *[NONE] * 4])
+            rows.append([*named, (reason or "not measured")[:120], NONE, foreseen[0], NONE, foreseen[1], *[NONE] * 5])
             continue
         rows.append([
-            *named, ms(record["seconds"]), ratio(one.over_best(mix)), foreseen[0], gib(record["allocated"]),
-            foreseen[1], ratio(one.peak_ratio(mix), 3), gib(record["reserved"]),
+            *named, ms(record["seconds"]), ratio(one.over_best(mix)), foreseen[0], gib(one.peak(mix)),
+            foreseen[1], ratio(one.peak_ratio(mix), 3), gib(record.get("first_peak", 0)), gib(record["reserved"]),
             gib(record["report"].get("to_host", 0)), str(record["retries"]),
         ])  # fmt: skip
     return rows

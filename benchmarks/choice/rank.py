@@ -65,14 +65,16 @@ class Chooser(Alone):
         way = Planned(model, chosen, self.device)
         way.take(Data.of(part, self.device))
         trained = Trained(way, model)
+        self.begin_counting()
         first = [float(trained.step()) for _ in range(DROPPED)]
-        self.meter.wait()
+        first_peak = self.meter.peaks()["allocated"]
         base = self.begin_counting()
         seconds, losses, settled = self.timed(trained, repeats, budget)
         late = seconds[max(0, len(seconds) - settled) :] or seconds
         found: dict[str, Any] = {**self.meter.peaks(), **host_peaks(base), "plan": str(chosen), "seconds": late}
         return plain_values(found | {
-            "settled": settled > 0, "losses": [*first, *losses], "gradient": gradient_norm(model),
+            "first_peak": first_peak, "settled": settled > 0, "losses": [*first, *losses],
+            "gradient": gradient_norm(model),
             "retries": alloc_retries(cuda) - retries, "report": way.report(),
         })  # fmt: skip
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
-from mural.memory.offload.swap_plan import Absence, SwapChoice, SwapPlan
+from mural.memory.offload.swap_plan import Absence, SwapChoice, SwapPlan, is_worth
 
 LINK = 1e3
 
@@ -97,6 +97,24 @@ def test_what_left_before_is_not_copied_again() -> None:
     plan = SwapChoice(trace, {"parameters"}, LINK).everything()
     assert [(a.left, a.needed, a.copied) for a in plan.absences] == [(-1, 2, True), (2, 6, False), (6, 9, False)]
     assert plan.moved == (100, 300)
+
+
+@pytest.mark.parametrize(
+    ("peak", "seconds", "host", "worth"),
+    [
+        (99, 1.0, 0.0, False),  # a hundredth of the memory is nothing
+        (97, 1.0, 0.0, True),
+        (97, 1.0, 1.0, True),  # a long step does not notice the host
+        (97, 0.02, 0.005, True),  # nor does one that computes meanwhile
+        (97, 0.02, 0.018, False),  # 60 moments take a sixth of a short step that waits for the host
+        (80, 0.02, 0.018, True),  # for a fifth of the memory that is worth it
+    ],
+)
+def test_memory_leaves_unasked_if_it_frees_more_than_it_costs(
+    peak: int, seconds: float, host: float, worth: bool
+) -> None:
+    trace = StepTrace((seconds / 60,) * 60, (100,) * 60, ())
+    assert is_worth(SwapPlan((), peak, seconds), trace, host) is worth
 
 
 def test_the_host_has_room_for_so_much() -> None:

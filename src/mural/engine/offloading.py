@@ -30,7 +30,7 @@ from mural.memory.offload.moments import Gates, has_storage
 from mural.memory.offload.noted_step import NotedStep, Operations
 from mural.memory.offload.planned_step import PlannedStep
 from mural.memory.offload.step_trace import Kind, StepTrace
-from mural.memory.offload.swap_plan import SwapChoice, SwapPlan
+from mural.memory.offload.swap_plan import SwapChoice, SwapPlan, is_worth
 from mural.memory.offload.swapped_memory import SwappedMemory
 from mural.memory.pinned import settled
 from mural.plans import bytes_of
@@ -43,8 +43,6 @@ TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
 NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
 """How many numbers an optimizer keeps for each of a parameter's; others two."""
-WORTH = 0.02
-"""Without a limit, nothing leaves unless the peak sinks by this part: every step pays the host's time for it."""
 MOMENTS = 24
 """About so many modules without large parameters are moments, too."""
 MOST_KINDS = 8
@@ -253,9 +251,9 @@ class Offloading:
             del self.known[key]
         elif times is not None:
             known.trace, known.timed = replace(known.trace, seconds=times.seconds()), True
-            known.plan = self._planned(known.trace)
+            known.plan = self._planned(known.trace, times.host)
 
-    def _planned(self, trace: StepTrace) -> SwapPlan:
+    def _planned(self, trace: StepTrace, host_seconds: float = 0.0) -> SwapPlan:
         host = self.host if self.memory.host.folder is None else inf
         choice = SwapChoice(trace, self.kinds, self.link, self.least, host)
         limit = self._tensors()
@@ -264,7 +262,7 @@ class Offloading:
         if self.device.type != "cuda":
             return choice.everything()
         found = choice.free()
-        return found if found.peak <= (1 - WORTH) * max(trace.bytes) else choice.planned(())
+        return found if is_worth(found, trace, host_seconds) else choice.planned(())
 
     def _tensors(self) -> int | None:
         """The bytes that tensors may take."""

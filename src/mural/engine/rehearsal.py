@@ -29,6 +29,7 @@ from mural.memory.meta_kernels import GpuTally
 from mural.memory.offload.moments import Gates
 from mural.memory.offload.noted_step import NotedStep
 from mural.memory.offload.step_trace import StepTrace
+from mural.memory.offload.swap_plan import HOST_MOMENT
 from mural.memory.offload.swapped_memory import SwappedMemory
 from mural.memory.offload.used_tensors import SHAPES, tensors_in
 from mural.memory.stream_memory import without_memory
@@ -42,8 +43,6 @@ NO_KERNEL = ("empty", "empty_strided", "empty_like", "_unsafe_view")
 HOST_FORWARD, HOST_AGAIN, HOST_BACKWARD = 1.2e-4, 2e-4, 2e-5
 """Seconds that the host takes for an operation: called by the model, called again by it, and by autograd; on the host
 of an H200."""
-HOST_MOMENT = 6e-5
-"""Seconds that the host takes for a moment of a step from which something leaves."""
 
 
 class PricedTally(GpuTally):

@@ -15,6 +15,8 @@ class MomentTimes:
         self.device = device
         self.stops: list[Any] = []
         self.starts: list[Any] = []
+        self.begun, self.host = time.perf_counter(), 0.0
+        """When the clock was made, and the seconds of the host until `seconds` was asked for."""
 
     def stop(self) -> None:
         """A moment begins, in which copies may be waited for."""
@@ -33,6 +35,7 @@ class MomentTimes:
 
     def seconds(self) -> tuple[float, ...]:
         """The seconds after each moment, up to the next one."""
+        self.host = time.perf_counter() - self.begun
         pairs = zip(self.starts[:-1], self.stops[1:], strict=True)
         if self.device.type != "cuda":
             return tuple(end - begin for begin, end in pairs)

@@ -26,6 +26,12 @@ from mural.memory.offload.step_trace import StepTrace
 
 COPY_START = 1.5e-5
 """Seconds that a copy takes to begin."""
+HOST_MOMENT = 6e-5
+"""Seconds that the host takes for a moment of a step from which something leaves; on the host of an H200."""
+WORTH = 0.02
+"""Nothing leaves unasked unless the peak sinks by this part: every step pays the host's time for it."""
+HOST_BOUND = 0.7
+"""A step whose host is busy for this part of it waits for the host, so that what the host does makes it longer."""
 
 Gap = tuple[int, int, int]
 """A block of memory, the moment after which it is not used for a while, and the one at which it has to be there."""
@@ -211,6 +217,16 @@ class SwapChoice:
 
     def _seconds(self, memory: int) -> float:
         return COPY_START + self._size(memory) / self.link
+
+
+def is_worth(plan: SwapPlan, trace: StepTrace, host_seconds: float) -> bool:
+    """Whether a plan frees a larger part of the peak than it adds to the time of a step that nobody limits.
+
+    The device waits for the host in short steps; in others, what the host does goes unnoticed.
+    """
+    seconds = sum(trace.seconds)
+    added = HOST_MOMENT * trace.length / seconds if host_seconds > HOST_BOUND * seconds else 0.0
+    return plan.peak <= (1 - max(WORTH, added)) * max(trace.bytes)
 
 
 def by_moment(absences: Iterable[Absence], name: str) -> dict[int, list[Absence]]:
