@@ -1,7 +1,8 @@
-"""How much memory a streamed step may take: of the host, and of a GPU."""
+"""How much memory a step may take, of the host and of a GPU, and how torch's allocator stays within it."""
 
 from __future__ import annotations
 
+import os
 from zlib import crc32
 
 import torch
@@ -57,3 +58,13 @@ def least_of_ranks(mesh: Mesh, device: torch.device, *numbers: int) -> list[int]
     """The least of all ranks of each number: ranks that would choose differently would wait for each other forever."""
     mine = torch.tensor(numbers, device=device)
     return stack(mine, mesh.everyone, mesh.rank, mesh.transport, "memory of ranks").amin(0).tolist()
+
+
+def grow_segments() -> None:
+    """Let torch's allocator grow its segments, unless the user has told it what to do.
+
+    Memory that leaves and comes back in other sizes, or is taken again for blocks that are computed again, would break
+    fixed segments up until nothing large fits, with a tenth of the memory free.
+    """
+    if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -99,8 +98,6 @@ class Offloading:
     def of(held: HeldModel) -> Offloading:
         """What leaves under the plan of a model."""
         limit = bytes_of(held.plan.memory) if held.plan.memory else None
-        if limit is not None and held.device.type == "cuda" and held.world_mesh.world == 1:
-            grow_segments()  # ranks that share a GPU hand memory on, which such segments do not allow
         modules = [held.plain, held.loss_terms.root]
         folder = Path(held.plan.offload_folder) if held.plan.offload_folder else None
         free = free_for_each(held.world_mesh, held.device)
@@ -276,15 +273,6 @@ class Offloading:
         return {
             "noted": False, "peak": self.plan.peak, "seconds": self.plan.seconds, "host": self.plan.host, **moved
         }  # fmt: skip
-
-
-def grow_segments() -> None:
-    """Let torch's allocator grow its segments, unless the user has told it what to do.
-
-    Memory that leaves and comes back in other sizes would break fixed segments up until nothing large fits.
-    """
-    if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore[attr-defined]
 
 
 def asked(offloading: Offloading, name: str) -> Callable[..., None]:

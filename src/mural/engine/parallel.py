@@ -15,6 +15,7 @@ from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss
 from mural.engine.inputs import Image, Needs
+from mural.engine.memory_room import grow_segments
 from mural.engine.offloading import Offloading
 from mural.engine.pipelined import Pipelined
 from mural.engine.result_tiles import ResultSink
@@ -34,6 +35,8 @@ class Parallel(HeldModel):
 
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         super().__init__(model, plan, mesh, loss, seed, division)
+        if plan.memory and self.device.type == "cuda" and mesh.world == 1 and (plan.offload or not plan.stream):
+            grow_segments()  # ranks that share a GPU hand memory on, which such segments do not allow
         self.way = Streamed(self) if plan.stream else Pipelined(self) if plan.piped else Unsplit(self)
         self.offloading = Offloading.of(self) if plan.offload else None
         self.updates = 0
