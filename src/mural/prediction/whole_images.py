@@ -186,7 +186,7 @@ def extents_at(image: Path, level: int) -> tuple[int, ...]:
 def grid_at(image: Path, level: int) -> PixelGrid:
     """The grid of an image at a level."""
     grid = pixel_grid(image)
-    if not level or not grid.spacing:
+    if not level:
         return grid
     with open_source(image) as source:
-        return grid.coarser(level_of(source, level).downsample[-2:])
+        return grid.coarser(level_of(source, level).downsample[1:])
