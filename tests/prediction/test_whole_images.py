@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
 import tifffile
-from runs import run_config, write_images
+from runs import run_config
+from slides import SIDES, predicted
 from typer.testing import CliRunner
 
 import mural
@@ -19,42 +18,12 @@ from mural.cli import app
 from mural.errors import CheckpointError, ConfigError, DataError
 from mural.plans import Plan
 from mural.prediction import whole_images
-from mural.prediction.result_files import image_files
-from mural.prediction.trained_run import trained_run, under
-from mural.prediction.whole_images import Predictions, Request, predict_rank
+from mural.prediction.trained_run import trained_run
 from mural.train.loop import fit_rank
 from ranks import run_on
 
-SIDES = {"a": (50, 61), "b": (64, 48)}
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run, with images of several sizes next to it."""
-    folder = tmp_path_factory.mktemp("trained")
-    write_images(folder, 5)
-    held = {"fraction": 0.4, "every": 10}
-    config = run_config(folder, data__multiple=16, validation=held, checkpoint__best="mean_iou", train__steps=30)
-    fit_rank(0, config)
-    draw = np.random.default_rng(3)
-    (folder / "slides").mkdir()
-    for name, side in SIDES.items():
-        image = draw.integers(0, 90, (*side, 3)).astype(np.uint8)
-        image[10:30, 20:40] += 120
-        options: dict[str, Any] = {"resolution": (40000, 20000), "resolutionunit": "CENTIMETER"} if name == "a" else {}
-        tifffile.imwrite(folder / "slides" / f"{name}.tif", image, tile=(16, 16), photometric="rgb", **options)
-    return folder / "run"
-
-
-def predicted(run: Path, out: Path, plan: Plan, **more: Any) -> Predictions:
-    """A prediction on this rank, one of those that run."""
-    trained = trained_run(run)
-    files = image_files(run.parent / "slides", out, more.get("format", "auto"), more.get("probabilities", False))
-    request = Request(trained, tuple(files), out, False)
-    return partial(predict_rank, request)(0, under(trained.config, plan, None, 0))
-
-
-def labels(out: Path) -> dict[str, np.ndarray[Any, Any]]:
+def labels(out: Path) -> dict[str, np.ndarray]:
     return {name: tifffile.imread(out / f"{name}.tif") for name in SIDES}
 
 

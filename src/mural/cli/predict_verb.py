@@ -11,6 +11,7 @@ from mural.cli.app import app
 from mural.cli.convert_verb import extents
 from mural.prediction import predict as predict_images
 from mural.prediction.result_files import ResultFormat
+from mural.prediction.trained_run import Device
 from mural.ranks.join import placement
 
 
@@ -22,6 +23,7 @@ def predict(
     plan: Annotated[Path | None, typer.Option(help="Another plan than the run's, a TOML file.")] = None,
     stream: Annotated[str | None, typer.Option(help="Extents of tiles: 1024,1024. Any image fits then.")] = None,
     devices: Annotated[int, typer.Option(min=0, help="Local ranks that share each image; 0: as the plan says.")] = 0,
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where there is one; run: as the run.")] = "run",
     format_: Annotated[str, typer.Option("--format", help="tiff, zarr or nifti; auto: like the image.")] = "auto",
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Write those of all classes too.")] = False,
     step: Annotated[int | None, typer.Option(help="Which checkpoint; by default the best, else the newest.")] = None,
@@ -39,6 +41,7 @@ def predict(
         plan=plan,
         stream=extents(stream, "--stream"),
         devices=devices,
+        device=cast(Device, device),
         format=cast(ResultFormat, format_),
         probabilities=probabilities,
         step=step,

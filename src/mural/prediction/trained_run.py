@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal, get_args
 
 from mural.checkpoint.folder import step_path, steps_in
 from mural.checkpoint.manifest import NAME
@@ -57,12 +58,24 @@ def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
     return TrainedRun(folder, config, known if step is None else step)
 
 
-def under(config: Config, plan: Plan | str | Path | None, stream: Sequence[int] | None, devices: int) -> Config:
+Device = Literal["run", "auto", "cuda", "cpu"]
+"""Where a prediction is computed: "run" is what the run's configuration says."""
+
+
+def under(
+    config: Config,
+    plan: Plan | str | Path | None,
+    stream: Sequence[int] | None,
+    devices: int,
+    device: Device = "run",
+) -> Config:
     """The configuration for inference: under another plan, in tiles, or on so many local ranks that share each image.
 
     >>> under(Config(), Plan(spatial=(2, 1)), (512, 512), 0).plan.stream
     (512, 512)
     """
+    if device not in get_args(Device):
+        raise ConfigError(f'device = "{device}" is not one of {", ".join(get_args(Device))}')
     chosen = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
     if chosen is None:
         old = config.plan
@@ -74,5 +87,5 @@ def under(config: Config, plan: Plan | str | Path | None, stream: Sequence[int] 
         data=replace(config.data, skip_bad=False),
         # Nothing is kept for a backward, so that there is nothing to recompute or to move away.
         plan=replace(chosen, stream=tiles, recompute=(), offload=()),
-        launch=replace(config.launch, devices=ranks),
+        launch=replace(config.launch, devices=ranks, device=config.launch.device if device == "run" else device),
     )

@@ -29,7 +29,7 @@ from mural.plans import Plan
 from mural.prediction.prediction_progress import PredictionProgress
 from mural.prediction.result_files import ImageFiles, ResultFormat, ResultRecord, image_files
 from mural.prediction.result_sink import MapSink, deliver
-from mural.prediction.trained_run import TrainedRun, trained_run, under
+from mural.prediction.trained_run import Device, TrainedRun, trained_run, under
 from mural.ranks import Mesh
 from mural.train.config import Config
 from mural.train.configured_samples import Fitting, first_shape, held_out_loader, padded
@@ -76,6 +76,7 @@ def predict(
     plan: Plan | str | Path | None = None,
     stream: Sequence[int] | None = None,
     devices: int = 0,
+    device: Device = "run",
     format: ResultFormat = "auto",
     probabilities: bool = False,
     step: int | None = None,
@@ -85,7 +86,8 @@ def predict(
 
     `images` are globs, folders or paths. The model has the weights of the run's best checkpoint, or of the last where
     `checkpoint.best` is not set, and sees images as in training: scaled, and padded to `data.multiple`. The plan is the
-    run's, or another one; `stream` is the extent of tiles, `devices` the number of local ranks to start.
+    run's, or another one; `stream` is the extent of tiles, `devices` the number of local ranks to start, `device` where
+    they compute.
 
     A file holds a class for every position (uint8, or uint16 where there are more), in the format of its image unless
     `format` says another. It takes its name when it is complete, and an image whose file is there is skipped.
@@ -93,7 +95,7 @@ def predict(
     trained = trained_run(Path(run), step)
     files = image_files(images, Path(out), format, probabilities)
     request = Request(trained, tuple(files), Path(out), overwrite)
-    return on_local_ranks(partial(predict_rank, request), under(trained.config, plan, stream, devices))
+    return on_local_ranks(partial(predict_rank, request), under(trained.config, plan, stream, devices, device))
 
 
 def predict_rank(request: Request, _: int, config: Config) -> Predictions:
@@ -186,7 +188,7 @@ def extents_at(image: Path, level: int) -> tuple[int, ...]:
 def grid_at(image: Path, level: int) -> PixelGrid:
     """The grid of an image at a level."""
     grid = pixel_grid(image)
-    if not level or not grid.spacing:
+    if not level:
         return grid
     with open_source(image) as source:
-        return grid.coarser(level_of(source, level).downsample[-2:])
+        return grid.coarser(level_of(source, level).downsample[1:])

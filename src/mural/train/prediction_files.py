@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mural.data import Batch, create
+from mural.data.open import FORMATS
 from mural.data.pixel_grid import PixelGrid
 from mural.data.writing.write import Writer
 from mural.geometry import Box, overlap, slices, volume, whole
@@ -24,7 +25,7 @@ SUFFIX = {"zarr": ".ome.zarr", "tiff": ".tif", "nifti": ".nii"}
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-SUFFIXES = (".gz", ".tif", ".tiff", ".ome", ".zarr", ".nii", ".npy", ".npz", ".png", ".jpg", ".jpeg", ".svs")
+SUFFIXES = (".gz", *(suffix for form in FORMATS for suffix in form.suffixes), ".ome")
 
 
 def file_stem(name: str) -> str:

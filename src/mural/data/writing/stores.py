@@ -13,7 +13,7 @@ import tifffile
 
 from mural.data.formats.dtypes import Array
 from mural.data.formats.zarr import ts
-from mural.data.pixel_grid import MICROMETERS
+from mural.data.pixel_grid import MICROMETERS, PixelGrid
 from mural.data.writing.tiff_write import Pages, pages_of
 from mural.data.writing.zarr_write import chunks_of, create_array, shard_of, spec, write_group
 from mural.errors import DataError
@@ -118,10 +118,10 @@ class TiffStore:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         chunks: Sequence[int] | None,
-        spacing: tuple[float, ...] = (),
+        known: PixelGrid,
     ) -> None:
-        self.name, self.path, self.shape, self.dtype, self.spacing = name, path, shape, dtype, spacing
-        self.pages: Pages = pages_of(name, shape, dtype, chunks)
+        self.name, self.path, self.shape, self.dtype, self.known = name, path, shape, dtype, known
+        self.pages: Pages = pages_of(name, shape, dtype, chunks, known.geo is not None)
         self.unit = self.pages.unit
         self._offsets: list[int] = []
         self._file: int | None = None
@@ -129,7 +129,8 @@ class TiffStore:
     def make(self) -> None:
         """Make the file: directories, and a hole where the tiles will be."""
         with tifffile.TiffWriter(self.path, bigtiff=True, ome=self.pages.ome) as file:
-            file.write(None, align=4096, **(self.pages.options | resolution(self.spacing)))
+            tags = () if self.known.geo is None else tuple(self.known.geo.tags())
+            file.write(None, align=4096, extratags=tags, **(self.pages.options | resolution(self.known.spacing)))
 
     def open(self) -> None:
         """Open the file, and look up where its tiles are."""

@@ -20,15 +20,21 @@ AT_ONCE = 8
 """Tiles of a row that are read from the source together."""
 ONE_SAMPLE: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "contig", "extrasamples": ()}
 """Arguments of tifffile for pages that have one sample for each pixel."""
+BANDS: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "separate"}
+"""Arguments of tifffile for a page that has channels in tiles of their own."""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """How an image with channels first becomes pages: RGB has its samples in each page, other channels a page each."""
+    """How an image with channels first becomes pages: RGB has its samples in each page, other channels a page each.
+
+    `bands`: all channels are one page, each in tiles of its own, as readers of maps expect; without OME's metadata.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     tile: tuple[int, int]
+    bands: bool = False
 
     @property
     def rgb(self) -> bool:
@@ -38,7 +44,7 @@ class Pages:
     @property
     def ome(self) -> bool:
         """Whether OME has the type: its metadata tell channels, depth and levels apart."""
-        return self.dtype.name not in ("int64", "uint64", "float16")
+        return not self.bands and self.dtype.name not in ("int64", "uint64", "float16")
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -53,7 +59,10 @@ class Pages:
         letters = "ZYXS"[1 - len(depth) :] if self.rgb else "CZYX" if depth else "CYX"
         # Pages of one sample, said outright: else tifffile takes a last extent of 1 for samples, and not for the width.
         samples: dict[str, Any] = {"photometric": "rgb"} if self.rgb else ONE_SAMPLE
-        return {"shape": shape, "dtype": self.dtype, "tile": self.tile, "metadata": {"axes": letters}, **samples}
+        if self.bands and not self.rgb and self.shape[0] > 1:
+            samples = BANDS | {"extrasamples": (0,) * (self.shape[0] - 1)}
+        metadata = None if self.bands else {"axes": letters}
+        return {"shape": shape, "dtype": self.dtype, "tile": self.tile, "metadata": metadata, **samples}
 
     def corners(self, width: int = 1) -> Iterator[tuple[tuple[int, int], ...]]:
         """The boxes of the tiles, in the order in which a file has them, that many along a row together."""
@@ -70,7 +79,9 @@ class Pages:
         return tile
 
 
-def pages_of(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Sequence[int] | None) -> Pages:
+def pages_of(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Sequence[int] | None, bands: bool = False
+) -> Pages:
     """The pages of an image; only the last two extents of `chunks` matter, the tile's, which are multiples of 16."""
     tile = tuple(int(n) for n in (chunks or (TILE, TILE))[-2:])
     if len(tile) != 2 or any(n < 16 or n % 16 for n in tile):
@@ -79,7 +90,7 @@ def pages_of(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Se
         raise DataError(
             f"{name}: a TIFF is not written with pixels of type {dtype}: write uint8 or float, or Zarr", name
         )
-    return Pages(shape, dtype, (tile[0], tile[1]))
+    return Pages(shape, dtype, (tile[0], tile[1]), bands and len(shape) == 3)
 
 
 def tiles(source: Source, level: int, pages: Pages, done: Callable[[int], None]) -> Iterator[Array]:

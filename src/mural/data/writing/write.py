@@ -199,7 +199,7 @@ def create(
     elif kind == "nifti":
         store = NiftiStore(str(where), output.partial, extents, kept, known.affine)
     else:
-        store = TiffStore(str(where), output.partial, extents, kept, chunks, known.spacing)
+        store = TiffStore(str(where), output.partial, extents, kept, chunks, known)
     begin(where, store, output, mesh)
     return Writer(where, extents, TORCH[kept.name], store, output, mesh)
 
