@@ -69,27 +69,29 @@ def measure(log: Log, team: Team, way: Way, side: int, cap: int, quick: bool) ->
 
 
 def search(log: Log, pool: Pool, way: Way, cap: int, quick: bool) -> None:
-    """The sides of the table as far as they fit, and then the largest side."""
-    peaks: dict[int, float] = {}
+    """The sides of the table as far as they fit, and then the largest side; ranks stay until one does not fit."""
+    known = [r for r in log.records if r["kind"] == "measure" and r["way"] == way.name]
+    peaks: dict[int, float] = {r["side"]: max(r["allocated"]) for r in known}
     failed: set[int] = set()
-    wanted = [16, 32] if quick else list(SIDES)
-    while log.left > 20:
-        beyond = next_size(peaks, failed, guess=PUBLISHED_SIDE, step=STEP, cap=cap, dims=2) if not quick else None
-        side = wanted.pop(0) if wanted else beyond
-        if side is None:
-            break
-        if side in peaks or any(side >= other for other in failed):
-            continue
+
+    def following() -> int | None:
+        wanted = [side for side in ((16, 32) if quick else SIDES) if side not in peaks]
+        if wanted and not failed:
+            return wanted[0]
+        return None if quick else next_size(peaks, failed, guess=PUBLISHED_SIDE, step=STEP, cap=cap, dims=2)
+
+    while log.left > 20 and following() is not None:
         try:
             with pool.team(way.ranks, cap if pool.device == "cuda" else None) as team:
-                record = measure(log, team, way, side, cap, quick)
+                while log.left > 20 and (side := following()) is not None:
+                    record = measure(log, team, way, side, cap, quick)
+                    if record is None:
+                        failed.add(side)
+                        break
+                    peaks[side] = max(record["allocated"])
         except CaseFailed as failure:
             log.say(f"{way.name}: {failure}"[:160])
             return
-        if record is None:
-            failed.add(side)
-        else:
-            peaks[side] = max(record["reserved"])
     if peaks and failed:
         log.write("limit", way=way.name, cap=cap, largest=max(peaks), failed=min(failed))
 
