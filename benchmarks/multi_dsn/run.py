@@ -83,6 +83,8 @@ def search(log: Log, pool: Pool, way: Way, cap: int, quick: bool) -> None:
     while log.left > 20 and following() is not None:
         try:
             with pool.team(way.ranks, cap if pool.device == "cuda" else None) as team:
+                if log.find("versions") is None:
+                    log.write("versions", **team.facts)
                 while log.left > 20 and (side := following()) is not None:
                     record = measure(log, team, way, side, cap, quick)
                     if record is None:
