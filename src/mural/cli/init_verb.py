@@ -19,7 +19,9 @@ from mural.survey.run_facts import rows
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder of images with masks, or with a folder for each class.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of images with masks, or with a folder for each class.")
+    ],
     output: Annotated[Path, typer.Option(help="The TOML file to write.")] = Path("run.toml"),
     images: Annotated[
         list[str] | None, typer.Option(help="Image files, a glob in quotes; again for further ones. Needs --masks.")

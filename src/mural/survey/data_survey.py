@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -77,6 +78,7 @@ def surveyed(layout: FolderLayout, progress: Progress) -> DataSurvey:
     unusable |= {masks[mask]: reason for mask, reason in bad.items()}
     usable = {image for image, _ in alike if image not in unusable}
     check_some(usable, unusable)
+    check_every_class(layout, pairs, usable)
     kept = [tuple(pair for pair in some if pair[0] in usable) for some in (layout.training, layout.validation)]
     sizes_of = Counter(headers[image].extents for image in usable)
     return DataSurvey(
@@ -138,12 +140,27 @@ def check_mask_channels(pairs: Sequence[Pair]) -> None:
         )
 
 
+def check_every_class(layout: FolderLayout, pairs: Sequence[Pair], usable: Container[Path]) -> None:
+    """Raise where folders are taken for classes, and no image of one of them can be used."""
+    used = {number for image, number in pairs if image in usable}
+    for number, name in enumerate(layout.classes):
+        if number not in used:
+            raise DataError(
+                f"there are no masks, so folders were taken for classes; but no image in {name} is like the others. If "
+                f"it holds masks, name both by --images and --masks"
+            )
+
+
 def check_some(usable: Iterable[Path], unusable: dict[Path, str]) -> None:
     """Raise where no image can be used."""
     if any(True for _ in usable):
         return
+    if all(path.suffix.lower() == ".gz" for path in unusable):
+        place = os.path.commonpath([path.parent for path in unusable])
+        raise DataError(
+            f"all {len(unusable)} volumes are compressed NIfTI, of which parts cannot be read. Unpack them, masks too, "
+            f"and run this again: find {Path(place).parent} -name '*.nii.gz' -exec gunzip --keep {{}} +"
+        )
     reasons = "".join(f"\n  {reason}" for reason in [*unusable.values()][:SHOWN])
     more = f"\n  and {len(unusable) - SHOWN} more" if len(unusable) > SHOWN else ""
-    packed = any(path.suffix.lower() == ".gz" for path in unusable)
-    unpack = "\nTo unpack all volumes: find FOLDER -name '*.nii.gz' -exec gunzip --keep {} +" if packed else ""
-    raise DataError(f"none of the {len(unusable)} images with their masks can be used:{reasons}{more}{unpack}")
+    raise DataError(f"none of the {len(unusable)} images with their masks can be used:{reasons}{more}")

@@ -78,7 +78,7 @@ def check_free(files: Sequence[Path], overwrite: bool) -> None:
     """Raise if files are there already."""
     there = [str(file) for file in files if file.exists()]
     if there and not overwrite:
-        raise ConfigError(f"{listed(there)} is there already: give --overwrite to replace it, or --output another.toml")
+        raise ConfigError(f"already there: {listed(there)}: give --overwrite to replace, or --output another.toml")
 
 
 def written(facts: RunFacts, text: str, tables: Sequence[Path]) -> FirstRun:

@@ -64,8 +64,8 @@ def layout_of(folder: Path) -> FolderLayout:
     """What the files in a folder, and in all folders in it, are by their names; no file is opened."""
     files, others = files_in(folder)
     if not files:
-        there = f" among {others.total()} files ({in_words(others)})" if others else ": it is empty"
-        raise DataError(f"{folder}: there is no image{there}. {by_hand(folder)}")
+        there = f"no image among {others.total()} files ({in_words(others)})" if others else "nothing in it"
+        raise DataError(f"{folder}: there is {there}. Images are {', '.join(SUFFIXES[:14])}, …")
     test = tuple(path for path in files if split_of(folder, path) == "test")
     rest = tuple(path for path in files if path not in set(test)) or files
     found, masks = paired(folder, rest)

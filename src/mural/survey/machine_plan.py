@@ -132,7 +132,8 @@ def for_rank(machine: Machine, choice: ModelChoice, task: Task, extents: Sequenc
     if found.offload and not machine.gpus:  # the host's memory is all that there is
         return by_rule(task, extents, batch, f"a step does not fit into {room}")
     peak = re.search(r"^→\s+([\d.]+)", found.explain(), re.MULTILINE)
-    predicted = f"predicted peak {float(peak[1]):.1f} of {room} for {in_words(extents)}" if peak else f"within {room}"
+    most = f"{max(float(peak[1]), 0.1):.1f} of {room}" if peak else f"within {room}"
+    predicted = f"predicted peak at {in_words(extents)}: {most}"
     return MachinePlan(found if found.offload else replace(found, memory=""), batch, predicted)
 
 

@@ -50,7 +50,7 @@ def classes_of(found: MaskValues, endings: Sequence[str]) -> MaskClasses:
     if renumbered(kept, found.sampled):
         labels = {value: number for number, value in enumerate(kept) if value != number}
         count = len(kept)
-        odd.append(f"masks hold {shown(kept)}, which is no row from 0 on: data.labels makes it 0 to {count - 1}")
+        odd.append(f"masks hold {shown(kept)}, not classes from 0 on: data.labels renames them to 0 to {count - 1}")
     else:
         labels, count = {}, kept[-1] + 1
     numbers = {labels.get(value, value): found.counts[value] for value in kept}

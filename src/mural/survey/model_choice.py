@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128)
 MOST_SIZES = 4
 """Sizes of images that are tried."""
 DEEPEST = 4
+REFUSALS = (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
+"""What models raise for images that they do not take."""
 Extents = tuple[int, ...]
 
 
@@ -116,10 +119,10 @@ def fitted(choice: ModelChoice, task: Task) -> ModelChoice:
     for multiple in MULTIPLES:
         try:
             graphs = [graph_for_task(choice, task, padded(size, multiple)) for size in spread(task.sizes, MOST_SIZES)]
-        except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        except REFUSALS as error:
             why = why or one_line(error)
             continue
-        stride = max(stride_of(graph) for graph in graphs)
+        stride = total_stride(choice, task, graphs[0])
         odd = tuple(undivided(choice.factory, task, stride, multiple))
         return ModelChoice(choice.factory, choice.arguments, choice.made, multiple, stride, odd)
     return ModelChoice(choice.factory, choice.arguments, odd=(f"{choice.factory} does not take these images: {why}",))
@@ -138,8 +141,10 @@ def graph_for_task(choice: ModelChoice, task: Task, extents: Extents) -> Graph:
     return graph
 
 
-def stride_of(graph: Graph) -> int:
+def total_stride(choice: ModelChoice, task: Task, graph: Graph) -> int:
     """How many positions of the image stand for one of the lowest resolution."""
+    with suppress(*REFUSALS):  # of an image that every stride divides, if the model takes more than one size
+        graph = graph_for_task(choice, task, padded(task.sizes[0], MULTIPLES[-1]))
     image = graph.inputs[0].shape[2:]
     made = [shape[2:] for node in graph if node.kind == "windowed" for shape in node.output_shapes]
     ratios = [round(n / out) for shape in made for n, out in zip(image, shape, strict=False) if out > 1]

@@ -66,16 +66,17 @@ class RunFacts:
 def oddities(facts: RunFacts) -> Iterator[str]:
     """What is unusual, the most important first."""
     layout, survey = facts.layout, facts.survey
-    if survey.unusable:
-        yield f"{files(len(survey.unusable), 'image')} left out: {'; '.join([*survey.unusable.values()][:SHOWN])}"
-    for what, partner, alone in (("image", "mask", layout.images_alone), ("mask", "image", layout.masks_alone)):
+    yield from (f"left out: {reason}" for reason in [*survey.unusable.values()][:SHOWN])
+    if len(survey.unusable) > SHOWN:
+        yield f"left out: {files(len(survey.unusable) - SHOWN, 'image')} more, for such reasons"
+    for what, partner, alone in (("image", "a mask", layout.images_alone), ("mask", "an image", layout.masks_alone)):
         if alone:
-            yield f"{files(len(alone), what)} without one {partner} of that name, left out: {names(alone)}"
+            yield f"left out: {files(len(alone), what)} without {partner}, or with several: {names(alone)}"
     if layout.channels_alone:
         further = files(len(layout.channels_alone), "file")
-        yield f"{further} with other channels left out ({names(layout.channels_alone)}): an image is one file"
+        yield f"left out: {further} with other channels ({names(layout.channels_alone)}); an image is one file"
     if layout.classes:
-        yield f"no masks: the {len(layout.classes)} folders of images are taken for classes"
+        yield f"no masks: the {len(layout.classes)} folders are taken for classes; to name masks: --images, --masks"
     if len(survey.pairs) == 1:
         yield "one image alone: nothing can be held out, so nothing tells when to stop"
     yield from facts.classes.odd

@@ -117,9 +117,7 @@ def padding(facts: RunFacts) -> Iterator[str]:
     if facts.model.multiple > 1:
         yield entry("multiple", facts.model.multiple, "images are padded to multiples; padding counts in no loss")
     elif facts.model.stride > 1 and not facts.layout.classes:
-        yield "# " + entry(
-            "multiple", facts.model.stride, "pads images to the model's total stride; it needs no padding"
-        )
+        yield hint("multiple", facts.model.stride, "pads images to the model's total stride, which it does not need")
 
 
 def validation(facts: RunFacts) -> Iterator[str]:
