@@ -72,4 +72,5 @@ def show(found: FirstRun, console: Console) -> None:
         line.add_row("-", Text(remark, style="yellow"))
         console.print(line)
     files = ", ".join(map(str, (found.path, *found.tables)))
-    console.print(Text(f"\nwritten: {files}. Look into it, then:"), Text(f"  mural train {found.path}"), sep="\n")
+    first = "Look into it" if found.facts.model.made is not None else "Complete [model] in it"
+    console.print(Text(f"\nwritten: {files}. {first}, then:"), Text(f"  mural train {found.path}"), sep="\n")

@@ -20,7 +20,7 @@ from mural.survey.image_values import scaling_of
 from mural.survey.machine_plan import planned, this_machine
 from mural.survey.mask_classes import MaskClasses, classes_of
 from mural.survey.model_choice import Task, chosen_model
-from mural.survey.run_facts import RunFacts
+from mural.survey.run_facts import RunFacts, held_out_of
 from mural.survey.run_template import run_text
 from mural.survey.sampled_boxes import Progress
 from mural.train.config import Config
@@ -111,7 +111,7 @@ def facts_of(
     progress("plan", 1, 2)
     facts = RunFacts(
         folder, output, free_run(folder, output), layout, survey, classes, scaling_of(survey.dtype, survey.values),
-        machine, choice, planned(machine, choice, task, len(survey.training)),
+        machine, choice, planned(machine, choice, task, len(survey.pairs) - held_out_of(survey)),
     )  # fmt: skip
     progress("plan", 2, 2)
     return facts

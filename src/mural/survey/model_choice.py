@@ -88,8 +88,9 @@ def sizes_of(task: Task) -> dict[str, int]:
 
 def parameters_of(factory: str) -> Mapping[str, inspect.Parameter]:
     """The parameters of a callable; none where they are not known."""
+    function = named(factory, "--model")
     try:
-        return inspect.signature(named(factory, "--model")).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return {}
 

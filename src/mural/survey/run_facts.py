@@ -47,10 +47,7 @@ class RunFacts:
     @property
     def held_out(self) -> int:
         """How many images are for validation."""
-        count = len(self.survey.training)
-        if self.survey.validation:
-            return len(self.survey.validation)
-        return 0 if count < 2 else min(count - 1, max(1, round(FRACTION * count)))
+        return held_out_of(self.survey)
 
     @property
     def trained_on(self) -> int:
@@ -61,6 +58,13 @@ class RunFacts:
     def odd(self) -> tuple[str, ...]:
         """What is unusual about the data, the model and the plan, and what follows from it."""
         return tuple(oddities(self))
+
+
+def held_out_of(survey: DataSurvey) -> int:
+    """How many images are for validation: those of the folder's own split, else a part of all."""
+    if survey.validation:
+        return len(survey.validation)
+    return 0 if len(survey.training) < 2 else max(1, round(FRACTION * len(survey.training)))
 
 
 def oddities(facts: RunFacts) -> Iterator[str]:

@@ -20,6 +20,14 @@ from mural.typed import literal
 
 COLUMN, WIDTH = 40, 112
 EPOCHS, PATIENCE, RATE = 50, 10, 1e-3
+REMARKS = {
+    "data": "GPUs that share a batch",
+    "spatial": "GPUs that share an image, along each dim",
+    "stream": "tiles: an image does not fit at once",
+    "recompute": "blocks that backward computes again, to save memory",
+    "offload": "what rests in the host's memory",
+}
+"""What fields of a plan are."""
 
 
 def run_text(facts: RunFacts) -> str:
@@ -80,6 +88,8 @@ def model(facts: RunFacts) -> Iterator[str]:
     yield entry("factory", facts.model.factory)
     wide = "width: channels of the first level" if "width" in facts.model.arguments else ""
     yield entry("arguments", facts.model.arguments, wide)
+    if facts.model.made is None:
+        yield from comment("; ".join(facts.model.odd), "TO DO: ")
 
 
 def data(facts: RunFacts) -> Iterator[str]:
@@ -179,7 +189,7 @@ def plan(facts: RunFacts) -> Iterator[str]:
     changed = {
         f.name: getattr(found, f.name) for f in fields(found) if getattr(found, f.name) != getattr(default, f.name)
     }
-    yield from (entry(name, value) for name, value in changed.items())
+    yield from (entry(name, value, REMARKS.get(name, "")) for name, value in changed.items())
     if "stream" not in changed and not facts.layout.classes:
         tile = [1024, 1024] if len(facts.survey.largest) == 2 else [128] * len(facts.survey.largest)
         yield hint("stream", tile, "goes through images in tiles, for images of any size")
