@@ -23,6 +23,7 @@ from torch import Tensor
 import mural
 from mural.data.image_sample import Sample
 from mural.data.loading.augment import Augment
+from mural.data.loading.label_range import LabelRange
 from mural.data.loading.loader import Batch, Loader
 from mural.data.sets.dataset import Dataset
 from mural.data.sets.memory_sources import ArraySource, ComputedSource
@@ -394,6 +395,21 @@ def test_integer_images_are_scaled_by_the_range_of_their_type() -> None:
         (batch,) = Loader([Sample("two", image)], mural.init()).epoch(0)
         assert batch.image.local.flatten().tolist() == list(expected)
         assert batch.target is None
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.int16])
+def test_images_and_masks_of_16_and_more_bits_are_flipped_and_their_labels_checked(dtype: torch.dtype) -> None:
+    """Torch neither flips unsigned types of more than 8 bits nor finds their largest value."""
+    image = torch.arange(64).view(1, 8, 8)
+    samples = [Sample("many bits", image.to(dtype), (image % 3).to(dtype))]
+    flips = Augment(flips=True, rotations=False)
+    labels = [LabelRange(3), LabelRange(2)]
+    fine, wrong = (Loader(samples, mural.init(), scale=None, augment=flips, label_range=each) for each in labels)
+    batches = [batch for epoch in range(4) for batch in fine.epoch(epoch)]
+    assert len({tuple(batch.image.local.flatten().tolist()) for batch in batches}) > 1
+    assert all(torch.equal(batch.target.local[0], batch.image.local[0, 0].long() % 3) for batch in batches)
+    with pytest.raises(DataError, match="the mask holds the value 2"):
+        list(wrong.epoch(0))
 
 
 def readers() -> list[threading.Thread]:

@@ -6,9 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import nn
 
 from mural.cli.app import app
 from mural.cli.convert_verb import extents
@@ -18,7 +16,7 @@ from mural.model_graph import capture
 from mural.plans import Plan
 from mural.train.config import Config, ModelConfig
 from mural.train.configured_samples import datasets, image_shape
-from mural.train.factory import make_model
+from mural.train.factory import make_meta_model
 
 Model = Annotated[
     str, typer.Argument(help="package.module:callable or file.py:callable that makes the model, or a run's TOML file.")
@@ -52,7 +50,7 @@ def graph(
     if stages is not None and plan is not None:
         raise typer.BadParameter("--stages and --plan both say where stages begin: give one of them")
     shapes = [each for text in shape or [] if (each := extents(text, "--shape"))] or shapes_of(model)
-    captured = capture(built(config_of(model, arguments)), shapes)
+    captured = capture(make_meta_model(config_of(model, arguments)), shapes)
     drawn = captured.draw(output, stages if plan is None else Plan.load(plan), level)
     typer.echo(drawn if output is None else f"{output}: {captured!r}", nl=output is not None)
 
@@ -91,12 +89,3 @@ def arguments_of(text: str) -> dict[str, Any]:
         raise ConfigError(
             f"--arguments {text!r} cannot be read as TOML ({error}): write them as in 'classes = 3, name = \"a\"'"
         ) from error
-
-
-def built(config: ModelConfig) -> nn.Module:
-    """The model without memory for its weights, or with it if its making needs their values."""
-    try:
-        with torch.device("meta"):
-            return make_model(config, seed=0)
-    except (NotImplementedError, RuntimeError):
-        return make_model(config, seed=0)

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from mural.cli.app import app
 from mural.cli.convert_verb import extents
-from mural.cli.graph_verb import Model, built, config_of
+from mural.cli.graph_verb import Model, config_of
 from mural.errors import ConfigError
 from mural.planner import plan as planned
+from mural.train.factory import make_meta_model
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -47,7 +48,7 @@ def plan(
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"--precision {precision}: choose one of {', '.join(PRECISIONS)}")
-    made = built(config_of(model, arguments))
+    made = make_meta_model(config_of(model, arguments))
     made = made.to(memory_format=torch.channels_last) if channels_last else made  # type: ignore[call-overload]
     wanted = None if target is None else tuple(extents(target, "--target") or ()) if target else ()
     with Console(stderr=True).status("rehearsing steps …"):

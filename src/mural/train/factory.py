@@ -159,6 +159,15 @@ def make_model(config: ModelConfig, seed: int) -> nn.Module:
     return model.to(getattr(torch, config.dtype))
 
 
+def make_meta_model(config: ModelConfig) -> nn.Module:
+    """The model without memory for its weights, or with it if its making needs their values."""
+    try:
+        with torch.device("meta"):
+            return make_model(config, seed=0)
+    except (NotImplementedError, RuntimeError):
+        return make_model(config, seed=0)
+
+
 def load_weights(path: Path, model: nn.Module) -> None:
     """Give the model the weights of a safetensors file, which has to hold all of them and nothing else."""
     try:

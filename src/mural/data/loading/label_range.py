@@ -12,6 +12,10 @@ from mural.errors import DataError
 
 SHOWN = 5
 """Values that a message lists."""
+COMPARED = {
+    torch.bool: torch.uint8, torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64
+}  # fmt: skip
+"""Types that torch does not compare, and those of the same values that it does."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class LabelRange:
         """The values that are not labels, each once, ascending."""
         if not values.numel():
             return []
-        plain = values.to(torch.uint8) if values.dtype == torch.bool else values
+        plain = values.to(COMPARED.get(values.dtype, values.dtype))
         most = 1 if self.classes is None else self.classes - 1
         low, high = torch.aminmax(plain)
         if low >= 0 and high <= most:

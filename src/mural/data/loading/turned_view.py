@@ -16,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mural.geometry import Box, Interval
+
+SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types that torch cannot flip, and those of the same size that it can."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ class QuarterTurns:
         lead = piece.ndim - len(self.dims)
         turned = piece.permute(*range(lead), *(lead + d for d in self.dims))
         reversed_dims = [lead + d for d, flip in enumerate(self.flips) if flip]
-        return turned.flip(reversed_dims) if reversed_dims else turned
+        if not reversed_dims:
+            return turned
+        kind = SAME_BITS.get(piece.dtype, piece.dtype)
+        return turned.view(kind).flip(reversed_dims).view(piece.dtype)
 
 
 @dataclass(frozen=True)

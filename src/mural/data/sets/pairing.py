@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mural.errors import DataError
@@ -14,7 +15,6 @@ IMAGE_FOLDERS = (".zarr", ".n5")
 """Folders that are one image each, not folders of images."""
 DOUBLE_ENDINGS = re.compile(r"\.(ome\.(tiff?|zarr|btf|tf[28])|nii\.gz)$", re.IGNORECASE)
 LISTED = 8
-KEYS = 3
 Patterns = str | Path | Sequence[str | Path]
 """A glob, a folder or a file; or several of these."""
 
@@ -86,12 +86,39 @@ def pair(images: Patterns, masks: Patterns) -> list[tuple[Path, Path]]:
     (`scan_*.tif` with `mask_*.tif`); the first of these that matches all files, one to one, is taken.
     """
     found, targets = keyed(images, "images"), keyed(masks, "masks")
-    for number in range(KEYS):
-        by_key = {keys[number]: path for path, keys in targets.items()}
-        image_keys = {keys[number] for keys in found.values()}
-        if len(by_key) == len(targets) and len(image_keys) == len(found) and image_keys == by_key.keys():
-            return [(path, by_key[keys[number]]) for path, keys in found.items()]
-    raise DataError(f"images {words(images)} and masks {words(masks)} do not match: {difference([*found], [*targets])}")
+    best = matched(found, targets)
+    if best.images_alone or best.masks_alone:
+        why = difference([*found], [*targets])
+        raise DataError(f"images {words(images)} and masks {words(masks)} do not match: {why}")
+    return list(best.pairs)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Images, each with its mask, and those of both that have no partner, or more than one."""
+
+    pairs: tuple[tuple[Path, Path], ...]
+    images_alone: tuple[Path, ...] = ()
+    masks_alone: tuple[Path, ...] = ()
+
+
+def matched(images: Mapping[Path, Sequence[str]], masks: Mapping[Path, Sequence[str]]) -> Matched:
+    """The pairs of files that share a text no other file has; of several texts, by the first that pairs most files.
+
+    >>> found = matched({Path("a.tif"): ["a"], Path("b.tif"): ["b"]}, {Path("a.png"): ["a"]})
+    >>> len(found.pairs), str(*found.images_alone)
+    (1, 'b.tif')
+    """
+    found: list[tuple[tuple[Path, Path], ...]] = [()]
+    for texts, targets in zip(zip(*images.values(), strict=True), zip(*masks.values(), strict=True), strict=False):
+        once, by_text = Counter(texts), Counter(targets)
+        masks_of = dict(zip(targets, masks, strict=True))
+        both = (text for text in texts if once[text] == by_text[text] == 1)
+        images_of = dict(zip(texts, images, strict=True))
+        found.append(tuple((images_of[text], masks_of[text]) for text in both))
+    pairs = max(found, key=len)
+    paired = {path for each in pairs for path in each}
+    return Matched(pairs, tuple(p for p in images if p not in paired), tuple(p for p in masks if p not in paired))
 
 
 def keyed(patterns: Patterns, what: str) -> dict[Path, tuple[str, str, str]]:
