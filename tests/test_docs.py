@@ -14,11 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import mural
+from first_hour import PAGE, commands
 from law import Grid
 from mural.errors import DISTRIBUTION
 from mural.train.config import Config
-from mural.train.configured_samples import datasets
 from ranks import run_on
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +30,7 @@ EXAMPLES = [
     for page, text in TEXTS.items()
     for example in re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 ]
-PAGES = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"), *DOCS.parent.glob("benchmarks/*/*.md")]
+PAGES = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"), *DOCS.parent.glob("benchmarks/**/*.md")]
 
 
 @pytest.fixture
@@ -102,16 +101,13 @@ def test_worked_example_on_two_ranks(script: ModuleType) -> None:
     assert [str(n) for n in gradient] == drawn["backward.svg"][-10:]
 
 
-def test_the_readme_trains_on_the_images_that_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folders that `write_synthetic` makes were others than those of run.toml."""
+def test_the_readme_types_what_the_first_hour_types() -> None:
+    """tests/first_hour.py runs that page; the README had folders that `write_synthetic` did not make."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    toml, call = re.search(r"```toml\n(.*?)```", text, re.S), re.search(r"write_synthetic\('(\w+)', (\d+), 512\)", text)
-    assert toml is not None
-    assert call is not None
-    monkeypatch.chdir(tmp_path)
-    mural.data.write_synthetic(call[1], int(call[2]), 16)
-    (split,) = datasets(Config.of(tomllib.loads(toml[1]))).values()
-    assert len(split.training) + len(split.held_out) == int(call[2])
+    assert set(commands(text)) < set(commands(PAGE.read_text(encoding="utf-8")))
+    assert len(text.splitlines()) <= 150
+    (plan,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert Config.of(tomllib.loads(plan)).plan.spatial == (2, 2)
 
 
 def test_every_hint_installs_the_distribution_of_this_project() -> None:
