@@ -107,7 +107,7 @@ def test_an_overwrite_that_fails_leaves_no_file_of_the_old_checkpoint(
 
 def test_labels_as_zarr_hold_what_a_tiff_holds(run: Path, tmp_path: Path) -> None:
     predicted(run, tmp_path / "tiff", Plan())
-    predicted(run, tmp_path / "zarr", Plan(), format="zarr")
+    predicted(run, tmp_path / "zarr", Plan(), kind="zarr")
     for name in SIDES:
         found = mural.open(tmp_path / "zarr" / f"{name}.ome.zarr").read()
         assert np.array_equal(found, mural.open(tmp_path / "tiff" / f"{name}.tif").read())

@@ -11,6 +11,7 @@ from mural.cli.app import app
 from mural.cli.convert_verb import extents
 from mural.prediction import predict as predict_images
 from mural.prediction.result_files import ResultFormat
+from mural.prediction.result_form import ResultGrid
 from mural.prediction.trained_run import Device
 from mural.ranks.join import placement
 
@@ -25,6 +26,10 @@ def predict(
     devices: Annotated[int, typer.Option(min=0, help="Local ranks that share each image; 0: as the plan says.")] = 0,
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where there is one; run: as the run.")] = "run",
     format_: Annotated[str, typer.Option("--format", help="tiff, zarr or nifti; auto: like the image.")] = "auto",
+    grid: Annotated[
+        str, typer.Option(help="source: results as fine as images; level: as the run's data.level.")
+    ] = "source",
+    pyramid: Annotated[bool | None, typer.Option(help="Levels of results; by default above 4096 a side.")] = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Write those of all classes too.")] = False,
     step: Annotated[int | None, typer.Option(help="Which checkpoint; by default the best, else the newest.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
@@ -43,6 +48,8 @@ def predict(
         devices=devices,
         device=cast(Device, device),
         format=cast(ResultFormat, format_),
+        grid=cast(ResultGrid, grid),
+        pyramid=pyramid,
         probabilities=probabilities,
         step=step,
         overwrite=overwrite,

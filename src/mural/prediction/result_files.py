@@ -110,12 +110,9 @@ class ResultRecord:
         known, about = self.known.get(one.labels.name), self._about(one)
         if known == about:
             return
-        there = "another program's file"
-        if known is not None:
-            there = f"the prediction of {known['image']} by step {known['step']} of {known['run']}"
+        there = "another program's file" if known is None else f"the prediction of {told(known)}"
         raise ConfigError(
-            f"{one.labels} holds {there}, and would be that of {about['image']} by step {about['step']} of "
-            f"{about['run']}: choose another folder, or overwrite it"
+            f"{one.labels} holds {there}, and would be that of {told(about)}: choose another folder, or overwrite it"
         )
 
     def _about(self, one: ImageFiles) -> dict[str, str | int]:
@@ -125,3 +122,9 @@ class ResultRecord:
         written = self.path.with_suffix(".part")
         written.write_text(json.dumps(self.known, indent=1) + "\n", encoding="utf-8")
         written.replace(self.path)
+
+
+def told(about: Mapping[str, str | int]) -> str:
+    """Of what a file is, for a message."""
+    grid = f", on the grid of the {about['grid']}" if "grid" in about else ""
+    return f"{about['image']} by step {about['step']} of {about['run']}{grid}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -18,9 +18,6 @@ from mural.checkpoint.checkpoints import WAIT
 from mural.comm.failure.agree import gather, together
 from mural.comm.groups import group_on_host
 from mural.data import Dataset, Loader, Sample
-from mural.data import open as open_source
-from mural.data.pixel_grid import PixelGrid, pixel_grid
-from mural.data.source import level_of
 from mural.engine import Parallel
 from mural.engine.alignment import graph_for, likely_shapes
 from mural.errors import DataError
@@ -28,6 +25,7 @@ from mural.parallelize import parallelize
 from mural.plans import Plan
 from mural.prediction.prediction_progress import PredictionProgress
 from mural.prediction.result_files import ImageFiles, ResultFormat, ResultRecord, image_files
+from mural.prediction.result_form import ResultGrid, ResultStyle, extents_at
 from mural.prediction.result_sink import MapSink, deliver
 from mural.prediction.trained_run import Device, TrainedRun, trained_run, under
 from mural.ranks import Mesh
@@ -66,6 +64,7 @@ class Request:
     files: tuple[ImageFiles, ...]
     out: Path
     overwrite: bool
+    style: ResultStyle = field(default_factory=ResultStyle)
 
 
 def predict(
@@ -78,6 +77,8 @@ def predict(
     devices: int = 0,
     device: Device = "run",
     format: ResultFormat = "auto",
+    grid: ResultGrid = "source",
+    pyramid: bool | None = None,
     probabilities: bool = False,
     step: int | None = None,
     overwrite: bool = False,
@@ -90,11 +91,14 @@ def predict(
     they compute.
 
     A file holds a class for every position (uint8, or uint16 where there are more), in the format of its image unless
-    `format` says another. It takes its name when it is complete, and an image whose file is there is skipped.
+    `format` says another. Where the run reads a coarser level of images, `grid` says whether files have the extents of
+    the finest one ("source": the nearest label of each pixel) or of that one ("level"). Files with a side of more than
+    4096 have coarser levels; `pyramid` decides instead. A file takes its name when it is complete, and an image whose
+    file is there is skipped.
     """
     trained = trained_run(Path(run), step)
     files = image_files(images, Path(out), format, probabilities)
-    request = Request(trained, tuple(files), Path(out), overwrite)
+    request = Request(trained, tuple(files), Path(out), overwrite, ResultStyle(grid, pyramid))
     return on_local_ranks(partial(predict_rank, request), under(trained.config, plan, stream, devices, device))
 
 
@@ -106,14 +110,15 @@ def predict_rank(request: Request, _: int, config: Config) -> Predictions:
     config = config.with_plan(plan)
     record: ResultRecord | None = None
     with together(mesh, "the start of the prediction"):
-        record = ResultRecord(request.out, request.run.described()) if mesh.rank == 0 else None
+        about = request.run.described() | request.style.described(config.data.level)
+        record = ResultRecord(request.out, about) if mesh.rank == 0 else None
         mine = [] if record is None else record.waiting(request.files, request.overwrite)
     waiting = next(iter(gather(mesh, mine, "images without a prediction").values()))
     pixels, seconds = 0, 0.0
     if waiting:
         pm = loaded(request.run, config, mesh, (shape[0], *padded(shape[1:], config.data.multiple)))
         begin = time.monotonic()
-        pixels = run_images(pm, config, waiting, record)
+        pixels = run_images(pm, config, waiting, request.style, record)
         seconds = time.monotonic() - begin
     files = tuple(one.labels for one in request.files)
     skipped = len(request.files) - len(waiting)
@@ -153,7 +158,9 @@ def check_channels(model: nn.Module, shape: tuple[int, ...], run: Path) -> None:
         ) from error
 
 
-def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles], record: ResultRecord | None) -> int:
+def run_images(
+    pm: Parallel, config: Config, files: Sequence[ImageFiles], style: ResultStyle, record: ResultRecord | None
+) -> int:
     """Predict the images, and write their files; the pixels that these have. One rank has the record. Collective."""
     mesh = pm.world_mesh
     dataset = samples(files)
@@ -162,7 +169,7 @@ def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles], record
     with ExitStack() as stack:
         fitting = Fitting(mesh, pm.device, align, None, None, needs, needs)
         loader: Loader = stack.enter_context(closing(held_out_loader(config, dataset, fitting)))
-        grids = {str(one.image): grid_at(one.image, config.data.level) for one in files}
+        forms = {str(one.image): style.form(one.image, config.data.level) for one in files}
         total = sum(prod(extents_at(one.image, config.data.level)) for one in files)
         progress = stack.enter_context(PredictionProgress(total, len(files), mesh.rank == 0))
         pm.progress = progress.tile
@@ -173,22 +180,7 @@ def run_images(pm: Parallel, config: Config, files: Sequence[ImageFiles], record
             with together(mesh, "the record of predictions"):
                 if record is not None:
                     record.begin(chosen)
-            with MapSink(chosen, [grids[one] for one in batch.names], batch, config, mesh) as sink:
+            with MapSink(chosen, [forms[one] for one in batch.names], batch, config, mesh) as sink:
                 deliver(pm, batch, sink)
             progress.ends(name, len(batch.names))
     return total
-
-
-def extents_at(image: Path, level: int) -> tuple[int, ...]:
-    """The spatial extents of an image at a level."""
-    with open_source(image) as source:
-        return level_of(source, level).shape[1:]
-
-
-def grid_at(image: Path, level: int) -> PixelGrid:
-    """The grid of an image at a level."""
-    grid = pixel_grid(image)
-    if not level:
-        return grid
-    with open_source(image) as source:
-        return grid.coarser(level_of(source, level).downsample[1:])
