@@ -17,7 +17,7 @@ import mural
 from mural.cli import app
 from mural.errors import CheckpointError, ConfigError, DataError
 from mural.plans import Plan
-from mural.prediction import whole_images
+from mural.prediction import result_batches
 from mural.prediction.trained_run import trained_run
 from mural.train.loop import fit_rank
 from ranks import run_on
@@ -96,7 +96,7 @@ def test_an_overwrite_that_fails_leaves_no_file_of_the_old_checkpoint(
 ) -> None:
     slides = run.parent / "slides"
     mural.predict(run, slides, tmp_path, step=10)
-    monkeypatch.setattr(whole_images, "deliver", lambda *_: 1 / 0)
+    monkeypatch.setattr(result_batches, "deliver", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mural.predict(run, slides, tmp_path, step=30, overwrite=True)
     monkeypatch.undo()
@@ -117,6 +117,8 @@ def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
     slides = run.parent / "slides"
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         mural.predict(tmp_path, slides)
+    with pytest.raises(ConfigError, match="has no domain 'lab': it has no domains"):
+        mural.predict(run, slides, domain="lab")
     with pytest.raises(CheckpointError, match="holds no step 99"):
         mural.predict(run, slides, step=99)
     with pytest.raises(DataError, match="nothing matches"):

@@ -49,7 +49,8 @@ class MapSink:
         if len(shape) != len(self.batch.shape) or shape[2:] != self.batch.shape[2:]:
             raise ConfigError(
                 f"the model gives {shape} for images {self.batch.shape}: a prediction is written for every position of "
-                f"an image, so that the extents after the channels have to be equal"
+                f"an image, so that the extents after the channels have to be equal. A model whose strides leave a "
+                f"remainder takes padded images: multiple=16, or --multiple 16"
             )
         self.meaning = meaning_of(self.config, shape[1])
         like = torch.empty((0, *shape[1:]), dtype=dtype)
