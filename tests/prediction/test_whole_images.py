@@ -134,6 +134,10 @@ def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         mural.predict(run, slides, tmp_path / "file")
+    with pytest.raises(ConfigError, match='device = "tpu" is not one of run, auto, cuda, cpu'):
+        mural.predict(run, slides, tmp_path / "out", device="tpu")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="multiple = -1"):
+        mural.predict(run, slides, tmp_path / "out", multiple=-1)
     with pytest.raises(ConfigError, match='format = "png" is not one of'):
         mural.predict(run, slides, tmp_path / "out", format="png")  # type: ignore[arg-type]
 
@@ -166,6 +170,7 @@ def test_a_volume_keeps_its_format_and_its_affine(tmp_path: Path) -> None:
 def test_the_verb_predicts_under_a_plan_of_its_own(run: Path, tmp_path: Path) -> None:
     slide, out = str(run.parent / "slides" / "a.tif"), tmp_path / "out"
     typed = ["predict", str(run), slide, "--out", str(out), "--stream", "24,24", "--format", "zarr"]
+    typed += ["--device", "cpu", "--multiple", "32", "--grid", "level", "--no-pyramid"]
     found = CliRunner().invoke(app, typed)
     assert "1 image predicted by step" in found.output
     assert mural.open(out / "a.ome.zarr").shape == (1, *SIDES["a"])
