@@ -45,8 +45,9 @@ def tables(records: Sequence[Record]) -> str:
 
 
 def per_gigapixel(part: Part, seconds: float) -> str:
-    """Seconds for a billion pixels."""
-    return f"{seconds / part.side**2 * 1e9:.3g}"
+    """Seconds for a billion pixels, with three digits or as many as it has."""
+    found = seconds / part.side**2 * 1e9
+    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
 
 
 def counted(part: Part, count: int) -> str:

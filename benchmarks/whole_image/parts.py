@@ -78,7 +78,7 @@ class Sizes:
 
 
 QUICK = Sizes((384,), 256, 192, 160, ("float32",), width=4, depth=2, window=64, steps=20, tiles=(128, 96))
-ON_CPU = Sizes((2048,), 1024, 1024, 1024, ("float32",), width=8, depth=3, window=128, steps=100, tiles=(512, 256))
+ON_CPU = Sizes((2048, 8192), 1024, 1024, 1024, ("float32",), width=8, depth=3, window=128, steps=100, tiles=(512, 256))
 
 
 def all_parts(sizes: Sizes, device: str) -> list[Part]:

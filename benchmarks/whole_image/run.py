@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
     add("--list", action="store_true", help="only print the names of the parts")
     add("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
     add("--minutes", type=float, default=9, help="begin no part after this long (9)")
-    add("--sides", type=numbers, help="sides of the images that are predicted under the cap (32768; 2048 on a CPU)")
+    add("--sides", type=numbers, help="sides of images to predict under the cap (32768; 2048,8192 on a CPU)")
     add("--cap", type=float, help="memory of the device in GiB (4); on a CPU, of growth")
     add("--width", type=int, help="width of the U-Net (64; 8 on a CPU)")
     add("--tiles", type=numbers, help="tiles of streams, of which the first that fits counts (1024,768,512)")

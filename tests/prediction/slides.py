@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import tifffile
 
 from mural.plans import Plan
 from mural.prediction.result_files import image_files
+from mural.prediction.result_form import ResultStyle
 from mural.prediction.trained_run import trained_run, under
 from mural.prediction.whole_images import Predictions, Request, predict_rank
 
+USUAL = ResultStyle()
 SIDES = {"a": (50, 61), "b": (64, 48)}
 
 
@@ -32,9 +33,11 @@ def write_slides(folder: Path) -> None:
         tifffile.imwrite(folder / f"{name}.tif", pixels(side), tile=(16, 16), photometric="rgb", **options)
 
 
-def predicted(run: Path, out: Path, plan: Plan, **more: Any) -> Predictions:
+def predicted(
+    run: Path, out: Path, plan: Plan, images: Path | None = None, style: ResultStyle = USUAL, kind: Any = "auto"
+) -> Predictions:
     """A prediction on this rank, one of those that run."""
     trained = trained_run(run)
-    files = image_files(run.parent / "slides", out, more.get("format", "auto"), more.get("probabilities", False))
-    request = Request(trained, tuple(files), out, False)
-    return partial(predict_rank, request)(0, under(trained.config, plan, None, 0))
+    files = image_files(images or run.parent / "slides", out, kind, False)
+    request = Request(trained, tuple(files), out, False, style)
+    return predict_rank(request, 0, under(trained.config, plan, None, 0))

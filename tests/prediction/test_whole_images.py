@@ -17,7 +17,7 @@ import mural
 from mural.cli import app
 from mural.errors import CheckpointError, ConfigError, DataError
 from mural.plans import Plan
-from mural.prediction import whole_images
+from mural.prediction import result_batches
 from mural.prediction.trained_run import trained_run
 from mural.train.loop import fit_rank
 from ranks import run_on
@@ -96,7 +96,7 @@ def test_an_overwrite_that_fails_leaves_no_file_of_the_old_checkpoint(
 ) -> None:
     slides = run.parent / "slides"
     mural.predict(run, slides, tmp_path, step=10)
-    monkeypatch.setattr(whole_images, "deliver", lambda *_: 1 / 0)
+    monkeypatch.setattr(result_batches, "deliver", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mural.predict(run, slides, tmp_path, step=30, overwrite=True)
     monkeypatch.undo()
@@ -107,7 +107,7 @@ def test_an_overwrite_that_fails_leaves_no_file_of_the_old_checkpoint(
 
 def test_labels_as_zarr_hold_what_a_tiff_holds(run: Path, tmp_path: Path) -> None:
     predicted(run, tmp_path / "tiff", Plan())
-    predicted(run, tmp_path / "zarr", Plan(), format="zarr")
+    predicted(run, tmp_path / "zarr", Plan(), kind="zarr")
     for name in SIDES:
         found = mural.open(tmp_path / "zarr" / f"{name}.ome.zarr").read()
         assert np.array_equal(found, mural.open(tmp_path / "tiff" / f"{name}.tif").read())
@@ -117,6 +117,8 @@ def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
     slides = run.parent / "slides"
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         mural.predict(tmp_path, slides)
+    with pytest.raises(ConfigError, match="has no domain 'lab': it has no domains"):
+        mural.predict(run, slides, domain="lab")
     with pytest.raises(CheckpointError, match="holds no step 99"):
         mural.predict(run, slides, step=99)
     with pytest.raises(DataError, match="nothing matches"):
@@ -132,6 +134,10 @@ def test_what_cannot_be_predicted_is_said(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         mural.predict(run, slides, tmp_path / "file")
+    with pytest.raises(ConfigError, match='device = "tpu" is not one of run, auto, cuda, cpu'):
+        mural.predict(run, slides, tmp_path / "out", device="tpu")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="multiple = -1"):
+        mural.predict(run, slides, tmp_path / "out", multiple=-1)
     with pytest.raises(ConfigError, match='format = "png" is not one of'):
         mural.predict(run, slides, tmp_path / "out", format="png")  # type: ignore[arg-type]
 
@@ -164,6 +170,7 @@ def test_a_volume_keeps_its_format_and_its_affine(tmp_path: Path) -> None:
 def test_the_verb_predicts_under_a_plan_of_its_own(run: Path, tmp_path: Path) -> None:
     slide, out = str(run.parent / "slides" / "a.tif"), tmp_path / "out"
     typed = ["predict", str(run), slide, "--out", str(out), "--stream", "24,24", "--format", "zarr"]
+    typed += ["--device", "cpu", "--multiple", "32", "--grid", "level", "--no-pyramid"]
     found = CliRunner().invoke(app, typed)
     assert "1 image predicted by step" in found.output
     assert mural.open(out / "a.ome.zarr").shape == (1, *SIDES["a"])

@@ -36,6 +36,8 @@ class Georeference:
     keys: tuple[int, ...] = ()
     doubles: tuple[float, ...] = ()
     text: str = ""
+    optimized: bool = False
+    """Whether the file is a Cloud Optimized GeoTIFF: tiles, with overviews, and all directories before the pixels."""
 
     @property
     def corner(self) -> float:
@@ -85,7 +87,17 @@ def tiff_georeference(file: tifffile.TiffFile) -> Georeference | None:
         if (tag := tags.get(code)) is not None:
             value = tag.value if name == "text" or isinstance(tag.value, (tuple, list)) else (tag.value,)
             found[name] = value if name == "text" else tuple(value)
-    return Georeference(**found) if found else None
+    return Georeference(**found, optimized=is_optimized(file)) if found else None
+
+
+def is_optimized(file: tifffile.TiffFile) -> bool:
+    """Whether a TIFF is laid out as a Cloud Optimized GeoTIFF, by what GDAL notes in it or by its directories."""
+    if (file.gdal_structural_metadata or {}).get("LAYOUT") == "IFDS_BEFORE_DATA":
+        return True
+    pages: list[Any] = list(file.pages)
+    if len(pages) < 2 or not all(page.is_tiled for page in pages) or not all(page.is_reduced for page in pages[1:]):
+        return False
+    return max(page.offset for page in pages) < min(offset for page in pages for offset in page.dataoffsets if offset)
 
 
 def raster_georeference(path: Path) -> Georeference | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tifffile
 
+from mural.data.formats.ngff import multiscales, node
 from mural.data.formats.tiff_opening import quiet
 from mural.data.georeference import Georeference, raster_georeference, tiff_georeference
 from mural.data.open import chosen
@@ -16,14 +17,16 @@ from mural.errors import package
 
 MICROMETERS = {"INCH": 25400.0, "CENTIMETER": 10000.0}
 """What a TIFF counts pixels by."""
+MICROMETERS_PER = {"nanometer": 1e-3, "micrometer": 1.0, "millimeter": 1e3, "centimeter": 1e4, "meter": 1e6}
+"""Micrometers of the units of an OME-Zarr."""
 
 
 @dataclass(frozen=True)
 class PixelGrid:
     """What results are written with, so that they lie on their image.
 
-    `spacing` is (height, width) in micrometers, `affine` a NIfTI's, row by row, and `geo` a map's. What a file does not
-    say is empty.
+    `spacing` is (height, width) in micrometers, after the depth where it is known; `affine` a NIfTI's, row by row, and
+    `geo` a map's. What a file does not say is empty.
     """
 
     spacing: tuple[float, ...] = ()
@@ -73,7 +76,32 @@ def tiff_spacing(file: tifffile.TiffFile) -> tuple[float, ...]:
     return unit * up[1] / up[0], unit * across[1] / across[0]
 
 
+def slide_grid(path: Path) -> PixelGrid:
+    """The size of a slide's pixels, where its scanner says it."""
+    with package("openslide", "slides").OpenSlide(path) as slide:
+        sizes = [slide.properties.get(f"openslide.mpp-{axis}") for axis in "yx"]
+    return PixelGrid(tuple(float(size) for size in sizes) if all(sizes) else ())
+
+
+def zarr_grid(path: Path) -> PixelGrid:
+    """The size of an OME-Zarr's pixels, where it is given in a unit of length."""
+    group = node(path)
+    first = next(iter(multiscales(group)), None) if group is not None else None
+    if first is None or not isinstance(axes := first.get("axes"), list):
+        return PixelGrid()
+    changes = first["datasets"][0].get("coordinateTransformations", [])
+    sizes = next((change["scale"] for change in changes if change.get("type") == "scale"), [])
+    lengths = [
+        size * MICROMETERS_PER[axis["unit"]]
+        for axis, size in zip(axes, sizes, strict=False)
+        if isinstance(axis, dict) and axis.get("type") == "space" and axis.get("unit") in MICROMETERS_PER
+    ]
+    return PixelGrid(tuple(lengths) if len(lengths) > 1 else ())
+
+
 GRIDS = {
+    "openslide": slide_grid,
+    "zarr": zarr_grid,
     "nifti": nifti_grid,
     "tiff": tiff_grid,
     "rasterio": lambda path: PixelGrid(geo=raster_georeference(path)),

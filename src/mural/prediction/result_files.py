@@ -7,15 +7,44 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mural.data.sets.pairing import expand
 from mural.errors import ConfigError, DataError
 from mural.train.prediction_files import SUFFIX, file_stems
 
 ResultFormat = Literal["auto", "tiff", "zarr", "nifti"]
+Images = str | Path | Sequence[str | Path]
+"""Globs, folders or paths."""
 RECORD = "predictions.json"
 PROBABILITIES = "probabilities"
+
+
+class ImageResult(Protocol):
+    """The result of an image, which may be there already."""
+
+    @property
+    def image(self) -> Path:
+        """The image."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """What it is called in the record of results."""
+        ...
+
+    @property
+    def where(self) -> Path:
+        """The file of its result."""
+        ...
+
+    def exists(self, every: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether all of the result is there, or any of it."""
+        ...
+
+    def remove(self) -> None:
+        """Remove what is there."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,14 +60,27 @@ class ImageFiles:
         """The files."""
         return [self.labels] if self.probabilities is None else [self.labels, self.probabilities]
 
+    @property
+    def key(self) -> str:
+        """What the image is called in the record of results."""
+        return self.labels.name
+
+    @property
+    def where(self) -> Path:
+        """The file of its result."""
+        return self.labels
+
     def exists(self, every: Callable[[Iterable[bool]], bool]) -> bool:
         """Whether all of them are there, or any: a file takes its name when it is complete."""
         return every(path.exists() for path in self.paths)
 
+    def remove(self) -> None:
+        """Remove what is there of them."""
+        for path in self.paths:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-def image_files(
-    images: str | Path | Sequence[str | Path], out: Path, kind: ResultFormat, probabilities: bool
-) -> list[ImageFiles]:
+
+def image_files(images: Images, out: Path, kind: ResultFormat, probabilities: bool) -> list[ImageFiles]:
     """The images of globs, folders or paths, each once, with the files of their predictions."""
     if kind not in ("auto", *SUFFIX):
         raise ConfigError(f'format = "{kind}" is not one of auto, {", ".join(SUFFIX)}')
@@ -88,40 +130,42 @@ class ResultRecord:
         except ValueError as error:
             raise ConfigError(f"{self.path} is damaged ({error}): choose another folder, or remove it") from error
 
-    def waiting(self, files: Sequence[ImageFiles], overwrite: bool) -> list[ImageFiles]:
-        """The images without a prediction; raises for a file that holds something else, unless it is overwritten."""
+    def waiting(self, results: Sequence[ImageResult], overwrite: bool) -> list[int]:
+        """Numbers of images without a result; raises for one that is of something else, unless it is overwritten."""
         if overwrite:
-            return list(files)
-        for one in files:
+            return list(range(len(results)))
+        for one in results:
             if one.exists(any):
                 self._check(one)
-        return [one for one in files if not one.exists(all)]
+        return [number for number, one in enumerate(results) if not one.exists(all)]
 
-    def begin(self, files: Iterable[ImageFiles]) -> None:
+    def begin(self, results: Iterable[ImageResult]) -> None:
         """Note what is predicted next."""
-        for one in files:
-            for path in one.paths:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            self.known[one.labels.name] = self._about(one)
+        for one in results:
+            one.remove()
+            self.known[one.key] = self._about(one)
         self._write()
 
-    def _check(self, one: ImageFiles) -> None:
-        """Raise if a file that is there is not the prediction of its image by this checkpoint."""
-        known, about = self.known.get(one.labels.name), self._about(one)
+    def _check(self, one: ImageResult) -> None:
+        """Raise if what is there is not the prediction of its image by this checkpoint."""
+        known, about = self.known.get(one.key), self._about(one)
         if known == about:
             return
-        there = "another program's file"
-        if known is not None:
-            there = f"the prediction of {known['image']} by step {known['step']} of {known['run']}"
+        there = "another program's file" if known is None else f"the prediction of {told(known)}"
         raise ConfigError(
-            f"{one.labels} holds {there}, and would be that of {about['image']} by step {about['step']} of "
-            f"{about['run']}: choose another folder, or overwrite it"
+            f"{one.where} holds {there}, and would be that of {told(about)}: choose another folder, or overwrite it"
         )
 
-    def _about(self, one: ImageFiles) -> dict[str, str | int]:
+    def _about(self, one: ImageResult) -> dict[str, str | int]:
         return {"image": str(one.image.resolve()), **self.model}
 
     def _write(self) -> None:
         written = self.path.with_suffix(".part")
         written.write_text(json.dumps(self.known, indent=1) + "\n", encoding="utf-8")
         written.replace(self.path)
+
+
+def told(about: Mapping[str, str | int]) -> str:
+    """Of what a file is, for a message."""
+    grid = f", on the grid of the {about['grid']}" if "grid" in about else ""
+    return f"{about['image']} by step {about['step']} of {about['run']}{grid}"

@@ -9,7 +9,6 @@ from typing import Any, Self
 import torch
 
 from mural.data import Batch
-from mural.data.pixel_grid import PixelGrid
 from mural.engine import Parallel
 from mural.engine.remote_results import Elsewhere
 from mural.engine.result_tiles import ResultTile
@@ -20,20 +19,20 @@ from mural.prediction.result_meaning import meaning_of
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.train.config import Config
-from mural.train.prediction_files import PredictionWriters, writes_piece
+from mural.train.prediction_files import FileForm, PredictionWriters, writes_piece
 
 
 class MapSink:
     """Takes the result of a batch, and writes its labels and probabilities. `with` and `begin` are collective."""
 
     def __init__(
-        self, files: Sequence[ImageFiles], grids: Sequence[PixelGrid], batch: Batch, config: Config, mesh: Mesh
+        self, files: Sequence[ImageFiles], forms: Sequence[FileForm], batch: Batch, config: Config, mesh: Mesh
     ):
         self.batch, self.config = batch, config
         wanted = [one.probabilities for one in files if one.probabilities is not None]
         # Left in the other order: an image has its labels when everything else of it is there.
-        self.labels = PredictionWriters([one.labels for one in files], mesh, batch, grids)
-        self.probabilities = PredictionWriters(wanted, mesh, batch, grids) if wanted else None
+        self.labels = PredictionWriters([one.labels for one in files], mesh, batch, forms)
+        self.probabilities = PredictionWriters(wanted, mesh, batch, forms) if wanted else None
 
     def __enter__(self) -> Self:
         self.opened = ExitStack().__enter__()
@@ -50,7 +49,8 @@ class MapSink:
         if len(shape) != len(self.batch.shape) or shape[2:] != self.batch.shape[2:]:
             raise ConfigError(
                 f"the model gives {shape} for images {self.batch.shape}: a prediction is written for every position of "
-                f"an image, so that the extents after the channels have to be equal"
+                f"an image, so that the extents after the channels have to be equal. A model whose strides leave a "
+                f"remainder takes padded images: multiple=16, or --multiple 16"
             )
         self.meaning = meaning_of(self.config, shape[1])
         like = torch.empty((0, *shape[1:]), dtype=dtype)

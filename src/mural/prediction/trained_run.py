@@ -46,8 +46,6 @@ def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
             f"wrote to, as runs/run"
         )
     config = Config.load(folder / RESOLVED)
-    if config.targets.images:
-        raise ConfigError(f"{folder} trained a network of several domains, for which there is no prediction")
     steps = steps_in(folder / CHECKPOINTS)
     if not steps:
         raise CheckpointError(f"{folder / CHECKPOINTS} holds no checkpoint: train the run first")
@@ -68,6 +66,7 @@ def under(
     stream: Sequence[int] | None,
     devices: int,
     device: Device = "run",
+    multiple: int = 0,
 ) -> Config:
     """The configuration for inference: under another plan, in tiles, or on so many local ranks that share each image.
 
@@ -76,15 +75,18 @@ def under(
     """
     if device not in get_args(Device):
         raise ConfigError(f'device = "{device}" is not one of {", ".join(get_args(Device))}')
+    if multiple < 0:
+        raise ConfigError(f"multiple = {multiple}: give what extents are padded to, as 16, or 0 for the run's")
     chosen = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
     if chosen is None:
-        old = config.plan
-        chosen = Plan(stream=old.stream, precision=old.precision, memory=old.memory) if devices else old
+        old, apart = config.plan, bool(devices or config.targets.images)
+        # What predicts for all domains is one ordinary model, whatever their training was placed on.
+        chosen = Plan(stream=old.stream, precision=old.precision, memory=old.memory) if apart else old
     ranks = devices or (0 if plan is not None else config.launch.devices)
     tiles = chosen.stream if stream is None else tuple(stream)
     return replace(
         config,
-        data=replace(config.data, skip_bad=False),
+        data=replace(config.data, skip_bad=False, multiple=multiple or config.data.multiple),
         # Nothing is kept for a backward, so that there is nothing to recompute or to move away.
         plan=replace(chosen, stream=tiles, recompute=(), offload=()),
         launch=replace(config.launch, devices=ranks, device=config.launch.device if device == "run" else device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from mural.data import Batch, create
 from mural.data.open import FORMATS
 from mural.data.pixel_grid import PixelGrid
+from mural.data.writing.enlarged import EnlargedWriter
 from mural.data.writing.write import Writer
 from mural.geometry import Box, overlap, slices, volume, whole
 from mural.ranks import AXES, Mesh
@@ -143,11 +145,31 @@ def writes_piece(tensor: ShardedTensor) -> bool:
     return all(tensor.mesh.coordinates[axis] == 0 for axis in AXES if axis not in cut)
 
 
-def write_within(writer: Writer, box: Box, piece: Tensor) -> None:
+def write_within(writer: Writer | EnlargedWriter, box: Box, piece: Tensor) -> None:
     """Write what of a piece lies within the file, which ends before the padding does."""
     inside = overlap(box, whole(writer.shape))
     if volume(inside):
         writer.write(inside, piece[slices(inside, box)])
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """How an image's prediction is written: where its pixels lie, and how many levels it has.
+
+    `fine` are extents that it is enlarged to, if it is; `levels` of None go on until one is a single tile.
+    """
+
+    grid: PixelGrid = field(default_factory=PixelGrid)
+    fine: tuple[int, ...] | None = None
+    levels: int | None = 1
+
+    def writer(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) -> Writer | EnlargedWriter:
+        """Begin the file of a prediction (C, …). Collective."""
+        labels = not dtype.is_floating_point
+        options: dict[str, Any] = {"overwrite": True, "grid": self.grid, "levels": self.levels, "labels": labels}
+        if self.fine is None or self.fine == shape[1:]:
+            return create(path, shape, dtype, mesh=mesh, **options)
+        return EnlargedWriter(path, shape, self.fine, dtype, mesh=mesh, **options)
 
 
 class PredictionWriters:
@@ -155,10 +177,10 @@ class PredictionWriters:
     block, and `open` in it, are collective; without `open`, there are no files.
     """
 
-    def __init__(self, names: Sequence[Path], mesh: Mesh, batch: Batch, grids: Sequence[PixelGrid] = ()):
+    def __init__(self, names: Sequence[Path], mesh: Mesh, batch: Batch, forms: Sequence[FileForm] = ()):
         self.names, self.mesh, self.batch = names, mesh, batch
-        self.grids = grids or [PixelGrid()] * len(names)
-        self.writers: list[Writer] = []
+        self.forms = forms or [FileForm()] * len(names)
+        self.writers: list[Writer | EnlargedWriter] = []
 
     def __enter__(self) -> Self:
         self.opened = ExitStack().__enter__()
@@ -166,10 +188,9 @@ class PredictionWriters:
 
     def open(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Begin one file for each image; `shape` is that of one prediction, (C, …)."""
-        for name, stored, grid in zip(self.names, self.batch.stored, self.grids, strict=True):
+        for name, stored, form in zip(self.names, self.batch.stored, self.forms, strict=True):
             name.parent.mkdir(parents=True, exist_ok=True)
-            extents = cropped(shape, self.batch.shape[2:], stored)
-            made = create(name, extents, dtype, mesh=self.mesh, overwrite=True, grid=grid)
+            made = form.writer(name, cropped(shape, self.batch.shape[2:], stored), dtype, self.mesh)
             self.writers.append(self.opened.enter_context(made))
 
     def write(self, box: Box, predicted: Tensor) -> None:

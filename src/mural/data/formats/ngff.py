@@ -93,7 +93,8 @@ def group_metadata(
     kinds = {"c": "channel", "z": "space", "y": "space", "x": "space"}
     datasets: list[Json] = []
     sizes = (*(1.0,) * (len(axes) - len(spacing)), *spacing)
-    unit: Json = {"unit": "micrometer"} if spacing else {}
+    unit: Json = {"unit": "micrometer"}
+    known = axes[len(axes) - len(spacing) :]
     for level, factors in enumerate(scales):
         moved = [s * (f - 1) / 2 if method == "mean" else 0.0 for f, s in zip(factors, sizes, strict=True)]
         scale = [f * s for f, s in zip(factors, sizes, strict=True)]
@@ -102,7 +103,7 @@ def group_metadata(
         datasets.append({"path": str(level), "coordinateTransformations": transforms})
     multiscale = {
         "name": name,
-        "axes": [{"name": axis, "type": kinds[axis]} | (unit if axis in "yx" else {}) for axis in axes],
+        "axes": [{"name": axis, "type": kinds[axis]} | (unit if axis in known else {}) for axis in axes],
         "datasets": datasets,
         "type": method,
     }

@@ -17,7 +17,7 @@ from mural.data.formats.dtypes import Array
 from mural.data.source import pairs
 from mural.data.writing.output import unwritable
 from mural.data.writing.rims import Rim, Rims
-from mural.data.writing.stores import Store
+from mural.data.writing.stores import StoredLevel
 from mural.errors import DataError
 from mural.geometry import Box, Interval, overlap, slices, volume
 from mural.geometry.tile_grid import Index, grid, tile_at
@@ -29,17 +29,18 @@ Parts = dict[Index, dict[int, list[Box]]]
 """For each unit that is not complete, the boxes that each rank has of it."""
 
 
-def settle(name: str, shape: tuple[int, ...], store: Store, rims: Rims, written: set[Index], mesh: Mesh | None) -> None:
+def settle(name: str, level: StoredLevel, rims: Rims, written: set[Index], mesh: Mesh | None) -> None:
     """Bring the parts of every unit together at the lowest rank that has one, and write them there."""
-    tables = gather(mesh, catalogue(shape, store.unit, rims, written), f"parts of {name}")
-    parts, whole_units = listed(tables, shape, store.unit)
+    shape, unit = level.shape, level.unit
+    tables = gather(mesh, catalogue(shape, unit, rims, written), f"parts of {name}")
+    parts, whole_units = listed(tables, shape, unit)
     check(name, parts, whole_units)
-    for batch in batches(parts, prod(store.unit) * rims.dtype.itemsize):
-        found = exchange(name, batch, parts, shape, store.unit, rims, mesh)
+    for batch in batches(parts, prod(unit) * rims.dtype.itemsize):
+        found = exchange(name, batch, parts, shape, unit, rims, mesh)
         with together(mesh, f"writing the last parts of {name}", DataError):
             for rim in found.values():
                 try:
-                    store.put(rim.box, rim.pixels)
+                    level.put(rim.box, rim.pixels)
                 except (OSError, ValueError) as error:
                     raise unwritable(Path(name), error, f"box {pairs(rim.box)}", pairs(rim.box)) from error
 

@@ -18,7 +18,10 @@ UNIT = 64
 
 
 class NiftiStore:
-    """A .nii file of a volume: (D, H, W) in nibabel's order of dims, and several channels after them."""
+    """A .nii file of a volume: (D, H, W) in nibabel's order of dims, and several channels after them.
+
+    It has one level, itself: the format knows no others.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class NiftiStore:
             )
         self.name, self.path, self.shape, self.dtype, self.affine = name, path, shape, dtype, affine
         self.unit = (1, *(min(UNIT, extent) for extent in shape[1:]))
+        self.levels, self.method, self.halved = (self,), "nearest", 3
         self._pixels: Any = None
 
     def make(self) -> None:

@@ -26,11 +26,13 @@ from mural.comm.failure.agree import gather, together
 from mural.data.formats.dtypes import TORCH, Array, numpy_dtype, to_array
 from mural.data.pixel_grid import PixelGrid
 from mural.data.source import Box, checked_box, pairs
+from mural.data.writing.coarser_levels import fill_levels
 from mural.data.writing.gather import settle
 from mural.data.writing.nifti_store import NiftiStore
 from mural.data.writing.output import Output, kind_of, unwritable
 from mural.data.writing.rims import Rims
-from mural.data.writing.stores import Store, TiffStore, ZarrStore
+from mural.data.writing.stores import Store, ZarrStore
+from mural.data.writing.tiff_store import TiffStore
 from mural.data.writing.zarr_write import check_dtype, check_shape
 from mural.errors import DataError
 from mural.geometry import Box as Place
@@ -50,6 +52,7 @@ class Writer:
     ):
         self.name, self.path, self.shape, self.dtype = str(path), path, shape, dtype
         self._store, self._output, self._mesh = store, output, mesh
+        self._level = store.levels[0]
         rank = mesh.rank if mesh is not None else 0
         self._rims = Rims(numpy_dtype(dtype), path.parent, f".{path.name}.{output.token}.rims-{rank}.")
         self._written: set[Index] = set()
@@ -60,7 +63,7 @@ class Writer:
     @property
     def unit(self) -> tuple[int, ...]:
         """What is written as a whole: pieces that are made of units need no second look."""
-        return self._store.unit
+        return self._level.unit
 
     def write(self, box: Box, tensor: torch.Tensor) -> None:
         """Write a piece, channels first. Pieces of one rank may overlap: the later counts; those of two may not."""
@@ -89,23 +92,23 @@ class Writer:
             for index in touched(inner, self.unit):
                 self._rims.drop(index)
                 self._written.add(index)
-            self._store.put(inner, pixels[slices(inner, place)])
+            self._level.put(inner, pixels[slices(inner, place)])
         for index in touched(place, self.unit):
             unit = tile_at(index, self.unit, self.shape)
             if volume(inner) and overlap(unit, inner) == unit:
                 continue
             part = overlap(unit, place)
             if index in self._written:
-                whole_unit = self._store.get(unit)
+                whole_unit = self._level.get(unit)
                 whole_unit[slices(part, unit)] = pixels[slices(part, place)]
-                self._store.put(unit, whole_unit)
+                self._level.put(unit, whole_unit)
                 continue
             rim = self._rims.take(index, unit)
             rim.paste(part, pixels[slices(part, place)])
             if rim.missing:
                 self._rims.keep(index, rim)
             else:
-                self._store.put(unit, rim.pixels)
+                self._level.put(unit, rim.pixels)
                 self._written.add(index)
 
     def close(self) -> None:
@@ -114,9 +117,10 @@ class Writer:
             return
         self._closed = True
         try:
-            settle(self.name, self.shape, self._store, self._rims, self._written, self._mesh)
+            settle(self.name, self._level, self._rims, self._written, self._mesh)
             with together(self._mesh, f"closing {self.path.name}", DataError):
                 self._store.close()
+            fill_levels(self.name, self._store, self._mesh)
             with together(self._mesh, f"naming {self.path.name}", DataError):
                 if is_first(self._mesh):
                     self._store.seal()
@@ -179,6 +183,8 @@ def create(
     shard: Sequence[int] | None = None,
     overwrite: bool = False,
     grid: PixelGrid | None = None,
+    levels: int | None = 1,
+    labels: bool = False,
 ) -> Writer:
     """A writer of a new image (C, H, W) or (C, D, H, W), to which pieces are written in any order.
 
@@ -186,20 +192,24 @@ def create(
     With a mesh of several ranks, all of them call this, then each writes its own pieces, then all call `close`; they
     need one file system. `grid` says how large the pixels are and where they lie: see `mural.data.pixel_grid`.
     `chunks` has one extent per dim (of a TIFF, the last two are its tile); `shard` puts several chunks of a Zarr into
-    one file.
+    one file. `levels` and `labels` are as for `mural.data.convert`, but that there is one level unless more are wanted;
+    coarser ones are made in `close`.
     """
     where = Path(path).expanduser()
     kind, extents, kept = kind_of(where), check_shape(str(path), shape), check_dtype(str(path), dtype)
     first, *_ = gather(mesh, secrets.randbits(31), f"creating {where.name}").values()
     output = Output(where, overwrite, f"{first:08x}")
     known = PixelGrid() if grid is None else grid
+    if levels is not None and levels < 1:
+        raise DataError(f"{where}: levels={levels}: there is at least one, the full resolution", str(where))
+    method = "nearest" if labels or kept == np.bool_ else "mean"
     store: Store
     if kind == "zarr":
-        store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard, known.spacing)
+        store = ZarrStore(str(where), output.partial, extents, kept, chunks, shard, known.spacing, levels, method)
     elif kind == "nifti":
         store = NiftiStore(str(where), output.partial, extents, kept, known.affine)
     else:
-        store = TiffStore(str(where), output.partial, extents, kept, chunks, known)
+        store = TiffStore(str(where), output.partial, extents, kept, chunks, known, levels, method)
     begin(where, store, output, mesh)
     return Writer(where, extents, TORCH[kept.name], store, output, mesh)
 
