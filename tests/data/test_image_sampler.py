@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -18,10 +18,8 @@ from law import TOLERANCE, Grid
 from mural.comm.messages import Transport
 from mural.data import ImageSampler
 from mural.errors import DataError
-from mural.models import UNet
 from ranks import run_on
-
-IMAGES, BATCH, EPOCHS = 8, 4, 2
+from sampled_training import BATCH, EPOCHS, IMAGES, Trained, made, optimizer_of, plainly_trained
 
 
 def mesh_of(data: int, spatial: int, rank: int) -> mural.Mesh:
@@ -63,42 +61,26 @@ def test_samples_that_do_not_divide_are_refused_or_left_out() -> None:
     assert [len(ImageSampler(range(9), mesh_of(2, 1, rank), drop_last=True)) for rank in (0, 1)] == [4, 4]
 
 
-def made() -> tuple[nn.Module, TensorDataset]:
-    torch.manual_seed(0)
-    images, masks = torch.rand(IMAGES, 3, 18, 13, dtype=torch.float64), torch.randint(2, (IMAGES, 18, 13))
-    return UNet(width=3, depth=2).double(), TensorDataset(images, masks)
-
-
-def plainly_trained() -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and state after two epochs in one process, on the batches of an image sampler."""
-    model, dataset = made()
-    return trained(model, dataset, mesh_of(1, 1, 0), None)
-
-
 def trained(
-    model: nn.Module, dataset: TensorDataset, mesh: mural.Mesh, sampler: DistributedSampler[Any] | None
-) -> tuple[list[float], dict[str, Tensor]]:
-    plain = sampler is None
-    sampler = sampler or ImageSampler(dataset, mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses: list[float] = []
+    model: nn.Module, dataset: TensorDataset, mesh: mural.Mesh, sampler: DistributedSampler[Any]
+) -> list[float]:
+    """The losses of a loop in which each rank loads its own images, and the model averages gradients."""
+    optimizer, losses = optimizer_of(model), list[float]()
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for image, mask in DataLoader(dataset, BATCH // mesh.size("data"), sampler=sampler):
-            if not plain:
-                image, mask = (mural.shard(t, mesh, dims=d, batch="own") for t, d in ((image, (2, 3)), (mask, (1, 2))))
-            loss = F.cross_entropy(model(image), mask)
+            x, target = mural.shard(image, mesh, batch="own"), mural.shard(mask, mesh, dims=(1, 2), batch="own")
+            loss = F.cross_entropy(model(x), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return losses
 
 
-def train_with_ddp(grid: Grid) -> tuple[list[float], dict[str, Tensor]]:
+def train_with_ddp(grid: Grid) -> Trained:
     (model, dataset), mesh = made(), grid.mesh()
-    losses, _ = trained(DistributedDataParallel(model), dataset, mesh, ImageSampler(dataset, mesh))
-    return losses, model.state_dict()
+    return trained(DistributedDataParallel(model), dataset, mesh, ImageSampler(dataset, mesh)), model.state_dict()
 
 
 @pytest.mark.parametrize("grid", [Grid((2,)), Grid((1, 2), data=2), Grid((), data=2)], ids=str)
@@ -158,7 +140,7 @@ def misused() -> list[str]:
 
 def test_what_does_not_go_with_own_images_raises() -> None:
     for count, box, cuts, name in run_on(4, misused):
-        assert "ranks [1] brought other images than rank 0, which shares them (2 and 1 of shape (2, 8, 5))" in count
+        assert "ranks [1] brought other images than rank 0, which shares them (1 and 2 of shape (2, 8, 5))" in count
         assert box == cuts
         assert "leave out box=" in box
         assert "batch='mine': choose one of ('whole', 'own')" in name

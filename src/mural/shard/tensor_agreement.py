@@ -121,9 +121,10 @@ def compare_images(mesh: Mesh, brought: Brought, places: Sequence[Box], values: 
     for group in groups.values():
         first = min(group)
         if others := [rank for rank, images in group.items() if images != group[first]]:
+            counts = " and ".join(str(count) for count in sorted({group[rank][0] for rank in (first, *others)}))
             raise LayoutError(
                 f'shard(…, batch="own"): ranks {others} brought other images than rank {first}, which shares them '
-                f"({group[others[0]][0]} and {group[first][0]} of shape {brought.shape}). {SHARED_IMAGES}"
+                f"({counts} of shape {brought.shape}). {SHARED_IMAGES}"
             )
     if len(groups) > 1 and brought.dtype.is_floating_point and any(values) and len(set(values)) == 1:
         warnings.warn(
