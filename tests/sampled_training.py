@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,13 +30,19 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def plainly_trained() -> Trained:
-    """In one process, on whole batches."""
+def sampled(epoch: int) -> list[int]:
+    """The order of an epoch by an image sampler."""
+    sampler = ImageSampler(range(IMAGES), Mesh.of_one())
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def plainly_trained(order: Callable[[int], Sequence[int]] = sampled) -> Trained:
+    """In one process, on whole batches in the order of each epoch."""
     model, dataset = made()
-    optimizer, sampler, losses = optimizer_of(model), ImageSampler(dataset, Mesh.of_one()), list[float]()
+    optimizer, losses = optimizer_of(model), list[float]()
     for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for image, mask in DataLoader(dataset, BATCH, sampler=sampler):
+        for image, mask in DataLoader(dataset, BATCH, sampler=order(epoch)):
             loss = F.cross_entropy(model(image), mask)
             optimizer.zero_grad()
             loss.backward()

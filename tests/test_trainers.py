@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from law import TOLERANCE
-from sampled_training import plainly_trained
+from mural.data import Loader
+from mural.ranks import Mesh
+from sampled_training import BATCH, made, plainly_trained
 
 SCRIPT = Path(__file__).parent / "trained_elsewhere.py"
 slow = pytest.mark.slow
@@ -41,6 +43,13 @@ def test_a_trainer_finds_the_losses_and_weights_of_one_device(tmp_path: Path, tr
         assert found == pytest.approx(losses, rel=TOLERANCE)
         for name, value in state.items():
             torch.testing.assert_close(weights[name], value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@slow
+def test_lightning_takes_boxes_of_a_loader_of_mural(tmp_path: Path) -> None:
+    losses, _ = plainly_trained(Loader(made()[1], Mesh.of_one(), batch=BATCH).order)
+    for found, _ in found_by(tmp_path, 4, "lightning", "own", "boxes"):
+        assert found == pytest.approx(losses, rel=TOLERANCE)
 
 
 @slow

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 tests/trained_elsewhere.py lightning own image FOLDER
 
 Arguments: the trainer; whether ranks say that their loaders give them the `whole` batch or their `own` images; the
-sampler: `image`, or `theirs`, which is what the trainer does with a loader by itself; the folder for what ranks found.
+sampler: `image`; `theirs`, which is what the trainer does with a loader by itself; or `boxes`, for mural's loader,
+which reads each rank's box; the folder for what ranks found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -24,7 +26,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mural.data import ImageSampler
+from mural.data import ImageSampler, Loader
 from sampled_training import BATCH, EPOCHS, Trained, made, optimizer_of
 
 TRAINER, BROUGHT, SAMPLER, FOLDER = sys.argv[1:]
@@ -41,7 +43,22 @@ def loader_for(dataset: Any, mesh: mural.Mesh) -> DataLoader[Any]:
     return DataLoader(dataset, 1, shuffle=True)
 
 
+class Epochs:
+    """A loader of mural as Lightning takes one, from the page on trainers."""
+
+    def __init__(self, loader: Loader, trainer: pl.Trainer):
+        self.loader, self.trainer = loader, trainer
+
+    def __len__(self) -> int:
+        return self.loader.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((batch.image, batch.target) for batch in self.loader.epoch(self.trainer.current_epoch))
+
+
 def cut(pair: list[Tensor], mesh: mural.Mesh) -> tuple[Tensor, Tensor]:
+    if SAMPLER == "boxes":
+        return pair[0], pair[1]
     batch = cast('Literal["whole", "own"]', BROUGHT)
     return mural.shard(pair[0], mesh, batch=batch), mural.shard(pair[1], mesh, dims=(1, 2), batch=batch)
 
@@ -55,11 +72,13 @@ class Module(pl.LightningModule):
     def setup(self, stage: str) -> None:
         self.mesh = mesh_of_ranks()
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Any:
+        if SAMPLER == "boxes":
+            return Epochs(Loader(self.scenes, self.mesh, batch=BATCH, dtype=torch.float64), self.trainer)
         return loader_for(self.scenes, self.mesh)
 
-    def val_dataloader(self) -> DataLoader[Any]:
-        return loader_for(self.scenes, self.mesh)
+    def val_dataloader(self) -> Any:
+        return [] if SAMPLER == "boxes" else loader_for(self.scenes, self.mesh)
 
     def training_step(self, pair: list[Tensor], number: int) -> Tensor:
         image, mask = cut(pair, self.mesh)
