@@ -58,10 +58,10 @@ def test_the_script_prints_the_same_before_and_after(tmp_path: Path) -> None:
 
 def test_excerpts_are_those_of_the_examples() -> None:
     sources = ("examples/11_lightning.py", "examples/12_accelerate.py", "tests/trained_elsewhere.py")
-    known = {line for name in sources for line in (ROOT / name).read_text(encoding="utf-8").splitlines()}
+    known = {line.strip() for name in sources for line in (ROOT / name).read_text(encoding="utf-8").splitlines()}
     blocks = re.findall(r"^```python\n(.*?)^```", TRAINERS, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
-    assert [line for block in blocks for line in block.splitlines() if line not in known] == []
+    assert [line for block in blocks for line in block.splitlines() if line.strip() not in known] == []
 
 
 def test_numbers_of_costs_are_those_of_the_benchmarks() -> None:
