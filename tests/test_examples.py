@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples"
-SAME = ("01_one_device", "02_two_shards", "03_data_and_spatial", "04_own_dataset", "07_stages")
+SAME = (
+    "01_one_device",
+    "02_two_shards",
+    "03_data_and_spatial",
+    "04_own_dataset",
+    "07_stages",
+    "11_lightning",
+    "12_accelerate",
+)
 
 
 def printed(name: str) -> str:

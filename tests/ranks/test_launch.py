@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,17 @@ def test_consequences_are_told_from_causes() -> None:
 def test_arguments() -> None:
     with pytest.raises(PlanError, match="at least 1 rank"):
         run_local(report, 0)
+
+
+def test_a_function_of_a_notebook_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks ended with exit code 1, and a traceback of multiprocessing."""
+
+    def work(rank: int) -> None: ...
+
+    monkeypatch.setattr(work, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    with pytest.raises(PlanError, match=r"work is defined in a notebook .* `from work import work`"):
+        run_local(partial(work), 2)
 
 
 # ------------------------------------------------------------------------------------------------ slow, each in seconds

@@ -13,6 +13,7 @@ from rich.console import Console
 from runs import run_config, write_images
 
 from mural.engine import Parallel
+from mural.prediction.prediction_progress import PredictionProgress
 from mural.train import journal as journal_module
 from mural.train.config import LogConfig
 from mural.train.journal import Journal
@@ -46,6 +47,16 @@ def test_without_a_terminal_there_is_a_line_at_most_every_30_seconds(
         "a word in between",
         "step 12: tile 80 of 100 (forward)",
     ]
+
+
+def test_forced_colours_make_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a notebook, which sets this variable, drew the bar again and again."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    made = Journal(tmp_path, LogConfig(tensorboard="off"), 20, speaks=True)
+    made.open(0)
+    made.close()
+    assert made.bar is None
+    assert PredictionProgress(10, 1, speaks=True).bar.disable
 
 
 def test_without_a_terminal_the_first_step_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from mural.data.image_sample import Sample
 from mural.data.loading.augment import Augment
 from mural.data.loading.batches import Batch
+from mural.data.loading.image_sampler import ImageSampler
 from mural.data.loading.loader import Loader
 from mural.data.loading.pixels import scaled
 from mural.data.open import open
@@ -22,6 +23,7 @@ __all__ = [
     "ComputedSource",
     "Counter",
     "Dataset",
+    "ImageSampler",
     "Level",
     "Loader",
     "Sample",

@@ -18,7 +18,7 @@ from mural.memory.readable import Readable
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.shard.checksum import checksum
-from mural.shard.place import SAMPLERS
+from mural.shard.tensor_agreement import SAMPLERS
 from mural.shard.unread import Unread
 
 UNREAD = "not read"

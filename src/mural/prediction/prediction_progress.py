@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any, Self
 
@@ -15,7 +16,8 @@ class PredictionProgress:
     def __init__(self, pixels: int, images: int, speaks: bool):
         self.pixels, self.images, self.done, self.count = pixels, images, 0, 0
         self.begun, self.now = time.monotonic(), 0
-        self.console = Console(quiet=not speaks, highlight=False, soft_wrap=True)
+        terminal = sys.stdout.isatty()  # which FORCE_COLOR, as notebooks set it, does not make
+        self.console = Console(quiet=not speaks, force_terminal=terminal, highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal or not speaks)
         self.task = self.bar.add_task("predict", total=pixels)

@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 
 from mural.comm.watchdog import HUNG
 from mural.errors import MuralError, PlanError
-from mural.ranks.spawned import UNGUARDED, Answer, Orders, leave_unguarded, serve
+from mural.ranks.spawned import UNGUARDED, Answer, Orders, check_importable, leave_unguarded, serve
 from mural.ranks.store import host
 
 FORWARDED = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, n)]
@@ -67,6 +67,7 @@ def run_local(
     without an error, this returns as usual; else it raises KeyboardInterrupt, or SystemExit with 128 + the signal.
     """
     leave_unguarded()
+    check_importable(function)
     if ranks < 1 or restarts < 0:
         raise PlanError(f"ranks={ranks}, restarts={restarts}: start at least 1 rank, 0 times again or more")
     say = say or _silent

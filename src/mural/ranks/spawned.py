@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import current_process, parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from mural.comm.hosts import LOCAL_STORE
-from mural.errors import MuralError, PeerError
+from mural.errors import MuralError, PeerError, PlanError
 from mural.ranks.identity import resolve
 from mural.ranks.join import leave, start
 
@@ -88,6 +89,18 @@ def leave_unguarded() -> None:
     """End this process if it is a new rank that is still importing its parent's script; the parent says why."""
     if getattr(current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
+
+
+def check_importable(function: Callable[..., Any]) -> None:
+    """Raise if a new process cannot import the function: a cell of a notebook or an interactive session defines it."""
+    while isinstance(function, partial):
+        function = function.func
+    if getattr(function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        name = getattr(function, "__name__", str(function))
+        raise PlanError(
+            f"{name} is defined in a notebook or an interactive session, from which new ranks cannot import it: write "
+            f"it to a file next to the notebook, as work.py, and begin by `from work import {name}`"
+        )
 
 
 def declare(environ: MutableMapping[str, str], rank: int, orders: Orders) -> None:

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from mural.comm import Transport
-from mural.comm.exchange import box_of, stack
+from mural.comm.exchange import box_of
 from mural.errors import LayoutError
-from mural.geometry import Box, Cuts, check_bounds, slices, whole
+from mural.geometry import Box, Cuts, Interval, check_bounds, slices, whole
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.checksum import checksum
 from mural.shard.gradient_scale import require_gradient
 from mural.shard.layout import Layout
 from mural.shard.tensor import ShardedTensor
-
-ROOM = 13
-"""How many dims fit into the message in which the ranks compare their tensors."""
+from mural.shard.tensor_agreement import Brought, WholeOrOwn, agree, due
 
 CutSpec = Cuts | Sequence[int] | Sequence[float]
-
-SAMPLERS = (
-    "A plain tensor is the same whole batch on every rank, and each rank takes its part of it. Probably a "
-    "DistributedSampler gave each rank other images, or random augmentations differ: leave the sampler out (Lightning: "
-    "Trainer(use_distributed_sampler=False); Accelerate: do not prepare() the loader; torch: no DistributedSampler) "
-    "and give all ranks one seed; or give each rank its own piece, by shard(piece, mesh, box=…), sources of "
-    "mural.open(…), or mural.data.Loader"
-)
-"""What to do about tensors that differ between ranks."""
-
-_looked: WeakKeyDictionary[Transport, Counter[Any]] = WeakKeyDictionary()
-"""How many tensors of each kind were sharded."""
 
 
 def shard(
@@ -49,15 +32,18 @@ def shard(
     cuts: CutSpec | Sequence[CutSpec | None] | Mapping[int, CutSpec] | None = None,
     align: int = 1,
     box: Sequence[tuple[int, int]] | None = None,
+    batch: WholeOrOwn = "whole",
 ) -> ShardedTensor:
     """The tensor cut over the mesh: dim 0 along the data (and channel) axes, `dims` along the spatial axes.
 
     `dims` are by default 2, 3, … (NCL, NCHW, NCDHW); for a mask (N, H, W) give dims=(1, 2), for labels (N,) dims=().
     `cuts` gives for each of them sizes, bounds or weights (floats); without it the pieces are as equal as multiples
     of `align` allow. With `box`, `tensor` is only this rank's piece and `box` its global place. Without, it is the same
-    on every rank: the first tensors are compared, and later ones now and then. Collective.
+    on every rank: the first tensors are compared, and later ones now and then. With batch="own", it has only the images
+    of this rank's place on the data axis, whole, as a loader with a `mural.data.ImageSampler` gives them: those of all
+    places, in order, are the batch. Then ranks that share images are compared. Collective.
     """
-    return place_on(tensor, mesh, dims=dims, cuts=cuts, align=align, box=box, compare=box is None)
+    return place_on(tensor, mesh, dims=dims, cuts=cuts, align=align, box=box, batch=batch, compare=box is None)
 
 
 def place_on(
@@ -68,6 +54,7 @@ def place_on(
     cuts: CutSpec | Sequence[CutSpec | None] | Mapping[int, CutSpec] | None = None,
     align: int = 1,
     box: Sequence[tuple[int, int]] | None = None,
+    batch: WholeOrOwn = "whole",
     compare: bool = False,
 ) -> ShardedTensor:
     """The same as `shard`, with a choice whether ranks compare values. Collective."""
@@ -75,29 +62,58 @@ def place_on(
         place = None if box is None else box_of(box)
         mesh = mesh.folded if isinstance(mesh, Mesh) else mesh  # pyright: ignore[reportUnnecessaryIsInstance]
         axes = axes_of(tensor, mesh, dims)
-        if place is None:
-            specs = named(cuts, [d for d, axis in axes.items() if axis != "data"], tensor.ndim)
-            found = cuts_of(tensor.shape, mesh, axes, specs, align)
-            layout = layout_of(mesh, tuple(tensor.shape), axes, found)
-        else:
-            layout = None
-            if tuple(i.size for i in place) != tuple(tensor.shape):
-                raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
+        check_batch(batch, axes, place, cuts)
+        layout = asked_layout(tensor, mesh, axes, cuts, align) if place is None else None
+        if place is not None and tuple(i.size for i in place) != tuple(tensor.shape):
+            raise LayoutError(f"box {place} has extents {[i.size for i in place]}, the piece {tuple(tensor.shape)}")
     except Exception:
         if isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             agree(mesh, None)
         raise
     needs = tensor.requires_grad
-    shape = None if layout is None else layout.shape
-    cuts_found = None if layout is None else layout.cuts
-    brought = (shape, tensor.ndim, axes, cuts_found, str(tensor.dtype), needs, align)
-    boxes = agree(mesh, brought, place or (), checksum(tensor) if compare and due(tensor, mesh) else 0)
-    if layout is not None:
-        piece = tensor[slices(layout.box)]
-        return ShardedTensor(piece.clone(memory_format=torch.preserve_format), layout)
-    found, shape = cuts_from_boxes(boxes, mesh, axes)
-    x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
-    return require_gradient(x) if needs and tensor.is_leaf else x
+    value = checksum(tensor) if compare and due(tensor, mesh) else 0
+    brought = Brought(None, tensor.ndim, axes, None, tensor.dtype, needs, align, batch)
+    if layout is None:
+        found, shape = cuts_from_boxes(agree(mesh, brought, place or (), value), mesh, axes)
+        x = ShardedTensor(tensor, layout_of(mesh, shape, axes, found))
+        return require_gradient(x) if needs and tensor.is_leaf else x
+    if batch == "own":
+        return own_images(tensor, layout, brought, value)
+    agree(mesh, brought._replace(shape=layout.shape, cuts=layout.cuts), value=value)
+    return ShardedTensor(tensor[slices(layout.box)].clone(memory_format=torch.preserve_format), layout)
+
+
+def check_batch(batch: str, axes: Mapping[int, str], box: Box | None, cuts: Any) -> None:
+    """Raise if a call that says whose images it brings says something else as well."""
+    if batch not in get_args(WholeOrOwn):
+        raise LayoutError(f"batch={batch!r}: choose one of {get_args(WholeOrOwn)}")
+    if batch == "own" and (box is not None or axes[0] != "data" or (isinstance(cuts, Mapping) and 0 in cuts)):
+        raise LayoutError(
+            'batch="own" says that dim 0 has the images of this rank: leave out box=, and dim 0 in cuts= and dims='
+        )
+
+
+def own_images(tensor: Tensor, layout: Layout, brought: Brought, value: int) -> ShardedTensor:
+    """The images of this rank's place on the data axis as a part of the batch of all places. Collective.
+
+    `layout` is that of these images alone; along dim 0 it means nothing.
+    """
+    mesh, shape = layout.mesh, layout.shape[1:]
+    brought = brought._replace(shape=shape, cuts=layout.cuts[1:])
+    places = agree(mesh, brought, (Interval(0, layout.shape[0]),), value)
+    ranks = mesh.peers(mesh.coordinates)
+    counts = {mesh.coordinates_of(rank)["data"]: box[0].size for rank, box in zip(ranks, places, strict=True)}
+    images = Cuts.of((0, *accumulate(counts[part] for part in range(mesh.size("data")))))
+    found = {d: c for d, c in enumerate(layout.cuts) if c is not None} | {0: images}
+    joined = layout_of(mesh, (images.extent, *shape), brought.axes, found)
+    piece = tensor[(slice(None), *slices(joined.box[1:]))]
+    return ShardedTensor(piece.clone(memory_format=torch.preserve_format), joined)
+
+
+def asked_layout(tensor: Tensor, mesh: Mesh, axes: Mapping[int, str], cuts: Any, align: int) -> Layout:
+    """The layout of a whole tensor, cut as a call asks for."""
+    specs = named(cuts, [d for d, axis in axes.items() if axis != "data"], tensor.ndim)
+    return layout_of(mesh, tuple(tensor.shape), axes, cuts_of(tensor.shape, mesh, axes, specs, align))
 
 
 def axes_of(tensor: Tensor, mesh: Mesh, dims: Sequence[int] | None) -> dict[int, str]:
@@ -199,52 +215,6 @@ def one_cut(spec: CutSpec, extent: int, parts: int, align: int) -> Cuts:
         }.get(len(numbers), numbers)
     check_bounds(bounds, extent, parts)
     return Cuts.of(bounds)
-
-
-def due(tensor: Tensor, mesh: Mesh) -> bool:
-    """Whether the values of this tensor are compared: the first four of each kind are, and two at each power of two."""
-    if mesh.world == 1:
-        return False
-    seen, kind = _looked.setdefault(mesh.transport, Counter()), (mesh.sizes, tensor.ndim, tensor.dtype)
-    seen[kind] += 1
-    number = seen[kind]
-    return number <= 4 or any(n & (n - 1) == 0 for n in (number, number - 1))
-
-
-def agree(mesh: Mesh, brought: tuple[Any, ...] | None, place: Box = (), value: int = 0) -> list[Box]:
-    """The places of all ranks' pieces; raises on every rank if they passed different tensors, or one passed None.
-
-    `value` is the tensor's checksum, 0 if it is not compared.
-    """
-    if mesh.world == 1:
-        return [place]
-    text = repr(brought).encode()
-    shape = [int(n) for n in (brought[0] or ())] if brought is not None else []
-    code = [brought is not None, zlib.crc32(text), len(shape), *shape, *[0] * (ROOM - len(shape))][: 3 + ROOM]
-    bounds = [n for i in place for n in i]
-    row = torch.tensor([*code, *bounds, *[0] * (2 * ROOM - len(bounds)), value])
-    rows = stack(row, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "shard").tolist()
-    if brought is None:
-        return []
-    failed = [rank for rank, row in enumerate(rows) if not row[0]]
-    if failed:
-        raise LayoutError(f"shard failed on ranks {failed}: see their errors")
-    if len({row[1] for row in rows}) > 1:
-        shapes = sorted({tuple(row[3 : 3 + row[2]]) for row in rows})
-        raise LayoutError(
-            f"shard needs the same tensor on every rank, and the same arguments, but ranks brought shapes {shapes}, or "
-            f"cuts, types or requires_grad that differ (here {brought}): pass the whole tensor everywhere, or box="
-        )
-    # After calls that failed on some ranks only, ranks would compare different tensors: then none is compared.
-    first, looked = rows[0][-1], all(row[-1] for row in rows)
-    peers = mesh.peers(mesh.coordinates)
-    if looked and (others := [rank for rank, row in zip(peers, rows, strict=True) if row[-1] != first]):
-        raise LayoutError(
-            f"shard: a tensor of shape {tuple(shape)} has other values on ranks {others} than on rank "
-            f"{peers[0]}. {SAMPLERS}"
-        )
-    ends = [row[3 + ROOM :] for row in rows]
-    return [box_of([(end[2 * d], end[2 * d + 1]) for d in range(len(place))]) for end in ends]
 
 
 def cuts_from_boxes(

@@ -31,7 +31,9 @@ class Journal:
 
     def __init__(self, folder: Path, config: LogConfig, total: int, speaks: bool):
         self.folder, self.config, self.total, self.speaks = folder, config, total, speaks
-        self.console = Console(stderr=False, quiet=not speaks, highlight=False, soft_wrap=True)
+        # FORCE_COLOR makes no terminal: notebooks and build servers set it, and would keep every drawing of the bar.
+        terminal = sys.stdout.isatty()
+        self.console = Console(quiet=not speaks, force_terminal=terminal, highlight=False, soft_wrap=True)
         self.file: TextIO | None = None
         self.board: Any = None
         self.bar: StepBar | None = None
