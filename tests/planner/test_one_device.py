@@ -57,6 +57,13 @@ def test_plans_run_and_give_the_same_result() -> None:
     assert len(losses) == 1
 
 
+def test_a_streamed_step_fits_however_much_it_fills_of_the_rest() -> None:
+    """Its tile is chosen for what tensors may take; with a little more it was thrown away: «needs 5.6 GiB, has 5.6»."""
+    assert memory_mix.Mix(100, 1.0, stream=(64, 64)).fits(99)
+    assert memory_mix.Mix(99, 1.0).fits(99)
+    assert not memory_mix.Mix(100, 1.0).fits(99)
+
+
 def test_where_nothing_fits_it_says_what_would() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2048), nn.Linear(2048, 2))
     with pytest.raises(mural.MuralError, match=r"nothing fits into 0\.1 GiB: .* needs \d+\.\d GiB"):

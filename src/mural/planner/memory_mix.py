@@ -50,6 +50,10 @@ class Mix:
     stream: tuple[int, ...] | None = None
     optimizer: bool = False
 
+    def fits(self, room: float) -> bool:
+        """Whether it stays within what tensors may take. A streamed step is sized for that, and then fills the rest."""
+        return self.stream is not None or self.peak <= room
+
     @property
     def kinds(self) -> tuple[Offloaded, ...]:
         """What leaves, as a plan names it."""

@@ -67,7 +67,7 @@ def plan(
 def answered(question: MixQuestion, memory: str, hardware: str, precision: Literal["float32", "bfloat16"]) -> Plan:
     """The plan of the fastest mix that fits, with what was considered."""
     found = considered(question, hardware, precision)
-    fitting = [mix for mix in found if mix.peak <= question.room]
+    fitting = [mix for mix in found if mix.fits(question.room)]
     if not fitting:
         least = min(found, key=lambda mix: mix.peak)
         raise PlanError(
@@ -118,10 +118,10 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
 
 def explained(found: Sequence[Mix], best: Mix, question: MixQuestion, memory: str) -> str:
     """What was considered, the fastest first, and what was chosen."""
-    rows = sorted(found, key=lambda mix: (mix.peak > question.room, mix.seconds))[:SHOWN]
+    rows = sorted(found, key=lambda mix: (not mix.fits(question.room), mix.seconds))[:SHOWN]
     lines = [f"{'':2}{'peak, GiB':>10}{'step, ms':>10}  "]
     for mix in rows:
-        mark = "→" if mix is best else " " if mix.peak <= question.room else "✗"
+        mark = "→" if mix is best else " " if mix.fits(question.room) else "✗"
         lines.append(f"{mark:2}{mix.peak / 2**30:10.2f}{mix.seconds * 1e3:10.1f}  {mix}")
     room, name = question.room / 2**30, question.hardware.name
     return "\n".join([*lines, f"Tensors may take {room:.2f} GiB of {memory}. Predicted for {name}; ✗: too large."])
