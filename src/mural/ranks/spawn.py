@@ -24,7 +24,7 @@ import torch
 import torch.multiprocessing as mp
 
 from mural.comm.watchdog import HUNG
-from mural.errors import MuralError, PlanError
+from mural.errors import TRACEBACK, MuralError, PlanError
 from mural.ranks.spawned import UNGUARDED, Answer, Orders, leave_unguarded, serve
 from mural.ranks.store import host
 
@@ -92,7 +92,7 @@ def run_local(
         if cause is None:
             return run.ranks[0].answer.value if run.ranks[0].answer is not None else None
         # What mural itself refuses would be refused again.
-        if number == restarts or run.signals or cause.told:
+        if number == restarts or run.signals or cause.final:
             raise RankError(cause.trouble(), cause.number, cause.raised, cause.by)
         say(f"{cause.trouble()}\nstarting all ranks again: {number + 1} of {restarts}")
 
@@ -147,8 +147,13 @@ class Rank:
 
     @property
     def told(self) -> str:
-        """The text of one of mural's own errors that was raised there, or nothing."""
+        """The text of an error that was raised there and needs no traceback, or nothing."""
         return self.answer.told if self.answer is not None else ""
+
+    @property
+    def final(self) -> bool:
+        """Whether what was raised there would be raised again."""
+        return self.answer is not None and self.answer.final
 
     @property
     def by(self) -> str:
@@ -159,7 +164,7 @@ class Rank:
     def trouble(self) -> str:
         """A description of what ended the rank."""
         code, place = self.process.exitcode, f"rank {self.number} (pid {self.process.pid})"
-        if self.told:
+        if self.told and not os.environ.get(TRACEBACK):
             return f"rank {self.number}: {self.told}"
         if self.answer is not None and self.answer.raised:
             return f"{place} raised:\n\n{self.answer.raised}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,7 +15,9 @@ from mural.checkpoint.folder import steps_in
 from mural.comm.failure.agree import together
 from mural.comm.watchdog import Watchdog
 from mural.domain import SeparationNetwork
-from mural.errors import CheckpointError, ConfigError
+from mural.engine.loss_terms import LossTerms
+from mural.engine.stream_program import check_stream
+from mural.errors import CheckpointError, ConfigError, unwritable
 from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
@@ -35,6 +37,8 @@ from mural.train.configured_samples import (
     training_batches,
 )
 from mural.train.factory import (
+    check_loss,
+    has_known_results,
     label_range,
     load_weights,
     make_loss,
@@ -42,9 +46,12 @@ from mural.train.factory import (
     make_optimizer,
     make_schedule,
     padding_label,
+    result_shape,
 )
+from mural.train.failing_code import naming
 from mural.train.journal import Journal
 from mural.train.meters import Meter
+from mural.train.result_forms import TargetForm, check_best, check_pairing, score_names
 from mural.train.status import Status
 from mural.train.training_run import Run
 
@@ -57,7 +64,10 @@ def start(config: Config) -> Generator[Run]:
     with ExitStack() as stack:
         splits = datasets(config)
         shapes = [image_shape(config, split) for split in splits.values()]
-        check_targets(config, splits[SOURCE].training)
+        for samples in filter(None, (splits[SOURCE].training, splits[SOURCE].held_out)):
+            check_targets(config, samples)
+        if config.plan.stream is not None:
+            check_stream(config.plan.stream, (config.data.batch, *shapes[0]))
         mesh, plan = joined(config, first_shape(splits[SOURCE].training)[1:])
         config = config.with_plan(plan)
         device = device_of(config)
@@ -66,6 +76,7 @@ def start(config: Config) -> Generator[Run]:
             task = make_loss(config.loss, device, getattr(torch, config.model.dtype))
             if config.model.weights is not None:
                 load_weights(config.model.weights, model)
+            check_trainable(config, model, task)
             network = separation_network(model, splits)
             if network is not None and config.data.multiple > 1:
                 raise ConfigError(
@@ -74,13 +85,20 @@ def start(config: Config) -> Generator[Run]:
                 )
         if network is not None:
             splits = dict(zip(network.domains, splits.values(), strict=True))
+        domains = list(splits)
         loss, predictor = (task, model) if network is None else (network.loss(task), network.predictor())
-        labels = label_range(task, predictor, shapes[0])
+        result = result_shape(predictor, shapes[0]) if has_known_results(task) else None
+        target = TargetForm.of(config, splits[domains[0]].training, shapes[0][1:])
+        labels = label_range(task, result)
+        check_loss(config.loss, task, labels, getattr(torch, config.model.dtype))
+        check_pairing(config.loss.name, result, target)
         check_names(config.data.classes, labels)
+        check_best(config, score_names(result, target, config.data.classes), domains[1:])
         if config.model.compile:
             model = cast(nn.Module, torch.compile(model))
         image = shapes[0] if network is None else shapes
-        pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
+        with naming("the division of the model by its plan", f"images of shape {shapes[0]}", model):
+            pm = parallelize(model, plan, loss, mesh=mesh, device=device, seed=config.seed, image=image)
         mesh = pm.world_mesh
         align = pm.inputs.align((config.data.batch, *shapes[0]))
         fittings = [
@@ -121,6 +139,15 @@ def start(config: Config) -> Generator[Run]:
         yield run
 
 
+def check_trainable(config: Config, model: nn.Module, loss: Callable[..., Any]) -> None:
+    """Raise if nothing would be trained."""
+    if not any(p.requires_grad for p in (*model.parameters(), *LossTerms.of(loss, model).parameters())):
+        raise ConfigError(
+            f'model.factory = "{config.model.factory}": the model has no parameters that require gradients, so there '
+            f"is nothing to train: call requires_grad_() on some"
+        )
+
+
 def separation_network(model: nn.Module, splits: Mapping[str, Split]) -> SeparationNetwork | None:
     """The model, if it is a separation network, whose targets have to be those of the configuration; else None."""
     targets = [name for name in splits if name != SOURCE]
@@ -149,7 +176,9 @@ def device_of(config: Config) -> torch.device:
     """Where this rank computes."""
     if config.launch.device == "cpu" or not torch.cuda.is_available():
         if config.launch.device == "cuda":
-            raise ConfigError('launch.device = "cuda", but torch finds no GPU')
+            raise ConfigError(
+                'launch.device = "cuda", but torch finds no GPU: set "cpu" or "auto", or see what `mural doctor` says'
+            )
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -159,8 +188,10 @@ def make_folder(config: Config, mesh: Mesh) -> None:
     if mesh.rank != 0:
         return
     if config.checkpoint.resume == "must" and not steps_in(config.folder / CHECKPOINTS):
-        raise CheckpointError(f'{config.folder / CHECKPOINTS} holds no checkpoint, but checkpoint.resume = "must"')
+        raise CheckpointError(
+            f'{config.folder / CHECKPOINTS} holds no checkpoint, but checkpoint.resume = "must": set "auto"'
+        )
     try:
         config.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error
+        raise unwritable(f"the run's folder {config.folder}", error) from error

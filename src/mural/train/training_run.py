@@ -22,12 +22,12 @@ from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
-from mural.errors import CheckpointError, ConfigError, MuralError, ShapeError
+from mural.errors import CheckpointError, unwritable
 from mural.ranks import Mesh
 from mural.train.best import best_of, watched
 from mural.train.config import Config
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
-from mural.train.failing_layer import in_layer
+from mural.train.failing_code import few, naming
 from mural.train.journal import Journal, validations
 from mural.train.meters import Meter
 from mural.train.status import Position, Status
@@ -222,19 +222,10 @@ class Run:
 
     @contextmanager
     def naming(self, batch: Batch, doing: str) -> Generator[None]:
-        """A block whose errors name the images that were computed on; mural's own errors say what is needed."""
-        try:
+        """A block whose errors name the layer, and the images that were computed on."""
+        images = f"images of shape {tuple(batch.shape)} ({few(batch.names)})"
+        with naming(doing, images, self.pm.plain):
             yield
-        except ShapeError as error:
-            raise ShapeError(
-                f"{error}{in_layer(error, self.pm.plain)}, for images of shape {tuple(batch.shape)} "
-                f"({', '.join(batch.names)}): change model.arguments, or give images that the model takes"
-            ) from error
-        except MuralError:
-            raise
-        except Exception as error:
-            error.add_note(f"in {doing}, on {', '.join(batch.names)}{in_layer(error, self.pm.plain)}")
-            raise
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -300,4 +291,4 @@ def write_down(config: Config) -> None:
     try:
         config.save(config.folder / RESOLVED)
     except OSError as error:
-        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error
+        raise unwritable(f"the run's file {config.folder / RESOLVED}", error) from error
