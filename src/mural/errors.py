@@ -78,10 +78,10 @@ def told(error: BaseException) -> str:
     return str(error) if isinstance(error, MuralError) else error.__dict__.get(TOLD, "")
 
 
-def unwritable(what: str, error: OSError) -> ConfigError:
+def cannot_write(what: str, error: OSError) -> ConfigError:
     """The error for something that the system does not let be written, with the remedy.
 
-    >>> print(unwritable("plan.toml", OSError(errno.ENOSPC, "No space left on device")))
+    >>> print(cannot_write("plan.toml", OSError(errno.ENOSPC, "No space left on device")))
     plan.toml cannot be written: No space left on device: make room, or choose another disk
     """
     remedies = {

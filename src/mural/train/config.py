@@ -11,6 +11,7 @@ from mural.data import Augment, Source
 from mural.data import scaled as scaled_source
 from mural.errors import ConfigError
 from mural.plans import Plan
+from mural.text_files import save_text
 from mural.train.run_tables import CheckpointConfig, LaunchConfig, LogConfig, TrainConfig
 from mural.train.target_domains import Files, TargetsConfig
 from mural.typed import build, dump, read_toml
@@ -210,7 +211,7 @@ class Config:
 
     def save(self, path: str | Path) -> None:
         """Write every field to a TOML file."""
-        Path(path).write_text(dump(self), encoding="utf-8")
+        save_text(path, dump(self))
 
     def with_plan(self, plan: Plan) -> Config:
         """The same run under another plan."""

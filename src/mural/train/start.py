@@ -17,7 +17,7 @@ from mural.comm.watchdog import Watchdog
 from mural.domain import SeparationNetwork
 from mural.engine.loss_terms import LossTerms
 from mural.engine.stream_program import check_stream
-from mural.errors import CheckpointError, ConfigError, unwritable
+from mural.errors import CheckpointError, ConfigError, cannot_write
 from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
@@ -194,4 +194,4 @@ def make_folder(config: Config, mesh: Mesh) -> None:
     try:
         config.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(f"the run's folder {config.folder}", error) from error
+        raise cannot_write(f"the run's folder {config.folder}", error) from error

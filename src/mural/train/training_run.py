@@ -22,7 +22,7 @@ from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
-from mural.errors import CheckpointError, unwritable
+from mural.errors import CheckpointError, cannot_write
 from mural.ranks import Mesh
 from mural.train.best import best_of, watched
 from mural.train.config import Config
@@ -171,10 +171,13 @@ class Run:
         found = self.resume()
         self.state()  # raises where a checkpoint could not hold it
         with together(self.mesh, "the start of the run"):
-            if self.mesh.rank == 0:
-                write_down(self.config)
-                self.status.begin(found.position)
-            self.journal.open(found.position.step)
+            try:
+                if self.mesh.rank == 0:
+                    self.config.save(self.config.folder / RESOLVED)
+                    self.status.begin(found.position)
+                self.journal.open(found.position.step)
+            except OSError as error:
+                raise cannot_write(f"the run's file {error.filename2 or error.filename}", error) from error
         self.status.begun, self.status.position = True, found.position
         if not found.owed:
             self.judge()
@@ -190,11 +193,14 @@ class Run:
             )
         if found is None:
             return Beginning(Position(), torch.tensor(nan), {}, owed=False)
-        snapshot = self.checkpoints.read()
+        try:
+            snapshot = self.checkpoints.read()
+            with self.pm.loss_terms.attached():
+                restore(snapshot, self.pm.module, self.optimizer, self.schedule)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. To begin anew, give the run another folder (--folder …)") from error
         for text in snapshot.passed_over:
             self.journal.say(f"warning: {text}")
-        with self.pm.loss_terms.attached():
-            restore(snapshot, self.pm.module, self.optimizer, self.schedule)
         torch.set_rng_state(snapshot.tensor("random.cpu"))
         counts = snapshot.values["counts"]
         self.pm.calls, self.pm.updates = counts["calls"], counts["updates"]
@@ -284,11 +290,3 @@ class Run:
         if self.loader.bad:
             self.journal.say(self.loader.summary())
         return found
-
-
-def write_down(config: Config) -> None:
-    """Write the run's configuration to its folder."""
-    try:
-        config.save(config.folder / RESOLVED)
-    except OSError as error:
-        raise unwritable(f"the run's file {config.folder / RESOLVED}", error) from error
