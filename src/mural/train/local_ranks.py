@@ -48,6 +48,11 @@ def local_ranks(config: Config) -> int:
             f"plan.domain = {config.plan.domain} divides the domains of a separation network, but targets.images names "
             f"none: set plan.domain = 1, or name the images of target domains there"
         )
+    if place.world > 1 and config.plan.devices not in (1, place.world):
+        raise PlanError(
+            f"{place.launcher} started {place.world} ranks, but the plan needs {config.plan.devices} "
+            f"({', '.join(str(config.plan).splitlines())}): start as many, or change the plan"
+        )
     if place.world > 1 or place.launcher != "single":
         return 1
     if wanted > 1 and needs_mpirun(config.launch.backend):
