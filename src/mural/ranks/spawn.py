@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from mural.comm.backends import check_available
 from mural.comm.watchdog import HUNG
 from mural.errors import TRACEBACK, MuralError, PlanError
 from mural.ranks.spawned import UNGUARDED, Answer, Orders, leave_unguarded, serve
@@ -70,6 +71,7 @@ def run_local(
     if ranks < 1 or restarts < 0:
         raise PlanError(f"ranks={ranks}, restarts={restarts}: start at least 1 rank, 0 times again or more")
     say = say or _silent
+    check_available(backend)
     usual, gpus, words = equipment(ranks, device)
     backend = backend or usual
     threads = threads or max(1, processors() // ranks)

@@ -23,7 +23,7 @@ _stores: Any = dist  # its stubs leave these out
 
 _meetings = itertools.count()
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, SETTLE_SECONDS = 0.02, 0.5
 WORLD = "mural/world"
 """Where ranks write how many they are, and who is which."""
 SIOCGIFADDR = 0x8915
@@ -104,6 +104,7 @@ def gathered(store: Any, place: Placement, timeout: float) -> Any:
     awaited = list(range(place.world))
     while awaited and time.monotonic() < until:
         if store.check([wrong]):
+            time.sleep(0 if place.rank else SETTLE_SECONDS)  # the store ends with rank 0: let the others read it
             raise PlanError(f"{store.get(wrong).decode()}: give every rank the same WORLD_SIZE and a RANK of its own")
         awaited = [rank for rank in awaited if not store.check([f"{WORLD}/{rank}"])]
         time.sleep(POLL_SECONDS if awaited else 0)
