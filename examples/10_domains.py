@@ -4,6 +4,7 @@
 
 Sharp digits are the labelled source; blurred ones, of a phone, the target. Only the network, its batches and the plan
 differ from example 07: each rank has one domain. `Plan()` in one process prints the same losses.
+The digits come with scikit-learn (pip install scikit-learn).
 """
 
 import torch

@@ -1,6 +1,9 @@
-"""How well the words of a page can be read, in a real Chromium."""
+"""What tests of pages share: how well words can be read in a real Chromium, and a model that a plan refuses."""
 
 from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
 
 from chromium import Browser
 
@@ -26,3 +29,14 @@ def contrasts(browser: Browser) -> list[float]:
         browser.dark(dark)
         found += browser.value(script)
     return found
+
+
+class Inverse(nn.Module):
+    """A convolution, and an operation that has no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(self.conv(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -37,6 +38,19 @@ def test_every_example_is_tried() -> None:
     found = {path.stem for path in FOLDER.glob("[0-9]*.py")}
     on_gpus = {"09_gpu_to_gpu"}  # tried by make test-gpu
     assert found == {*SAME, "05_resume_elsewhere", "06_own_pieces", "08_clinics", "10_domains"} | on_gpus
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("[0-9]*.py")), ids=lambda path: path.stem)
+def test_an_example_says_what_else_it_needs(script: Path) -> None:
+    """Example 10 needed scikit-learn, and did not say so."""
+    tree = ast.parse(script.read_text())
+    places = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    places += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
+    roots = {place.partition(".")[0] for place in places}
+    needed = roots - {*sys.stdlib_module_names, "mural", "torch", "numpy", "scenes"}
+    said = re.search(r"pip install ([^)]*)", ast.get_docstring(tree) or "")
+    assert not needed or said is not None, f"{script.name} needs {needed}"
+    assert {"sklearn": "scikit-learn"}.get("".join(needed), "") in (said[1] if said else "")
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 from typing import Any
 
 DISTRIBUTION = "mural-train"
 """What pip calls mural: the name `mural` on PyPI is that of another project."""
+TOLD = "told_by_mural"
+TRACEBACK = "MURAL_TRACEBACK"
+"""The variable that makes the command line print tracebacks."""
 
 
 class MuralError(Exception):
@@ -58,6 +62,38 @@ class DataError(MuralError, ValueError):
     def __init__(self, message: str, name: str = "", box: object = None) -> None:
         super().__init__(message)
         self.name, self.box = name, box
+
+
+def tell(error: BaseException, text: str) -> None:
+    """Let an error that is not mural's be told in one line, where mural's own errors are; a first text stays."""
+    error.__dict__.setdefault(TOLD, text)
+
+
+def told(error: BaseException) -> str:
+    """An error in one line: the message of mural's own, what was said of another; empty if it needs its traceback.
+
+    >>> told(PlanError("2 ranks are missing")), told(ValueError("?"))
+    ('2 ranks are missing', '')
+    """
+    return str(error) if isinstance(error, MuralError) else error.__dict__.get(TOLD, "")
+
+
+def cannot_write(what: str, error: OSError) -> ConfigError:
+    """The error for something that the system does not let be written, with the remedy.
+
+    >>> print(cannot_write("plan.toml", OSError(errno.ENOSPC, "No space left on device")))
+    plan.toml cannot be written: No space left on device: make room, or choose another disk
+    """
+    remedies = {
+        errno.EEXIST: "a file is in the way: choose another name",
+        errno.ENOTDIR: "a file is in the way: choose another folder",
+        errno.EISDIR: "it is a folder: choose another name",
+        errno.ENOENT: "its folder does not exist: make it, or choose another one",
+        errno.ENOSPC: f"{error.strerror}: make room, or choose another disk",
+        errno.EDQUOT: f"{error.strerror}: make room, or choose another disk",
+    }
+    other = f"{error.strerror or error}: choose a folder that you may write to"
+    return ConfigError(f"{what} cannot be written: {remedies.get(error.errno or 0, other)}")
 
 
 def package(name: str, extra: str, what: str = "this file", error: type[MuralError] = DataError) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from mural.errors import PlanError
+from mural.text_files import save_text
 from mural.typed import build, convert, dump, hints_of, read_toml
 
 Schedule = Literal["sequential", "gpipe", "1f1b", "interleaved", "gems"]
@@ -171,6 +172,15 @@ class Plan:
             self.check_domains()
         if self.stream is not None:
             self.check_streamed()
+        if self.schedule == "gems" and self.stage < 2:
+            raise PlanError(
+                f'schedule = "gems" with stage = {self.stage}: its two replicas run through stages in opposite order; '
+                f"set stage = 2 or more, or another schedule"
+            )
+        if isinstance(self.cuts, tuple) and self.stages == 1:
+            raise PlanError(
+                f"cuts = {list(self.cuts)} with stage = 1: one stage has no cuts; set stage, or leave them out"
+            )
         if self.channel > 1 and self.piped:
             raise PlanError(
                 f"channel = {self.channel} with stages, micro-batches or recomputed stages cannot be run by this "
@@ -215,7 +225,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a TOML file."""
-        Path(path).write_text(dump(self), encoding="utf-8")
+        save_text(path, dump(self))
 
     def because(self, why: str) -> Plan:
         """The plan itself, with the reasons of whoever made it; they are not saved with it."""
@@ -242,11 +252,12 @@ def bytes_of(text: str) -> int:
     (17179869184, 1500000)
     """
     found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
-    unit = found.group(2).upper() if found else "?"
     try:
-        return int(float(found.group(1)) * UNITS[unit]) if found else int(text)
-    except (KeyError, ValueError) as error:
-        raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"') from error
+        if found and (size := int(float(found.group(1)) * UNITS[found.group(2).upper()])) > 0:
+            return size
+    except (KeyError, ValueError):
+        pass
+    raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"')
 
 
 DEFAULT = Plan()

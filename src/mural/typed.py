@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -31,7 +32,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: it is not a text file in UTF-8 (byte {error.start})") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}{instead_of(Path(path))}") from error
+
+
+def instead_of(path: Path) -> str:
+    """A question with the TOML file that may be meant by a path that leads to none; or what to give."""
+    folder = path if path.is_dir() else path.parent
+    found = [str(each) for each in sorted(folder.glob("*.toml")) if each != path]
+    near = get_close_matches(str(path), found, n=1, cutoff=0)
+    return f": did you mean {near[0]!r}?" if near else ": give the path of a TOML file"
 
 
 def build(kind: type[T], given: Mapping[str, Any], where: str = "") -> T:
@@ -106,11 +115,11 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def scalar_fits(kind: type[Any], value: Any) -> bool:
-    """Whether a value fits a scalar type: a number is not a string, a boolean is not a number."""
+    """Whether a value fits a scalar type: a number is finite and not a string, a boolean is not a number."""
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     if kind is float:
-        return isinstance(value, (int, float))
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
     if kind is Path:
         return isinstance(value, (str, Path))
     return isinstance(value, kind) and kind in (int, str)

@@ -30,6 +30,7 @@ from mural.report.graph_drawing.box_rows import Net, rows
 from mural.report.graph_drawing.draw import draw
 from mural.report.graph_drawing.outline import Outline, outline
 from mural.report.graph_drawing.stages import starts_of
+from pages import Inverse
 from printed import Basic, Interconnected
 from zoo import dense
 
@@ -353,17 +354,6 @@ def test_command_takes_the_sizes_of_the_runs_images(tmp_path: Path) -> None:
     (tmp_path / "images" / "tissue-0000.tif").unlink()
     with pytest.raises(DataError, match=r"without its images, give --shape"):
         graph_command.shapes_of(str(tmp_path / "run.toml"))
-
-
-class Inverse(nn.Module):
-    """A convolution, and an operation that has no rule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.inv(self.conv(x))
 
 
 def test_operations_without_a_rule_are_marked(tmp_path: Path) -> None:

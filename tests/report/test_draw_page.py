@@ -16,7 +16,7 @@ from mural.graph import Graph, capture
 from mural.models import UNet, amoebanetd, resnet1001_v2
 from mural.report.graph_drawing.draw import draw
 from mural.report.graph_drawing.outline import outline
-from pages import LIGHT
+from pages import LIGHT, Inverse
 
 SITES = "[...document.querySelectorAll('.box')].map((box) => box.getAttribute('aria-label').split(',')[0])"
 CLOSED = "document.querySelectorAll('.box:not(.opened):not(.value)').length"
@@ -257,6 +257,16 @@ def test_keys_walk_open_and_close(browser: Browser, unet: Graph, tmp_path: Path)
     assert page.value("document.querySelector('#drawing').width.baseVal.value") == pytest.approx(1.25 * wide)
     page.press("3")
     assert page.value("document.querySelectorAll('.box.layer').length") == len(unet)
+    assert page.errors == []
+
+
+def test_keys_work_at_once_and_what_a_plan_refuses_is_red(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, capture(Inverse(), (1, 3, 8, 8)), tmp_path)
+    page.press("ArrowDown")
+    assert page.value("document.querySelector('.box.selected').ariaLabel").startswith("x")
+    assert page.value("document.querySelector('h1 em').textContent") == "1 operations without a rule"
+    words, box = (f"getComputedStyle(document.querySelector('{name}'))" for name in ("h1 em", ".refused > rect.body"))
+    assert page.value(f"{words}.color") == page.value(f"{box}.stroke")
     assert page.errors == []
 
 

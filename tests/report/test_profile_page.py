@@ -66,3 +66,24 @@ def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
     with pytest.raises(ConfigError, match="pip install plotly"):
         page(profile())
+
+
+def test_every_time_is_seen_whole_and_every_kind_looks_different(browser: Browser, tmp_path: Path) -> None:
+    """The longest bars' times were cut off, and from the seventh kind on all had one colour."""
+    step = StepAccount(1, 0.0, 10.0, 0.5)
+    kinds = [f"kind {number}" for number in range(15)]
+    waits = [Wait(kind, 0.5 * n, 0.5 * n + 0.4, ()) for n, kind in enumerate(kinds)]
+    (tmp_path / "profile.html").write_text(page(Profile("many", (Notes(0, (step,), Trace(waits=waits)),))))
+    traces = "document.querySelector('.js-plotly-plot').data.filter((trace) => trace.showlegend)"
+    try:
+        for width in (1280, 800):
+            browser.resize(width, 900)
+            browser.open(tmp_path / "profile.html")
+            found = browser.value(f"{traces}.map((trace) => JSON.stringify(trace.marker))")
+            assert len(set(found)) == len(found) == len(kinds) + 3
+            ends = browser.value(
+                "[...document.querySelectorAll('.bartext-outside')].map((e) => e.getBoundingClientRect().right)"
+            )
+            assert 0 < max(ends) <= browser.value("document.querySelector('.main-svg').getBoundingClientRect().right")
+    finally:
+        browser.resize(1280, 900)

@@ -119,7 +119,9 @@ class Checkpoints:
                 self.lock = Lock(self.folder)
                 clean(self.folder)
             except OSError as error:
-                raise CheckpointError(f"checkpoints cannot be written to {self.folder}: {error.strerror}") from error
+                raise CheckpointError(
+                    f"checkpoints cannot be written to {self.folder}: {error.strerror}: choose another folder"
+                ) from error
 
     def _prepare(
         self, step: int, tensors: Mapping[str, Tensor | Piece], values: Mapping[str, Any]

@@ -52,7 +52,9 @@ def export(source: Path | str, out: Path | str, step: int | None = None) -> Snap
         beside.rename(out)
         sync_folder(out.parent)
     except OSError as error:
-        raise CheckpointError(f"{out} could not be written: {error.strerror}") from error
+        raise CheckpointError(
+            f"{out} could not be written: {error.strerror}: name a file in a folder that exists"
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -64,4 +66,6 @@ def _opened(source: Path, step: int | None) -> Snapshot:
     if source.name.startswith("step-") and source.name.removeprefix("step-").isdigit():
         return open_snapshot(source.parent, step=int(source.name.removeprefix("step-")))
     inner = source / "checkpoints"
-    return open_snapshot(inner if not steps_in(source) and steps_in(inner) else source, step=step)
+    if not steps_in(source) and not steps_in(inner):
+        raise CheckpointError(f"{source} holds no checkpoint: give the folder of a run, as runs/run")
+    return open_snapshot(source if steps_in(source) else inner, step=step)

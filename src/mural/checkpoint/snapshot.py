@@ -112,7 +112,7 @@ def lacking(name: str, names: Collection[str], there: str = "there") -> str:
     return f"{name} is not {there}" + (f" (nearest: {', '.join(near)})" if near else "")
 
 
-def listed(faults: Sequence[str], most: int = 6) -> str:
+def listed(faults: Sequence[str], most: int = 4) -> str:
     """Some faults in one text."""
     rest = len(faults) - most
     return "; ".join(faults[:most]) + (f"; and {rest} more" if rest > 0 else "")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 from mural.checkpoint.manifest import mural_version
-from mural.errors import MuralError
+from mural.errors import TRACEBACK, told
 
 app = typer.Typer(
     name="mural",
@@ -20,11 +22,15 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The console script: mural's own errors are one line on stderr and exit code 1."""
+    """The console script: errors that can be told in one line are one on stderr, with exit code 1."""
     try:
         app()
-    except MuralError as error:
-        print(f"mural: {error}", file=sys.stderr)
+    except Exception as error:
+        if not (text := told(error)):
+            raise
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        print(f"mural: {text}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ from mural.doctor import examine
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Option(help="Whose disk is measured.")] = Path(),
+    folder: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Whose disk is measured.")] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     measure: Annotated[bool, typer.Option(help="Measure memory, link and disk: a few seconds.")] = True,
 ) -> None:

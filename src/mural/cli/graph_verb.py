@@ -17,6 +17,7 @@ from mural.plans import Plan
 from mural.train.config import Config, ModelConfig
 from mural.train.configured_samples import datasets, image_shape
 from mural.train.factory import make_meta_model
+from mural.train.failing_code import naming
 
 Model = Annotated[
     str, typer.Argument(help="package.module:callable or file.py:callable that makes the model, or a run's TOML file.")
@@ -50,7 +51,9 @@ def graph(
     if stages is not None and plan is not None:
         raise typer.BadParameter("--stages and --plan both say where stages begin: give one of them")
     shapes = [each for text in shape or [] if (each := extents(text, "--shape"))] or shapes_of(model)
-    captured = capture(make_meta_model(config_of(model, arguments)), shapes)
+    made = make_meta_model(config_of(model, arguments))
+    with naming("the model", f"inputs of shape {', '.join(map(str, shapes))}", made):
+        captured = capture(made, shapes)
     drawn = captured.draw(output, stages if plan is None else Plan.load(plan), level)
     typer.echo(drawn if output is None else f"{output}: {captured!r}", nl=output is not None)
 

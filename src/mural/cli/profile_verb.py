@@ -10,10 +10,11 @@ import typer
 
 from mural.cli.app import app
 from mural.cli.train_verbs import Devices, File, configured
-from mural.errors import ConfigError
+from mural.errors import cannot_write
 from mural.profile import chrome_trace, page
 from mural.profile import profile as profiled
 from mural.profile.shares_page import words
+from mural.text_files import save_text
 from mural.train.flags import with_flags
 
 TRACE, PAGE = "trace.json", "profile.html"
@@ -36,14 +37,14 @@ def profile(
     is idle time; from then on it is communication. Prints a table, and writes a page with plots and a
     trace for Perfetto (ui.perfetto.dev) or chrome://tracing. The run itself is not touched.
     """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(f"--output {output}", error) from error
     found = profiled(configured(file, changes, devices), steps, warmup)
     if found is None:
         return
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / TRACE).write_text(chrome_trace(found.notes), encoding="utf-8")
-        (output / PAGE).write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    save_text(output / TRACE, chrome_trace(found.notes))
+    save_text(output / PAGE, page(found))
     typer.echo(f"{found.title}\nthe mean of {steps} steps:\n\n{words(found)}\n")
     typer.echo(f"written: {output / PAGE}, {output / TRACE} (open it at ui.perfetto.dev)")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from mural.comm.mpi.installation import NAME as MPI
 from mural.comm.mpi.installation import takes_cuda_pointers
+from mural.errors import PlanError
 
 NCCL, GLOO = "nccl", "gloo"
 
@@ -73,6 +74,15 @@ def connected(group: dist.ProcessGroup) -> bool:
         return group._get_backend(torch.device("cpu")).name() == GLOO
     except RuntimeError:  # it has nothing for tensors on the CPU
         return False
+
+
+def check_available(backend: str | None) -> None:
+    """Raise for a backend, as the user names it, whose messages torch could not send here."""
+    if backend == NCCL and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise PlanError(
+            f'backend = "{backend}" sends from GPUs, but torch finds none, or has no NCCL: choose "gloo" or "auto", or '
+            f"see what `mural doctor` says"
+        )
 
 
 def needs_mpirun(backend: str) -> bool:

@@ -177,5 +177,4 @@ def readable() -> str:
     for form in FORMATS:
         if form not in here and form.needs is not None:
             lines.append(f'{titles[form]} needs pip install "{DISTRIBUTION}[{form.needs[1]}]".')
-    lines.append(f"A reader may be named: reader= one of {', '.join(NAMED)}.")
     return " ".join(lines)

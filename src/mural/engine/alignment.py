@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from mural.errors import MuralError, PlanError
+from mural.errors import MuralError, PlanError, ShapeError
 from mural.graph import Graph, capture
 
 
@@ -101,6 +101,8 @@ def likely_graph(model: nn.Module) -> Graph:
     for shape in likely_shapes(model):
         try:
             return graph_for(model, shape[1:])
+        except ShapeError as error:
+            tried.append(f"{shape}: {error}".splitlines()[0])
         except MuralError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError) as error:

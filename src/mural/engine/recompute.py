@@ -44,7 +44,7 @@ def chosen(model: nn.Module, blocks: str | tuple[str, ...]) -> Iterator[nn.Modul
     elif blocks == "all":
         yield from (modules[name] for name in block_names(model))
     else:
-        raise PlanError(f'recompute = {blocks!r}: give names of blocks, "all" or "stages"')
+        raise PlanError(f'recompute = {blocks!r}: give a list of blocks, as ["down.0"], "all" or "stages"')
 
 
 def block_names(model: nn.Module) -> list[str]:

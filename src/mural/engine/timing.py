@@ -13,6 +13,7 @@ from mural.engine.stage_programs import StagePrograms
 from mural.errors import ConfigError
 from mural.pipeline.timeline import ActionSpan, StageCosts, Timeline, simulate
 from mural.report import gantt
+from mural.text_files import save_text
 
 
 def measured_spans(pm: Parallel) -> tuple[ActionSpan, ...]:
@@ -68,4 +69,4 @@ def draw_gantt(pm: Parallel, image: Image, path: str | Path, hardware: str | cos
         predicted = predicted_timeline(pm, image, hardware)
         panels = {"predicted": predicted.spans, "measured": measured}
         drawn = gantt.html(panels, title=str(pm.plan).replace("\n", ", "))
-        Path(path).write_text(drawn, encoding="utf-8")
+        save_text(path, drawn)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from mural.errors import UnsupportedOp
+from mural.errors import MuralError, ShapeError, UnsupportedOp
 from mural.graph.module_calls import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
@@ -26,6 +26,7 @@ from mural.graph.sites import At, sites
 from mural.graph.without_memory import META, MOVES, statistics_written, staying, staying_named, twin_of
 from mural.shard import functions, scripted
 from mural.shard.autocasting import casts
+from mural.shard.ops.reduce.losses import check_pair
 from mural.shard.table import KINDS, TABLE, name_of
 
 VALUES = frozenset([
@@ -110,12 +111,17 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _result(self, called: Called, run: Callable[[], Any]) -> Any:
+        if called.kind == "loss":
+            check_pair(called.name, *(called.args + tuple(called.kwargs.values()))[:2])
         try:
             return run()
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
                 raise self._value_needed(called.name) from error
-            raise
+            if isinstance(error, MuralError):
+                raise
+            shapes = [tuple(tensor.shape) for tensor in tensors_in((called.args, called.kwargs))]
+            raise ShapeError(f"{called.name} of shapes {shapes}: {str(error).splitlines()[0]}") from error
 
     def _note(self, called: Called, read: list[Tensor], result: Any, written: list[Tensor]) -> None:
         """Add a node for a call that made or wrote tensors; a call that only asks for something adds none."""

@@ -299,8 +299,12 @@ def _check(graph: Graph, stages: int, by: str, limit: int | None, seconds: Seque
         raise PlanError(f"{len(seconds)} seconds were given for {len(graph)} nodes: give one for each, in order")
 
 
+def _sized(count: int) -> str:
+    return f"{count / 2**30:.3f} GiB" if count >= 2**23 else f"{count:,} B"
+
+
 def _over(stages: int, limit: int, needed: int, which: str) -> str:
     return (
-        f"{which} into {stages} stages need {needed / 2**30:.3f} GiB on one of them, but the limit is "
-        f"{limit / 2**30:.3f} GiB: raise stages, lower microbatches, or raise the limit"
+        f"{which} into {stages} stages need {_sized(needed)} on one of them, but the limit is {_sized(limit)}: raise "
+        f"stages, lower microbatches, or raise the limit"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import product
 from typing import Any
 
 from mural.profile.account import Profile, Shares
@@ -13,6 +14,10 @@ from mural.report.shell import table as html_table
 from mural.report.words import aligned, seconds_in_words
 
 COMPUTE, IDLE, DATA = "compute", "idle", "images"
+ROOM = 80
+"""Pixels to the right of the bars, for the time that the longest has at its end."""
+PATTERNS = ("", "/", "x", ".", "+", "-", "|")
+"""Kinds of messages with one colour have different ones of these."""
 
 
 def table(profile: Profile) -> list[list[str]]:
@@ -62,6 +67,7 @@ def page(profile: Profile) -> str:
     """One self-contained HTML page: the table, the mean step of each rank, and every step of each rank."""
     titles, counts = ["The mean step of each rank", "Every step"], [len(profile.by_rank), len(profile.shares)]
     figure = plots.figure(titles, counts, "milliseconds", barmode="stack")
+    figure.update_layout(margin_r=ROOM)
     add_bars(figure, 1, profile.by_rank, profile.kinds, [f"rank {s.rank}" for s in profile.by_rank])
     names = [[f"rank {s.rank}" for s in profile.shares], [f"step {s.step}" for s in profile.shares]]
     add_bars(figure, 2, profile.shares, profile.kinds, names)
@@ -73,14 +79,16 @@ def page(profile: Profile) -> str:
 def add_bars(figure: Any, row: int, shares: Sequence[Shares], kinds: Sequence[str], names: Sequence[Any]) -> None:
     """Draw a bar for each of some steps, with a part for each thing that took time and the whole time at its end."""
     first, second, *others = plots.PALETTE
-    communication = {messages_of(kind): others[min(number, len(others) - 1)] for number, kind in enumerate(kinds)}
-    for kind, colour in {COMPUTE: first, **communication, IDLE: plots.GREY, DATA: second}.items():
+    every = product(PATTERNS, others)
+    looks = {messages_of(kind): look for kind, look in zip(kinds, every, strict=False)}
+    for kind, (pattern, colour) in {COMPUTE: ("", first), **looks, IDLE: ("", plots.GREY), DATA: ("", second)}.items():
         seconds = [seconds_by_name(s).get(kind, 0.0) for s in shares]
         figure.add_bar(
             x=[1000 * max(s, 0.0) for s in seconds],
             y=names,
             hovertext=[f"{kind}: {part(s, each.seconds)}" for s, each in zip(seconds, shares, strict=True)],
             marker_color=colour,
+            marker_pattern_shape=pattern,
             **plots.named(kind, row),
         )
     whole = [seconds_in_words(each.seconds) for each in shares]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm import mpi
-from mural.comm.backends import GLOO, NCCL, backend_of, needs_mpirun
+from mural.comm.backends import GLOO, NCCL, backend_of, check_available, needs_mpirun
 from mural.comm.failure.connections import forget, roll_call
 from mural.comm.failure.shared_fate import given_up
 from mural.comm.groups import connect, kept, new_group, survive_errors
@@ -105,6 +105,7 @@ def start(place: Placement, backend: str | None, timeout: float) -> None:
         stay_local(os.environ, force=place.launcher == "mural")
     elif place.address is not None:
         reach_out(os.environ, place.address)
+    check_available(backend)
     store = meet(place, timeout)
     gpu = take_gpu(place) if backend in (None, NCCL) else ""
     usual = agreed_backend(store, place, gpu) if backend in (None, NCCL) else backend

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from mural.comm.backends import check_available
 from mural.comm.watchdog import HUNG
-from mural.errors import MuralError, PlanError
+from mural.errors import TRACEBACK, MuralError, PlanError
 from mural.ranks.spawned import UNGUARDED, Answer, Orders, check_importable, leave_unguarded, serve
 from mural.ranks.store import host
 
@@ -71,6 +72,7 @@ def run_local(
     if ranks < 1 or restarts < 0:
         raise PlanError(f"ranks={ranks}, restarts={restarts}: start at least 1 rank, 0 times again or more")
     say = say or _silent
+    check_available(backend)
     usual, gpus, words = equipment(ranks, device)
     backend = backend or usual
     threads = threads or max(1, processors() // ranks)
@@ -93,7 +95,7 @@ def run_local(
         if cause is None:
             return run.ranks[0].answer.value if run.ranks[0].answer is not None else None
         # What mural itself refuses would be refused again.
-        if number == restarts or run.signals or cause.told:
+        if number == restarts or run.signals or cause.final:
             raise RankError(cause.trouble(), cause.number, cause.raised, cause.by)
         say(f"{cause.trouble()}\nstarting all ranks again: {number + 1} of {restarts}")
 
@@ -148,8 +150,13 @@ class Rank:
 
     @property
     def told(self) -> str:
-        """The text of one of mural's own errors that was raised there, or nothing."""
+        """The text of an error that was raised there and needs no traceback, or nothing."""
         return self.answer.told if self.answer is not None else ""
+
+    @property
+    def final(self) -> bool:
+        """Whether what was raised there would be raised again."""
+        return self.answer is not None and self.answer.final
 
     @property
     def by(self) -> str:
@@ -160,7 +167,7 @@ class Rank:
     def trouble(self) -> str:
         """A description of what ended the rank."""
         code, place = self.process.exitcode, f"rank {self.number} (pid {self.process.pid})"
-        if self.told:
+        if self.told and not os.environ.get(TRACEBACK):
             return f"rank {self.number}: {self.told}"
         if self.answer is not None and self.answer.raised:
             return f"{place} raised:\n\n{self.answer.raised}"

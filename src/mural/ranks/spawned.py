@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from mural.comm.hosts import LOCAL_STORE
-from mural.errors import MuralError, PeerError, PlanError
+from mural.errors import MuralError, PeerError, PlanError, told
 from mural.ranks.identity import resolve
 from mural.ranks.join import leave, start
 
@@ -52,14 +52,15 @@ class Orders:
 class Answer:
     """What a rank sends before it ends: the function's value, or the traceback of what it raised.
 
-    It is `excused` if another rank's failure or SIGINT made it raise. `told` is the text of one of mural's own errors,
-    which needs no traceback.
+    It is `excused` if another rank's failure or SIGINT made it raise. `told` is the text of an error that
+    needs no traceback; it is `final` if the same would be raised again.
     """
 
     value: Any = None
     raised: str = ""
     excused: bool = False
     told: str = ""
+    final: bool = False
 
 
 def serve(rank: int, orders: Orders, answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -78,8 +79,8 @@ def serve(rank: int, orders: Orders, answers: Connection, function: Callable[...
     except SystemExit:
         raise
     except BaseException as error:
-        told = str(error) if isinstance(error, MuralError) and not isinstance(error, PeerError) else ""
-        answers.send(Answer(None, traceback.format_exc(), excused(error), told))
+        final = isinstance(error, MuralError) and not isinstance(error, PeerError)
+        answers.send(Answer(None, traceback.format_exc(), excused(error), told(error), final))
         sys.exit(1)
     finally:
         leave()

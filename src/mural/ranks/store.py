@@ -23,7 +23,9 @@ _stores: Any = dist  # its stubs leave these out
 
 _meetings = itertools.count()
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, SETTLE_SECONDS = 0.02, 0.5
+WORLD = "mural/world"
+"""Where ranks write how many they are, and who is which."""
 SIOCGIFADDR = 0x8915
 """Linux's request number for the address of an interface."""
 
@@ -45,8 +47,10 @@ def meet(place: Placement, timeout: float) -> Any:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) and place.launcher == "torchrun":
             return fresh(client(address, port, timeout), place.rank, place.world, timeout)
         if place.rank > 0:
-            return client(address, port, timeout, place.world)
-        return host(address, port, place.world, timeout, loopback=place.one_machine)
+            return gathered(client(address, port, timeout), place, timeout)
+        return gathered(host(address, port, 0, timeout, loopback=place.one_machine), place, timeout)
+    except PeerError:
+        raise
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
         raise PeerError(
@@ -55,10 +59,10 @@ def meet(place: Placement, timeout: float) -> Any:
         ) from error
 
 
-def client(address: str, port: int, timeout: float, world: int = 0) -> Any:
-    """The store that another process holds, once all ranks of a world have arrived."""
-    limit, waits = timedelta(seconds=timeout), world > 0
-    return _stores.TCPStore(address, port, world or None, False, timeout=limit, wait_for_workers=waits)
+def client(address: str, port: int, timeout: float) -> Any:
+    """The store that another process holds."""
+    limit = timedelta(seconds=timeout)
+    return _stores.TCPStore(address, port, None, False, timeout=limit, wait_for_workers=False)
 
 
 def host(address: str, port: int, world: int, timeout: float, loopback: bool) -> Any:
@@ -68,7 +72,7 @@ def host(address: str, port: int, world: int, timeout: float, loopback: bool) ->
     """
     limit, waits = timedelta(seconds=timeout), world > 0
     if not loopback:
-        return _stores.TCPStore(address, port, world, is_master=True, timeout=limit, wait_for_workers=waits)
+        return _stores.TCPStore(address, port, world or None, is_master=True, timeout=limit, wait_for_workers=waits)
     listener = socket.socket()
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,6 +88,32 @@ def host(address: str, port: int, world: int, timeout: float, loopback: bool) ->
     return _stores.TCPStore(
         LOOPBACK, port, world or None, True, timeout=limit, wait_for_workers=waits, master_listen_fd=number
     )
+
+
+def gathered(store: Any, place: Placement, timeout: float) -> Any:
+    """The store, once all ranks of a world have arrived; raises where they were not started as one world.
+
+    torch would wait for its whole timeout: for ranks that other variables number differently, or number twice.
+    """
+    wrong, until = f"{WORLD}/wrong", time.monotonic() + timeout
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    if (world := store.compare_set(WORLD, "", str(place.world)).decode()) != str(place.world):
+        store.set(wrong, f"rank {place.rank} was started with WORLD_SIZE={place.world}, but another one with {world}")
+    elif (there := store.compare_set(f"{WORLD}/{place.rank}", "", me).decode()) != me:
+        store.set(wrong, f"{there} and {me} both have RANK={place.rank}")
+    awaited = list(range(place.world))
+    while awaited and time.monotonic() < until:
+        if store.check([wrong]):
+            time.sleep(0 if place.rank else SETTLE_SECONDS)  # the store ends with rank 0: let the others read it
+            raise PlanError(f"{store.get(wrong).decode()}: give every rank the same WORLD_SIZE and a RANK of its own")
+        awaited = [rank for rank in awaited if not store.check([f"{WORLD}/{rank}"])]
+        time.sleep(POLL_SECONDS if awaited else 0)
+    if awaited:
+        raise PeerError(
+            f"rank {place.rank} of {place.world} waited {timeout:.0f} s for ranks {awaited}: see whether they run. "
+            f"{'; '.join(place.why)}"
+        )
+    return store
 
 
 def fresh(store: Any, rank: int, world: int, timeout: float) -> Any:

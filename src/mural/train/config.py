@@ -11,6 +11,7 @@ from mural.data import Augment, Source
 from mural.data import scaled as scaled_source
 from mural.errors import ConfigError
 from mural.plans import Plan
+from mural.text_files import save_text
 from mural.train.run_tables import CheckpointConfig, LaunchConfig, LogConfig, TrainConfig
 from mural.train.target_domains import Files, TargetsConfig
 from mural.typed import build, dump, read_toml
@@ -191,23 +192,26 @@ class Config:
                 raise ConfigError(f"{name} = {value}: the least is {least}")
         if not 0 <= self.validation.fraction < 1:
             raise ConfigError(f"validation.fraction = {self.validation.fraction}: give a part of 1, as 0.2")
+        if not isinstance(self.data.scale, str) and self.data.scale <= 0:
+            raise ConfigError(
+                f"data.scale = {self.data.scale}: images are divided by it: give a number above 0, as 255"
+            )
+        if not SEEDS[0] <= self.seed <= SEEDS[1]:
+            raise ConfigError(f"seed = {self.seed}: torch takes seeds from {SEEDS[0]} to {SEEDS[1]}")
 
     @classmethod
     def load(cls, path: str | Path, changes: Mapping[str, Any] | None = None) -> Config:
         """The configuration in a TOML file, with some fields changed, as {"optimizer.lr": 0.1}."""
-        return cls.of(merged(read_toml(path), changes or {}), Path(path).parent)
+        return cls.of(merged(with_plan_file(read_toml(path), Path(path).parent), changes or {}))
 
     @classmethod
     def of(cls, given: Mapping[str, Any], beside: Path = Path()) -> Config:
         """The configuration from tables; `plan` may name a file, relative to `beside`."""
-        values = dict(given)
-        if isinstance(values.get("plan"), str):
-            values["plan"] = {f: getattr(Plan.load(beside / values["plan"]), f) for f in Plan.__dataclass_fields__}
-        return build(cls, values)
+        return build(cls, with_plan_file(given, beside))
 
     def save(self, path: str | Path) -> None:
         """Write every field to a TOML file."""
-        Path(path).write_text(dump(self), encoding="utf-8")
+        save_text(path, dump(self))
 
     def with_plan(self, plan: Plan) -> Config:
         """The same run under another plan."""
@@ -235,9 +239,20 @@ LEAST: dict[str, float] = {
     "launch.hang": 0,
     "schedule.warmup": 0,
     "schedule.period": 1,
+    "schedule.final": 0,
+    "schedule.power": 0,
+    "schedule.factor": 0,
     "optimizer.lr": 0,
 }
 """The smallest value that makes sense."""
+SEEDS = -(2**63), 2**64 - 1
+"""What torch takes."""
+
+
+def with_plan_file(tables: Mapping[str, Any], beside: Path) -> dict[str, Any]:
+    """The tables of a run, with those of the plan's file in place of its name, which is relative to a folder."""
+    given = tables.get("plan")
+    return {**tables, "plan": read_toml(beside / given)} if isinstance(given, str) else dict(tables)
 
 
 def merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

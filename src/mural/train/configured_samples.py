@@ -18,7 +18,9 @@ from mural.errors import ConfigError, DataError
 from mural.ranks import Mesh
 from mural.train.config import Config, Files
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
-from mural.train.factory import LOSSES, called, named
+from mural.train.factory import LOSSES
+from mural.train.failing_code import told_in_one_line
+from mural.train.named_callables import called, named
 
 SOURCE = ""
 """The name of what [data] describes among the splits: the only one, or the source of a separation network."""
@@ -35,14 +37,20 @@ class Split:
 def datasets(config: Config) -> dict[str, Split]:
     """The samples of the configuration: those of [data], and those of each target by its name."""
     data, held = config.data, config.validation
-    training = one(data.images, data.masks, data.table, "data")
+    training = one(data.images, data.masks, data.table, "data", data.classes)
     if data.dataset is not None:
         if training is not None:
             raise ConfigError("data.dataset was given along with data.images or data.table: choose one")
         training = called(named(data.dataset, "data.dataset"), data.arguments, "data.arguments")
+        if not hasattr(training, "__len__") or not hasattr(training, "__getitem__"):
+            raise ConfigError(
+                f'data.dataset = "{data.dataset}" gave a {type(training).__name__}: return something with len() and '
+                f"[i], as mural.data.Dataset"
+            )
     if training is None:
         raise ConfigError('there is nothing to train on: set data.images = "…/*.tif", data.table or data.dataset')
-    found = {SOURCE: split(config, training, one(held.images, held.masks, held.table, "validation"))}
+    apart = one(held.images, held.masks, held.table, "validation", data.classes)
+    found = {SOURCE: split(config, training, apart)}
     return found | targets(config)
 
 
@@ -55,7 +63,8 @@ def targets(config: Config) -> dict[str, Split]:
     for name, images in given.images.items():
         table = given.held_out_tables.get(name)
         path = None if table is None else Path(str(table))
-        apart = one(given.held_out_images.get(name), given.held_out_masks.get(name), path, f"targets.{name}")
+        images_apart, masks_apart = given.held_out_images.get(name), given.held_out_masks.get(name)
+        apart = one(images_apart, masks_apart, path, f"targets.{name}", config.data.classes)
         found[name] = split(config, Dataset(files(images)), apart)
     return found
 
@@ -82,15 +91,17 @@ class Repeated:
         return sample_at(self.samples, index % len(self.samples))
 
 
-def one(images: Files | None, masks: Files | None, table: Path | None, where: str) -> Dataset | None:
-    """The samples of one table of the configuration."""
+def one(
+    images: Files | None, masks: Files | None, table: Path | None, where: str, classes: Sequence[str]
+) -> Dataset | None:
+    """The samples of one table of the configuration; labels may be written as the names of classes."""
     if table is not None:
         if images is not None or masks is not None:
             raise ConfigError(f"{where}.table was given along with {where}.images or {where}.masks: choose one")
-        return Dataset.from_csv(table)
+        return Dataset.from_csv(table, classes=classes or None)
     if images is None:
         if masks is not None:
-            raise ConfigError(f"{where}.masks were given without {where}.images")
+            raise ConfigError(f"{where}.masks were given without {where}.images: set these too")
         return None
     return Dataset(files(images), None if masks is None else files(masks))
 
@@ -103,7 +114,8 @@ def files(given: Files) -> Any:
 def first_shape(samples: Any) -> tuple[int, ...]:
     """The shape (C, H, W) or (C, D, H, W) of the first image that can be opened."""
     for index in range(len(samples)):
-        sample = sample_at(samples, index)
+        with told_in_one_line(f"sample {index} of the dataset"):
+            sample = sample_at(samples, index)
         try:
             return tuple(opened(sample.image, sample.name, open_source).shape)
         except DataError:
@@ -141,6 +153,12 @@ class Fitting:
 def image_shape(config: Config, split: Split) -> tuple[int, ...]:
     """The shape of the images that a model is trained on: of the first, or of what is cut out of it, padded."""
     channels, *extents = first_shape(split.training)
+    crop = config.data.crop
+    if crop is not None and (len(crop) != len(extents) or min(crop) < 1):
+        raise ConfigError(
+            f"data.crop = {list(crop)} for images of {' × '.join(map(str, extents))}: give {len(extents)} sizes of at "
+            f"least 1, as {extents}"
+        )
     return (channels, *padded(config.data.crop or extents, config.data.multiple))
 
 
@@ -183,7 +201,14 @@ def held_out_batches(
 def training_loader(config: Config, samples: Any, fitting: Fitting) -> Loader:
     """The batches to train on, with every file looked at. Collective."""
     made = loader(config, samples, fitting, batch=config.data.batch, training=True)
-    made.check()
+    facts, data = made.check(), config.data
+    sizes = [padded(extents, data.multiple) for extents in (facts.smallest, facts.largest)]
+    if data.batch > 1 and data.shuffle and data.crop is None and sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"images of {' × '.join(map(str, facts.smallest))} and {' × '.join(map(str, facts.largest))} would come "
+            f"into one batch of {data.batch}: set data.batch = 1, or cut all to one size by data.crop = "
+            f"{list(facts.smallest)}"
+        )
     return made
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
+import inspect
 import math
-import os
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +19,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mural.data.loading.label_range import LabelRange
 from mural.engine.alignment import graph_for
-from mural.errors import DISTRIBUTION, ConfigError, MuralError
+from mural.errors import ConfigError, MuralError
 from mural.shard import dice_loss
 from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from mural.train.named_callables import called, check_arguments, named
+from mural.train.result_forms import BY_CLASS
+from mural.typed import literal
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": F.cross_entropy,
@@ -37,117 +34,11 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "l1": F.l1_loss,
     "smooth_l1": F.smooth_l1_loss,
 }
-
-# Where torchvision and timm have a classifier that one would look for in mural.models; others have its very name.
-SHIPPED = {
-    "AlexNet": "alexnet",
-    "VGG": "vgg19",
-    "ResNet": "resnet50",
-    "DenseNet": "densenet121",
-    "InceptionV3": "inception_v3",
-    "Swin": "swin_t",
-    "swin_tiny": "swin_t",
-    "ViT": "vit_small_patch16_224",
-    "vit_tiny": "vit_tiny_patch16_224",
-    "vit_small": "vit_small_patch16_224",
-    "vit_base": "vit_base_patch16_224",
+UNFIT = {
+    "LBFGS": "it computes the loss several times within an update",
+    "SparseAdam": "it takes sparse gradients alone, and those of images are dense",
 }
-
-
-def named(path: str, key: str) -> Callable[..., Any]:
-    """The callable at "package.module:name" or "file.py:name"; modules of the working directory are found."""
-    place, _, name = path.rpartition(":")
-    if not place or not name:
-        raise ConfigError(f'{key} = "{path}" should be "package.module:callable" or "path/to/file.py:callable"')
-    module = from_file(Path(place), key) if place.endswith(".py") else from_package(place, key)
-    try:
-        found: Any = module
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        hint = shipped(path) or near_callable(module, name)
-        raise ConfigError(f'{key} = "{path}": {place} has no {name!r}{hint}') from None
-    if not callable(found):
-        raise ConfigError(f'{key} = "{path}" names {found!r}, which cannot be called')
-    return found
-
-
-def near_callable(module: Any, name: str) -> str:
-    """A question with the callable of a module whose name is most like this one, upper or lower case; or nothing.
-
-    >>> near_callable(nn, "conv2D")
-    ": did you mean 'Conv2d'?"
-    """
-    known = {n.lower(): n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))}
-    near = get_close_matches(name.lower(), known, n=1)
-    return f": did you mean {known[near[0]]!r}?" if near else ""
-
-
-def shipped(path: str) -> str:
-    """How to name a classifier that is looked for in mural.models, and that torchvision or timm ships; or nothing.
-
-    >>> shipped("mural.models:resnet50")
-    ': write "torchvision.models:resnet50" (pip install "mural-train[models]"); its argument for classes is num_classes'
-    """
-    place, _, name = path.rpartition(":")
-    found = SHIPPED.get(name, name)
-    if place != "mural.models" or not re.match(r"alexnet|vgg|resnet|densenet|inception|swin|vit", found):
-        return ""
-    home = "timm.models" if found.startswith("vit") else "torchvision.models"
-    return f': write "{home}:{found}" (pip install "{DISTRIBUTION}[models]"); its argument for classes is num_classes'
-
-
-def from_package(place: str, key: str) -> Any:
-    """An installed module, or one in the working directory."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name and place.startswith(error.name):
-            raise ConfigError(f"{key}: there is no module {error.name!r}: install it, or run where it is") from error
-        raise
-
-
-class FromSource(SourceFileLoader):
-    """Reads a file itself: its compiled form is taken for it where the two are as old as each other, to the second."""
-
-    def path_stats(self, path: str) -> Mapping[str, Any]:
-        """Refused, so that no compiled form is read or written."""
-        raise OSError(f"{path} is read itself")
-
-
-def from_file(path: Path, key: str) -> Any:
-    """The module in a file, run once in this process; files of one name in two folders are two modules.
-
-    Its name in `sys.modules` follows from the path, so it is the same in every process, as what is pickled needs.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{key}: there is no file {path}")
-    place = path.resolve()
-    digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
-    name = f"mural_user_{re.sub(r'[^a-zA-Z0-9]', '_', place.stem)}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    loader = FromSource(name, str(place))
-    module = module_from_spec(ModuleSpec(name, loader, origin=str(place)))
-    module.__file__ = str(place)
-    sys.modules[name] = module  # what is defined there can then be pickled, as workers need
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def called(function: Callable[..., Any], arguments: Mapping[str, Any], key: str) -> Any:
-    """The result of a call with arguments from a configuration."""
-    try:
-        return function(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{key}: {getattr(function, '__name__', function)} does not take these: {error}") from error
+"""Optimizers of torch.optim that cannot train here, and why."""
 
 
 def make_model(config: ModelConfig, seed: int) -> nn.Module:
@@ -155,7 +46,9 @@ def make_model(config: ModelConfig, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = called(named(config.factory, "model.factory"), config.arguments, "model.arguments")
     if not isinstance(model, nn.Module):
-        raise ConfigError(f'model.factory = "{config.factory}" gave a {type(model).__name__}, not an nn.Module')
+        raise ConfigError(
+            f'model.factory = "{config.factory}" gave a {type(model).__name__}, not an nn.Module: return one'
+        )
     return model.to(getattr(torch, config.dtype))
 
 
@@ -172,55 +65,126 @@ def load_weights(path: Path, model: nn.Module) -> None:
     """Give the model the weights of a safetensors file, which has to hold all of them and nothing else."""
     try:
         found = load_file(path)
-        model.load_state_dict(found)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model.weights = {str(path)!r} cannot be read as safetensors: {error}") from error
+    try:
+        model.load_state_dict(found)
     except RuntimeError as error:
-        raise ConfigError(f"model.weights = {str(path)!r} are those of another model: {error}") from error
+        other = difference(found, model.state_dict())
+        raise ConfigError(f"model.weights = {str(path)!r} are those of another model: {other or error}") from error
+
+
+def difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """In what the weights of a file differ from those of a model, with one example of each kind.
+
+    >>> difference({"a": torch.ones(2), "c": torch.ones(1)}, {"a": torch.ones(3), "b": torch.ones(1)})
+    "1 are missing (as 'b'); 1 are unknown (as 'c'); 1 have another shape ('a': (2,) there, (3,) here)"
+    """
+    missing, unknown = [name for name in wanted if name not in found], [name for name in found if name not in wanted]
+    both = ((name, tuple(found[name].shape), tuple(wanted[name].shape)) for name in found if name in wanted)
+    other = [(name, there, here) for name, there, here in both if there != here]
+    words = [f"{len(missing)} are missing (as {missing[0]!r})"] if missing else []
+    words += [f"{len(unknown)} are unknown (as {unknown[0]!r})"] if unknown else []
+    for name, there, here in other[:1]:
+        words.append(f"{len(other)} have another shape ({name!r}: {there} there, {here} here)")
+    checkpoint = [name for name in unknown if name.removeprefix("model.") in missing]
+    return "; ".join(words) + (". A run's weights are written by `mural export RUN FILE`" if checkpoint else "")
 
 
 def make_loss(config: LossConfig, device: torch.device, dtype: torch.dtype) -> Callable[[Any, Any], Tensor]:
     """The loss, with lists of numbers among its arguments as tensors."""
 
-    def value(given: Any) -> Any:
-        return torch.tensor(given, device=device, dtype=dtype) if isinstance(given, (list, tuple)) else given
+    def value(key: str, given: Any) -> Any:
+        try:
+            return torch.tensor(given, device=device, dtype=dtype) if isinstance(given, (list, tuple)) else given
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"loss.arguments: {key} = {given!r} should be a list of numbers ({error})") from error
 
     if config.name not in LOSSES and ":" not in config.name:
         near = get_close_matches(config.name, LOSSES, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f'loss.name = "{config.name}" is not one of {", ".join(LOSSES)}, nor an import path{hint}')
     function = LOSSES.get(config.name) or named(config.name, "loss.name")
-    return partial(function, **{key: value(given) for key, given in config.arguments.items()})
+    if inspect.isclass(function):
+        raise ConfigError(
+            f'loss.name = "{config.name}" names a class: name a function of output and target, as '
+            f'"torch.nn.functional:cross_entropy", or a variable that holds an instance'
+        )
+    check_arguments(function, config.arguments, "loss.arguments", given=2)
+    return partial(function, **{key: value(key, given) for key, given in config.arguments.items()})
 
 
-def label_range(loss: Callable[..., Any], model: nn.Module, image: Sequence[int]) -> LabelRange | None:
-    """The labels that a loss takes of a model's results for an image (C, H, W); None where that is not known.
+def check_loss(config: LossConfig, loss: Any, labels: LabelRange | None, dtype: torch.dtype) -> None:
+    """Raise where a loss of mural's list does not take its arguments: it is tried on two positions.
 
-    A loss of the user's own may take any; so may one of torch's of a model that cannot be captured.
+    Lists among the arguments of a loss without classes may be of any shape, and are not tried.
     """
-    function, arguments = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
-    if function in (F.binary_cross_entropy_with_logits, F.binary_cross_entropy):
-        return LabelRange()
-    if function not in (F.cross_entropy, F.nll_loss, dice_loss):
-        return None
+    classes = labels.classes if labels is not None else None
+    lists = [value for value in loss.keywords.values() if isinstance(value, Tensor)]
+    if config.name not in LOSSES or not config.arguments or (not classes and (lists or config.name in BY_CLASS)):
+        return
+    device = lists[0].device if lists else torch.device("cpu")
+    scores = torch.zeros(1, classes or 1, 2, device=device, dtype=dtype)
+    try:
+        found = loss(scores, torch.zeros(1, 2, dtype=torch.long, device=device) if classes else scores)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        apart = f" of a model that tells {classes} classes apart" if classes else ""
+        raise ConfigError(
+            f"loss.arguments = {literal(config.arguments)}: {config.name}{apart} does not take these: {error}"
+        ) from error
+    if found.ndim:
+        raise ConfigError(
+            f'loss.arguments = {literal(config.arguments)}: the loss is not one number: set reduction = "mean"'
+        )
+
+
+def has_known_results(loss: Callable[..., Any]) -> bool:
+    """Whether it is known what a loss takes: that of torch, or of mural's list."""
+    function = loss.func if isinstance(loss, partial) else loss
+    return function in (*LOSSES.values(), F.nll_loss, F.binary_cross_entropy)
+
+
+def result_shape(model: nn.Module, image: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape of a model's result for an image (C, H, W), without the batch; None where that is not one tensor.
+
+    It is not known of a model that cannot be captured.
+    """
     try:
         shapes = [value.shape for value in graph_for(model, image).outputs]
-    except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+    except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError):
         return None
-    ignored = arguments.get("ignore_index", None if function is dice_loss else -100)
-    return LabelRange(shapes[0][1], ignored) if len(shapes) == 1 and len(shapes[0]) > 1 else None
+    return shapes[0][1:] if len(shapes) == 1 and shapes[0] else None
+
+
+def label_range(loss: Callable[..., Any], result: Sequence[int] | None) -> LabelRange | None:
+    """The labels that a loss takes of results of a shape (K, …); None where that is not known.
+
+    A loss of the user's own may take any.
+    """
+    function = loss.func if isinstance(loss, partial) else loss
+    if function in (F.binary_cross_entropy_with_logits, F.binary_cross_entropy):
+        return LabelRange()
+    if function not in (F.cross_entropy, F.nll_loss, dice_loss) or not result:
+        return None
+    return LabelRange(result[0], ignored_label(loss))
+
+
+def ignored_label(loss: Callable[..., Any]) -> int | None:
+    """The label that a loss does not count, None where it counts all.
+
+    A loss of the user's own is taken at its word, if its arguments have an `ignore_index`.
+    """
+    function, arguments = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+    return arguments.get("ignore_index", -100 if function in (F.cross_entropy, F.nll_loss) else None)
 
 
 def padding_label(loss: Callable[..., Any], labels: LabelRange | None) -> int | None:
     """The label with which masks are padded, that neither loss nor scores count; None where there is none.
 
-    A loss of the user's own is taken at its word, if its arguments have an `ignore_index`.
-
     >>> padding_label(partial(F.cross_entropy, ignore_index=9), LabelRange(3, 9)), padding_label(F.mse_loss, None)
     (9, None)
     """
-    function, arguments = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
-    ignored = arguments.get("ignore_index", -100 if function in (F.cross_entropy, F.nll_loss) else None)
+    ignored = ignored_label(loss)
     classes = 0 if labels is None else labels.classes or 0
     return None if ignored is None or 0 <= ignored < classes else ignored
 
@@ -233,9 +197,11 @@ def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Opti
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
     kind = known.get(config.name.lower())
+    if kind is not None and kind.__name__ in UNFIT:
+        raise ConfigError(f'optimizer.name = "{config.name}": {UNFIT[kind.__name__]}: choose another, as "AdamW"')
     if kind is None:
         near = get_close_matches(config.name.lower(), known, n=1)
-        hint = f": did you mean {known[near[0]].__name__!r}?" if near else ""
+        hint = f": did you mean {known[near[0]].__name__!r}?" if near else ': choose one, as "AdamW"'
         raise ConfigError(f'optimizer.name = "{config.name}" is not an optimizer of torch.optim{hint}')
     arguments: dict[str, Any] = {"lr": config.lr, **config.arguments, "params": list(parameters)}
     try:

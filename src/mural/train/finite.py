@@ -11,14 +11,18 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mural.comm.failure.agree import any_rank
 from mural.data.loading.sample_source import SampleSource
 from mural.engine import Parallel
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
+from mural.train.factory import ignored_label
 from mural.train.meters import gathered
 
 TURN = 2**32
 """More calls than a step has."""
+FINITE = "every layer is finite by itself: the loss, or a sum of gradients, is not"
+UNSEEN = "images and weights are finite; layers are not seen one by one when an image is streamed"
 
 
 class Finder:
@@ -48,6 +52,8 @@ class Finder:
 
         def look(_: nn.Module, __: Any, output: Any) -> None:
             for tensor in tensors_of(output):
+                if tensor.is_meta:  # the model is captured, as for a streamed step
+                    continue
                 self.look(tensor, f"the output of {label}", self.stage)
                 if tensor.requires_grad:
                     words, turn = f"the gradient at the output of {label}", 2 * self.last + 1 - self.stage
@@ -62,25 +68,25 @@ class Finder:
             self.seen.append((turn * TURN + self.clock, where))
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The plain floating tensors of a layer's result."""
+def tensors_of(value: Any, floating: bool = True) -> Iterator[Tensor]:
+    """The plain tensors of a layer's result, those that are floating or the others."""
     if isinstance(value, ShardedTensor):
         value = value.carrier
     if isinstance(value, Tensor):
-        if value.is_floating_point():
+        if value.is_floating_point() == floating:
             yield value
     elif isinstance(value, dict):
         for part in value.values():
-            yield from tensors_of(part)
+            yield from tensors_of(part, floating)
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from tensors_of(part)
+            yield from tensors_of(part, floating)
 
 
-def parts_of(image: Any, mesh: Mesh) -> Iterator[Tensor]:
-    """What this rank has of a batch's images; of sources, its share of their windows."""
+def parts_of(image: Any, mesh: Mesh, floating: bool = True) -> Iterator[Tensor]:
+    """What this rank has of a batch's images or masks; of sources, its share of their windows."""
     if not isinstance(image, list):
-        yield from tensors_of(image)
+        yield from tensors_of(image, floating)
         return
     sources = cast("list[SampleSource]", image)
     windows = [(source, window) for source in sources for window in source.windows()]
@@ -92,13 +98,26 @@ def first_bad(pm: Parallel, image: Any, target: Any, mesh: Mesh) -> str:
     found = earliest(mesh, *before_the_step(pm, image, mesh))
     if found:
         return found
+    if nothing_counts(pm, target, mesh):
+        return (
+            f"no position counts: all masks of this batch hold {ignored_label(pm.loss)} alone, which the loss ignores"
+        )
     pm.calls -= 1  # the same random numbers again
     pm.zero_grad()
     with Finder(pm.module, pm.first_stage, pm.plan.stages) as finder:
         pm.step(image, target, reduce=False)
     pm.zero_grad()
     moment, where = finder.seen[0] if finder.seen else (inf, "")
-    return earliest(mesh, moment, where) or "every layer is finite by itself: the loss, or a sum of gradients, is not"
+    seen = any_rank(mesh, finder.clock > 0)[0]
+    return earliest(mesh, moment, where) or (FINITE if seen else UNSEEN)
+
+
+def nothing_counts(pm: Parallel, target: Any, mesh: Mesh) -> bool:
+    """Whether every label of a batch is the one that the loss ignores. Collective."""
+    ignored = ignored_label(pm.loss)
+    counted = [bool((part != ignored).any()) for part in parts_of(target, mesh, floating=False) if part.numel()]
+    there, some = any_rank(mesh, bool(counted), any(counted))
+    return ignored is not None and there and not some
 
 
 def before_the_step(pm: Parallel, image: Any, mesh: Mesh) -> tuple[float, str]:

@@ -67,15 +67,15 @@ def documented(kind: type[Any]) -> dict[str, str]:
 
 
 def value_of(flag: Flag, text: str) -> Any:
-    """What was typed, as TOML would read it; else it is tried as a list, as a table, then as a string.
+    """What was typed, as TOML would read it; else it is tried as a list, as a table, as a string, as a list of strings.
 
     >>> some = {f.name: f for f in flags()}
     >>> value_of(some["train.steps"], "5"), value_of(some["folder"], "runs/2"), value_of(some["data.crop"], "64,32")
     (5, 'runs/2', [64, 32])
-    >>> value_of(some["data.labels"], "255=1")
-    {'255': 1}
+    >>> value_of(some["data.labels"], "255=1"), value_of(some["data.classes"], "tumour, stroma")
+    ({'255': 1}, ['tumour', 'stroma'])
     """
-    for form in (text, f"[{text}]", f"{{{text}}}", literal(text)):
+    for form in (text, f"[{text}]", f"{{{text}}}", literal(text), literal([word.strip() for word in text.split(",")])):
         with contextlib.suppress(tomllib.TOMLDecodeError, ConfigError):
             value = tomllib.loads(f"x = {form}")["x"]
             convert(flag.kind, value, flag.name)

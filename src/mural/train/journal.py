@@ -13,8 +13,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from mural.errors import DISTRIBUTION, ConfigError
+from mural.errors import DISTRIBUTION, ConfigError, cannot_write
 from mural.report.words import seconds_in_words
+from mural.text_files import write_whole
 from mural.train.run_tables import LogConfig
 
 METRICS = "metrics.jsonl"
@@ -48,7 +49,7 @@ class Journal:
         path = self.folder / METRICS
         if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if step_of(line) <= step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            write_whole(path, "".join(line + "\n" for line in kept))
         self.file = path.open("a", encoding="utf-8")
         self.board = board(self.folder, self.config)
         if self.config.progress and self.console.is_terminal:
@@ -70,8 +71,11 @@ class Journal:
         """Keep numbers under a kind ("train", "validation"), and draw them."""
         if self.file is None:
             return
-        self.file.write(json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise cannot_write(str(self.folder / METRICS), error) from error
         if self.board is not None:
             for name, value in scalars.items():
                 self.board.add_scalar(f"{kind}/{name}", value, step)

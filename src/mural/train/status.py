@@ -25,6 +25,7 @@ from typing import Any
 from mural.errors import PeerError
 from mural.ranks.spawn import RankError
 from mural.ranks.spawned import excused
+from mural.text_files import write_whole
 
 FILE = "status.json"
 
@@ -120,7 +121,5 @@ def read(file: Path) -> dict[str, Any]:
 
 def write(file: Path, facts: Mapping[str, Any]) -> None:
     """Write a status, whole or not at all."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
     text = json.dumps({**facts, "time": datetime.now(UTC).isoformat(timespec="seconds")}, indent=1)
-    beside.write_text(text + "\n", encoding="utf-8")
-    beside.replace(file)
+    write_whole(file, text + "\n")

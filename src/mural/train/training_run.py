@@ -22,12 +22,12 @@ from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
-from mural.errors import CheckpointError, ConfigError, MuralError, ShapeError
+from mural.errors import CheckpointError, cannot_write
 from mural.ranks import Mesh
 from mural.train.best import best_of, watched
 from mural.train.config import Config
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
-from mural.train.failing_layer import in_layer
+from mural.train.failing_code import few, naming
 from mural.train.journal import Journal, validations
 from mural.train.meters import Meter
 from mural.train.status import Position, Status
@@ -171,10 +171,13 @@ class Run:
         found = self.resume()
         self.state()  # raises where a checkpoint could not hold it
         with together(self.mesh, "the start of the run"):
-            if self.mesh.rank == 0:
-                write_down(self.config)
-                self.status.begin(found.position)
-            self.journal.open(found.position.step)
+            try:
+                if self.mesh.rank == 0:
+                    self.config.save(self.config.folder / RESOLVED)
+                    self.status.begin(found.position)
+                self.journal.open(found.position.step)
+            except OSError as error:
+                raise cannot_write(f"the run's file {error.filename2 or error.filename}", error) from error
         self.status.begun, self.status.position = True, found.position
         if not found.owed:
             self.judge()
@@ -190,11 +193,14 @@ class Run:
             )
         if found is None:
             return Beginning(Position(), torch.tensor(nan), {}, owed=False)
-        snapshot = self.checkpoints.read()
+        try:
+            snapshot = self.checkpoints.read()
+            with self.pm.loss_terms.attached():
+                restore(snapshot, self.pm.module, self.optimizer, self.schedule)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. To begin anew, give the run another folder (--folder …)") from error
         for text in snapshot.passed_over:
             self.journal.say(f"warning: {text}")
-        with self.pm.loss_terms.attached():
-            restore(snapshot, self.pm.module, self.optimizer, self.schedule)
         torch.set_rng_state(snapshot.tensor("random.cpu"))
         counts = snapshot.values["counts"]
         self.pm.calls, self.pm.updates = counts["calls"], counts["updates"]
@@ -222,19 +228,10 @@ class Run:
 
     @contextmanager
     def naming(self, batch: Batch, doing: str) -> Generator[None]:
-        """A block whose errors name the images that were computed on; mural's own errors say what is needed."""
-        try:
+        """A block whose errors name the layer, and the images that were computed on."""
+        images = f"images of shape {tuple(batch.shape)} ({few(batch.names)})"
+        with naming(doing, images, self.pm.plain):
             yield
-        except ShapeError as error:
-            raise ShapeError(
-                f"{error}{in_layer(error, self.pm.plain)}, for images of shape {tuple(batch.shape)} "
-                f"({', '.join(batch.names)}): change model.arguments, or give images that the model takes"
-            ) from error
-        except MuralError:
-            raise
-        except Exception as error:
-            error.add_note(f"in {doing}, on {', '.join(batch.names)}{in_layer(error, self.pm.plain)}")
-            raise
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -293,11 +290,3 @@ class Run:
         if self.loader.bad:
             self.journal.say(self.loader.summary())
         return found
-
-
-def write_down(config: Config) -> None:
-    """Write the run's configuration to its folder."""
-    try:
-        config.save(config.folder / RESOLVED)
-    except OSError as error:
-        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error

@@ -61,8 +61,14 @@ def raise_problems(problems: Sequence[BadSample]) -> None:
     """Raise one error that lists bad samples, where there are some."""
     if not problems:
         return
-    lines = [f"  {problem.reason}" for problem in problems[:SHOWN]]
-    more = [f"  and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    alike: dict[str, list[BadSample]] = {}
+    for problem in problems:
+        alike.setdefault(problem.reason.replace(problem.name, ""), []).append(problem)
+    several = {1: "", 2: " (and 1 more alike)"}
+    groups = [(same[0].reason, len(same)) for same in alike.values()]
+    lines = [f"  {reason}{several.get(n, f' (and {n - 1} more alike)')}" for reason, n in groups[:SHOWN]]
+    rest = sum(n for _, n in groups[SHOWN:])
+    more = [f"  and {rest} more"] if rest else []
     title = "1 sample cannot be used:" if len(problems) == 1 else f"{len(problems)} samples cannot be used:"
     raise DataError("\n".join([title, *lines, *more]), problems[0].name)
 

@@ -65,7 +65,7 @@ class Dataset:
         """The dataset of a CSV file with a header: `image`, and `mask` or `label` or neither.
 
         Paths are relative to the file's folder. A label is a class index or a value; with `classes`, one of these
-        names, which stands for its place among them.
+        names, which stands for its place among them, or that place.
         """
         return cls.of(rows_of(Path(path).expanduser(), classes))
 
@@ -149,11 +149,16 @@ def rows_of(path: Path, classes: Sequence[str] | None) -> Iterator[Sample]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: the CSV file cannot be read ({error}): check the path", str(path)) from error
+        why = error.strerror if isinstance(error, OSError) else f"it is not a text in UTF-8, at byte {error.start}"
+        raise DataError(f"{path}: the CSV file cannot be read ({why}): check what it is", str(path)) from error
     rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
     columns = [column.strip() for column in rows.fieldnames or []]
     rows.fieldnames = columns
     check_columns(path, columns)
+    if not any(line.strip() for line in text.splitlines()[1:]):
+        raise DataError(
+            f"{path}: there is nothing below its columns {columns}: write at least one line with an image", str(path)
+        )
     for row in rows:
         image, line = cell(row, "image", path, rows.line_num), f"{path}, line {rows.line_num}"
         target: Any = None
@@ -188,7 +193,7 @@ def cell(row: dict[str, str | None], column: str, path: Path, line: int) -> str:
 
 def label(text: str, where: str, classes: Sequence[str] | None) -> int | float:
     """A label from its text: a class index, a value, or the place of a name among the classes."""
-    if classes is not None:
+    if classes is not None and not (text.isdecimal() and text not in classes and int(text) < len(classes)):
         if text not in classes:
             near = get_close_matches(text, classes, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -203,5 +208,5 @@ def label(text: str, where: str, classes: Sequence[str] | None) -> int | float:
             return number
     raise DataError(
         f"{where}: the label {text!r} is not a number: write a class index or a value, "
-        f"or name the classes, as in Dataset.from_csv(path, classes=('benign', 'tumour'))"
+        f"or name the classes: data.classes = ['benign', 'tumour'], or Dataset.from_csv(path, classes=…)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ def expand(pattern: str | Path, what: str) -> tuple[Path, ...]:
         found = [p for p in path.iterdir() if not p.name.startswith(".")]
     elif glob.has_magic(str(path)):
         found = [Path(p) for p in glob.glob(str(path), recursive=True)]
+        check_links(found, what)
         if any(p.is_file() or p.suffix.lower() in IMAGE_FOLDERS for p in found):
             found = [p for p in found if p.is_file() or p.suffix.lower() in IMAGE_FOLDERS]
     else:
@@ -43,6 +45,15 @@ def expand(pattern: str | Path, what: str) -> tuple[Path, ...]:
     if not found:
         raise DataError(f"{what}: nothing matches {str(pattern)!r} (in {Path.cwd()}): {nearest_hint(path)}")
     return tuple(sorted(found))
+
+
+def check_links(found: Sequence[Path], what: str) -> None:
+    """Raise where a link leads nowhere, or to itself: it would be left out."""
+    if lost := [path for path in found if path.is_symlink() and not path.exists()]:
+        raise DataError(
+            f"{what}: {str(lost[0])!r} is a link to {os.readlink(lost[0])!r}, which leads nowhere: mend or remove it",
+            str(lost[0]),
+        )
 
 
 def nearest_hint(path: Path) -> str:
@@ -62,7 +73,7 @@ def is_glob(pattern: str | Path) -> bool:
 def base_of(pattern: str | Path) -> Path:
     """The folder of a pattern above its first wildcard."""
     path = Path(pattern).expanduser()
-    if path.is_dir():
+    if path.is_dir() and path.suffix.lower() not in IMAGE_FOLDERS:
         return path
     return next((p for p in path.parents if not glob.has_magic(str(p))), Path())
 

@@ -7,6 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from mural.data.formats.zarr import short
 from mural.errors import DataError
 
 ZARR, TIFF, NIFTI = (".zarr",), (".tif", ".tiff", ".btf", ".tf8"), (".nii",)
@@ -30,7 +31,7 @@ def kind_of(path: Path) -> str:
 def unwritable(path: Path, error: Exception, what: str = "it", box: object = None) -> DataError:
     """The error of an output that the system refuses."""
     return DataError(
-        f"{path}: {what} cannot be written: {str(error).rstrip('.')}. Make room, or choose another folder",
+        f"{path}: {what} cannot be written: {short(error).rstrip('.')}. Make room, or choose another folder",
         str(path),
         box,
     )

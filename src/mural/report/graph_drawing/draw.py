@@ -12,6 +12,7 @@ from mural.report.graph_drawing.outline import Box, Level, Outline, outline
 from mural.report.graph_drawing.page import is_call, page
 from mural.report.graph_drawing.stages import DrawnStage, Stages, stages_in, stages_of
 from mural.report.words import aligned, count_in_words, flops_in_words, shapes_in_words
+from mural.text_files import save_text
 
 NO_RULE = " (no rule)"
 """What marks an operation that mural refuses on a cut image."""
@@ -141,5 +142,5 @@ def draw(graph: Graph, path: str | Path | None = None, stages: Stages | None = N
     shown = outline(graph)
     drawing = FORMATS[suffix](shown, stages_of(shown, stages), level)
     if path is not None:
-        Path(path).write_text(drawing, encoding="utf-8")
+        save_text(path, drawing)
     return drawing

@@ -67,10 +67,21 @@ class Page {
     this.panel = new Panel(this);
     this.listen();
     this.legend();
-    document.getElementById("title").append(model.title, Object.assign(document.createElement("small"), { textContent: model.summary }));
+    document.getElementById("title").append(model.title, Page.summary(model.summary));
     this.drawing.render();
     this.fit();
     this.panel.show(null);
+  }
+
+  // What the model adds up to; what a plan refuses has the colour that it has in the drawing.
+  static summary(text) {
+    const small = document.createElement("small");
+    text.split(" · ").forEach((part, place) => {
+      const words = document.createElement(part.endsWith("without a rule") ? "em" : "span");
+      words.textContent = part;
+      small.append(place ? " · " : "", words);
+    });
+    return small;
   }
 
   // Draw again after boxes were opened or closed; the box in question stays where it is on the screen.

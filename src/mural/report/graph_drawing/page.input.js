@@ -72,7 +72,7 @@ Page.prototype.key = function key(event) {
     2: () => this.openLevel("block"),
     3: () => this.openLevel("layer"),
   };
-  const inDrawing = event.target.closest?.(".box") && {
+  const inDrawing = (event.target === document.body || event.target.closest?.(".box")) && {
     ArrowDown: () => this.walk(1),
     ArrowUp: () => this.walk(-1),
     ArrowRight: () => this.enter(),

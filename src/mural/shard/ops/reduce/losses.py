@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ POINTWISE = {
     "poisson_nll_loss": ("input", "target", "log_input", "full", "size_average", "eps", "reduce", "reduction"),
     "soft_margin_loss": ("input", "target", "size_average", "reduce", "reduction"),
 }  # fmt: skip
+CLASS_LOSSES = ("cross_entropy", "nll_loss", "nll_loss2d", "nll_loss_nd")
 REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -57,6 +58,27 @@ def check_tensors(name: str, scores: object, target: object) -> None:
         raise LayoutError(f"{name} compares with a target, but got {target!r}: give masks or labels")
 
 
+def check_pair(name: str, scores: object, target: object) -> None:
+    """Raise unless the target of one of torch's losses fits the scores; a loss that broadcasts takes any."""
+    check_tensors(name, scores, target)
+    given, found = tuple(cast(Tensor, scores).shape), tuple(cast(Tensor, target).shape)
+    by_class = name in CLASS_LOSSES and len(given) > 1
+    needed = given[:1] + given[2:] if by_class and not cast(Tensor, target).is_floating_point() else given
+    if found != needed and (by_class or name.startswith("binary")):
+        raise unlike(name, found, needed)
+
+
+def unlike(name: str, found: Sequence[int], needed: Sequence[int]) -> LayoutError:
+    """The error for a target whose shape is not the one that the scores need."""
+    if len(found) == 1 < len(needed):
+        fix = "these are labels of whole images: give masks, or a model with one score for each class"
+    elif len(needed) == 1 < len(found):
+        fix = "these are masks: give labels of whole images, or a model with scores for every position"
+    else:
+        fix = "let the model return scores at the size of the target, as by F.interpolate"
+    return LayoutError(f"{name}: target has shape {tuple(found)}, the scores need {tuple(needed)}: {fix}")
+
+
 def cutting_axes(layout: Layout) -> tuple[str, ...]:
     """All mesh axes that cut something."""
     return layout.axes_of(range(layout.ndim))
@@ -69,13 +91,9 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     given = dict(zip(POINTWISE[name], args, strict=False)) | kwargs
     reduction = reduction_of(given, name)
     given.pop("reduction", None)
-    check_tensors(name, given["input"], given["target"])
     operands = {k: v for k, v in given.items() if isinstance(v, Tensor)}
     values = (given["input"], given["target"])
-    if tuple(values[0].shape) != tuple(values[1].shape) and name.startswith("binary"):
-        raise ValueError(
-            f"{name}: target {tuple(values[1].shape)} must have the shape {tuple(values[0].shape)} of input"
-        )
+    check_pair(name, *values)
     layout = common_layout(func, list(operands.values()))
     pieces = {k: piece_of(v, layout, name) for k, v in operands.items()}
     shared = broadcast(pieces["input"].shape, pieces["target"].shape)
@@ -101,13 +119,13 @@ def without_classes(layout: Layout) -> Layout:
 def target_piece(target: Tensor, layout: Layout, name: str) -> Tensor:
     """The part of a target that belongs to this rank's piece of the scores."""
     if tuple(target.shape) != layout.shape:
-        raise LayoutError(f"{name}: target has shape {tuple(target.shape)}, the scores need {layout.shape}")
+        raise unlike(name, target.shape, layout.shape)
     if isinstance(target, ShardedTensor):
         return pull(target, layout.wants(), name)
     return piece_of(target, layout, name)
 
 
-@register("loss", "cross_entropy", "nll_loss", "nll_loss2d", "nll_loss_nd")
+@register("loss", *CLASS_LOSSES)
 def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Cross-entropy and negative log-likelihood, with global denominators."""
     name = "cross_entropy" if name_of(func) == "cross_entropy" else "nll_loss"
