@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import shlex
 from collections.abc import Iterator
@@ -139,3 +140,10 @@ def test_digits_that_are_no_label_are_found(script: ModuleType) -> None:
     labels = importlib.import_module("documents.labels")
     assert labels.unexplained("16 GiB on 8 ranks at 512², as VGG-19 on an H200") == []
     assert labels.unexplained("1.5 times on 8 ranks, 3 of 8.25, 5128² on 18 ranks") == ["1.5", "3", "25", "5128", "18"]
+
+
+@pytest.mark.parametrize("name", ["labels", "lookup", "row"])
+def test_examples_of_the_modules(script: ModuleType, name: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"documents.{name}"))
+    assert found.attempted > 0
+    assert found.failed == 0

@@ -48,7 +48,7 @@ def within(*ranks: int, least: int = 0) -> Made:
 THEORY = (
     Row(
         "figures 1 and 2",
-        "surveys of 2010 to 2017: more GPUs, more nodes, MPI most of all",
+        "surveys: since 2010 more GPUs and more nodes, and MPI most of all",
         "–",
         "",
         Verdict.NOT_COMPARABLE,
@@ -65,7 +65,7 @@ THEORY = (
     Row(
         "figure 3; reductions",
         "a reduction of n values as a tree: W = n − 1, D = ⌈log₂ n⌉",
-        "the tree's rounds and additions, for every number of ranks that the tests draw",
+        "as many rounds up the tree, and each number counts once, for every number of ranks that is tested",
         ROUNDS,
         Verdict.REPRODUCED,
     ),
@@ -172,7 +172,7 @@ THEORY = (
     Row(
         "AllReduce Ring",
         "a ring works for numbers of nodes that are no powers of two",
-        "so do mural's tree, butterfly and halving-doubling, for any number of ranks",
+        "so do mural's tree, butterfly and halving-doubling",
         ROUNDS,
         Verdict.BETTER,
     ),

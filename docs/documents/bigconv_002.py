@@ -9,6 +9,7 @@ GPU, CPU = "bigconv/gpu.json", "bigconv/cpu.json"
 DIMS = {"CNN1D": 1, "CNN2D": 2, "CNN3D": 3, "FCN2D": 2, "DenseNet-121": 2, "UNet3D": 3}
 COMMON = {"CNN1D": 8 * 2**20, "CNN2D": 2560, "CNN3D": 256, "FCN2D": 1280, "DenseNet-121": 1280, "UNet3D": 128}
 """The input at which numbers of ranks are compared: one rank holds it."""
+CAP = 16 * 2**30
 COMMAND = "mural bench bigconv --device cuda"
 MANY = "mural bench bigconv --many"
 COUNTS = f"{COMMAND} --ranks 5,6,9,10,12,28 --cap 4"
@@ -17,7 +18,7 @@ THEIR_NET = "the document gives no layers for its net, so only growth compares"
 
 def limit(model: str, ranks: int) -> Field:
     """The largest extent on so many ranks of 16 GiB."""
-    return record(GPU, "largest", kind="limit", case__model=model, case__ranks=ranks)
+    return record(GPU, "largest", kind="limit", case__model=model, case__ranks=ranks, cap=CAP)
 
 
 def growth(model: str, ranks: int) -> Made:
@@ -38,7 +39,7 @@ def printed_growth(model: str, ranks: int) -> Made:
 def at_common(kind: str, model: str, ranks: int, field: str, of: Reduction) -> Field:
     """A measurement at the common input."""
     extents = [COMMON[model]] * DIMS[model]
-    return record(GPU, field, of, kind=kind, case__model=model, case__ranks=ranks, case__extents=extents)
+    return record(GPU, field, of, kind=kind, case__model=model, case__ranks=ranks, case__extents=extents, cap=CAP)
 
 
 def memory(model: str, ranks: int, field: str = "allocated") -> Made:

@@ -55,8 +55,8 @@ def normalized(model: str, variant: str) -> Field:
 PARTITIONING = (
     Row(
         "figure 6, convolution",
-        "work of a convolution: N · C_out · C_in · H′ · W′ · K_x · K_y; 128 → 128 channels with kernel 7 are 87 times "
-        "32 → 32 with kernel 3",
+        "work of a convolution: N · C_out · C_in · H′ · W′ · K_x · K_y; by this, 128 → 128 channels with kernel 7 are "
+        "87 times 32 → 32 with kernel 3",
         say(
             "forward on a CPU core: {cpu:.0f} times as long; on the H200 {cuda:.0f} times",
             cpu=times("cpu", 11, 1),
@@ -77,8 +77,9 @@ PARTITIONING = (
     Row(
         "figure 7",
         "data parallelism, model parallelism and pipelining",
-        "`data`, `channel` and `stage` of a plan, alone and together",
-        "pytest tests/engine/test_all_reduce_plans.py tests/engine/test_channel_steps.py",
+        "`data`, `channel` and `stage` of a plan; `data` together with either",
+        "pytest tests/engine/test_all_reduce_plans.py tests/engine/test_channel_steps.py "
+        "tests/pipeline/test_stage_law.py",
         Verdict.REPRODUCED,
     ),
     Row(

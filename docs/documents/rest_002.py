@@ -280,7 +280,7 @@ CONCLUSION = (
     Row(
         "section 4",
         "the same principles serve other encoders and tasks, such as segmentation or detection",
-        "segmentation and a detector with a loss of its own, over ranks",
+        "segmentation over ranks; a detector with a loss of its own, in one process",
         "pytest tests/domain/test_separation_network.py tests/domain/test_domain_law.py",
         Verdict.BETTER,
     ),

@@ -160,7 +160,7 @@ ROWS = (
     ),
     Row(
         "the same, for its ResNets",
-        say("{best:.1f} times (ResNet-1001, on CPU nodes)", best=cited("HYBRID_OVER_DATA")),
+        say("{best:.1f} times; by the cited paper for ResNet-1001 on CPU nodes", best=cited("HYBRID_OVER_DATA")),
         say(
             "ResNet-110, 32 images of 32² on 16 ranks: {stages:.2f} and {gems:.2f} times",
             stages=speed("resnet110", "data 4 × stage 4", 32) / speed("resnet110", "data 16", 32),
@@ -215,7 +215,8 @@ ROWS = (
     Row(
         "section 2, on [5]",
         say(
-            "GEMS with data parallelism: {best:.2%} scaling efficiency (ResNet-1k; 1,024 GPUs)",
+            "GEMS with data parallelism: {best:.2%} scaling efficiency for a ResNet-1k; by the cited paper on 1,024 "
+            "GPUs",
             best=cited("SCALING_EFFICIENCY"),
         ),
         say(
@@ -255,7 +256,8 @@ ROWS = (
         ),
         hybrid("resnet110"),
         Verdict.NOT_MEASURED,
-        'ResNet-110 with `batchnorm = "micro-rank"`, and on images above 32² (theirs are tiles of 1024²), is missing',
+        'ResNet-110 with `batchnorm = "micro-rank"`, and on images above 32² (by the cited paper, tiles of 1024²), is '
+        "missing",
         awaits=step("resnet110", "data 4 × GEMS 4", 128),
     ),
 )

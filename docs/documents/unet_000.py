@@ -171,7 +171,7 @@ CUTS = (
         "figure 6, A to C",
         "a sequence is cut by layers, ResNet by blocks around its skips, U-Net vertically",
         say(
-            "cuts through any point of the graph, long skips included; ResNet-1001 and U-Net in 4 stages: "
+            "cuts at points of the captured graph, with long skips; ResNet-1001 and U-Net in 4 stages: "
             "{resnet:.2f} and {unet:.2f} s a step of 32 images",
             resnet=record("schedules/cpu.json", "seconds", median, model="resnet1001", division="stage 4", batch=32),
             unet=record("schedules/cpu.json", "seconds", median, model="unet", division="stage 4", batch=32),
