@@ -2,8 +2,9 @@
 
     python examples/11_lightning.py
 
-Lightning starts the four ranks. Its DDP averages gradients over all ranks, and that is the gradient of one device.
-`ImageSampler` gives the ranks of one image the same sample. The losses are those of example 01.
+Lightning (pip install pytorch-lightning) starts the four ranks. Its DDP averages gradients over all ranks, and that is
+the gradient of one device. `ImageSampler` gives the ranks of one image the same sample. The losses are those of example
+01.
 """
 
 import mural  # before Lightning, which loads torchvision: one that was built for another torch loads after this alone

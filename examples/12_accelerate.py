@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 4 examples/12_accelerate.py
 
-A prepared model averages its gradients over all ranks, and that is the gradient of one device. A prepared loader would
-give every rank images of its own; `ImageSampler` gives the ranks of one image the same. The losses are those of
-example 01.
+It needs Accelerate (pip install accelerate). A prepared model averages its gradients over all ranks, and that is the
+gradient of one device. A prepared loader would give every rank images of its own; `ImageSampler` gives the ranks of one
+image the same. The losses are those of example 01.
 """
 
 import torch

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from mural.data import ImageSampler, Loader
 from sampled_training import BATCH, EPOCHS, Trained, made, optimizer_of
 
-TRAINER, BROUGHT, SAMPLER, FOLDER = sys.argv[1:]
-RANKS = int(os.environ["WORLD_SIZE"])
+TRAINER, BROUGHT, SAMPLER, FOLDER = sys.argv[1:] if __name__ == "__main__" else ("", "", "", "")
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def mesh_of_ranks() -> mural.Mesh:

@@ -56,9 +56,8 @@ def train(run: Run, stop: StopRequest) -> Result:
     config, pm = run.config, run.pm
     run.introduce()
     found = run.begin()
-    position, loss, scores = found.position, found.loss, found.scores
-    if found.owed:
-        scores = validate(run, position.step)
+    position, loss = found.position, found.loss
+    scores = validate(run, position.step) if found.owed else found.scores
     while position.step < run.total and not run.enough:
         pm.train()
         for batch in run.loader.epoch(position.epoch, position.batch):

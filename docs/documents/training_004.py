@@ -1,0 +1,184 @@
+"""Document 004: the hybrid, its tables and its conclusions."""
+
+from __future__ import annotations
+
+from documents.lookup import Field, Printed, median, record
+from documents.row import Row, Text, Verdict, say
+
+BATCHES = (10, 50, 100, 200, 400, 800)
+CPU = "mural bench hybrid --parts training --device cpu --iterations 4000"
+CUDA = "mural bench hybrid --parts training --device cuda --iterations 4000 --width 32"
+OTHER = (
+    "the document names neither its network nor its images; ours is like Caffe's `cifar10_quick`, on crops of "
+    "photographs"
+)
+
+
+def trained(device: str, way: str, ranks: int, batch: int, iterations: int, width: int, field: str) -> Field:
+    """A field of a training in float32."""
+    chosen = {"way": way, "ranks": ranks, "batch": batch, "iterations": iterations, "width": width}
+    path = ("records", {"kind": "training", "dtype": "float32", "nudge": 0.0, **chosen}, field)
+    return Field(f"hybrid/training-{device}.json", path)
+
+
+def on_cpu(batch: int, field: str, ranks: int = 2) -> Field:
+    """4,000 iterations of data parallelism on the CPU."""
+    return trained("cpu", "data", ranks, batch, 4000, 8, field)
+
+
+def on_gpu(way: str, ranks: int, batch: int, field: str) -> Field:
+    """400 iterations on the GPU."""
+    return trained("cuda", way, ranks, batch, 400, 32, field)
+
+
+def printed(table: str, number: int, field: str) -> Printed:
+    """A cell of the document's tables."""
+    return Printed("hybrid", lambda module: getattr(getattr(module, table)[number], field))
+
+
+def line(table: str, number: int) -> Text:
+    """A line of a table: accuracy and seconds."""
+    accuracy, seconds = (printed(table, number, field) for field in ("accuracy", "seconds"))
+    return say("{accuracy:g}% · {seconds:g} s", accuracy=accuracy, seconds=seconds)
+
+
+def scaling(processes: int) -> Field:
+    """Seconds of an iteration of LeNet-5 with 200 images a process."""
+    return Field("data_parallel/cpu.json", ("scaling", str(processes)), median)
+
+
+GPU_ROWS = tuple(
+    Row(
+        f"first table, GPU, 2 processes, batch {batch}",
+        line("ROWS", number),
+        say(
+            "after 400 iterations, data: {accuracy:.1%} · {seconds:.1f} s",
+            accuracy=on_gpu("data", 2, batch, "accuracy"),
+            seconds=on_gpu("data", 2, batch, "seconds"),
+        ),
+        f'{CUDA} --only "data on 2, batch {batch},"',
+        Verdict.NOT_MEASURED,
+        "4,000 iterations on the GPU",
+        awaits=trained("cuda", "data", 2, batch, 4000, 32, "seconds"),
+    )
+    for number, batch in enumerate(BATCHES)
+)
+CPU_ROWS = tuple(
+    Row(
+        f"second table, CPU, 2 processes, batch {batch}",
+        line("ROWS", 6 + number),
+        say(
+            "data: {accuracy:.1%} · {seconds:.1f} s",
+            accuracy=on_cpu(batch, "accuracy"),
+            seconds=on_cpu(batch, "seconds"),
+        ),
+        f'{CPU} --only "data on 2, batch {batch},"',
+        Verdict.NOT_COMPARABLE,
+        OTHER if number == 0 else "as above",
+    )
+    for number, batch in enumerate(BATCHES[:4])
+)
+PROCESS_ROWS = tuple(
+    Row(
+        f"third table, GPU, {ranks} process{'es' if ranks > 1 else ''}, batch 200",
+        line("RANKS", ranks - 1),
+        say(
+            f"after 400 iterations, {'data' if ranks > 1 else 'one rank'}: {{accuracy:.1%}} · {{seconds:.1f}} s",
+            accuracy=on_gpu("data" if ranks > 1 else "one rank", ranks, 200, "accuracy"),
+            seconds=on_gpu("data" if ranks > 1 else "one rank", ranks, 200, "seconds"),
+        ),
+        f'{CUDA} --only "on {ranks}, batch 200,"',
+        Verdict.NOT_MEASURED,
+        "4,000 iterations on the GPU",
+        awaits=trained("cuda", "data" if ranks > 1 else "one rank", ranks, 200, 4000, 32, "seconds"),
+    )
+    for ranks in (1, 2, 3, 4)
+)
+TABLES = (
+    *GPU_ROWS,
+    *CPU_ROWS,
+    Row(
+        "second table, CPU, 2 processes, batch 400",
+        Text("{accuracy:g}% · {seconds:g} s, «Failed»", line("ROWS", 10).numbers),
+        say("data: {accuracy:.1%} · {seconds:.1f} s", accuracy=on_cpu(400, "accuracy"), seconds=on_cpu(400, "seconds")),
+        f'{CPU} --only "data on 2, batch 400,"',
+        Verdict.BETTER,
+        "it ends",
+    ),
+    *PROCESS_ROWS,
+    Row(
+        "first table against the third",
+        say(
+            "the same setting, 2 processes and batch 200: {first:g}% · {first_seconds:g} s, and {third:g}% · "
+            "{third_seconds:g} s",
+            first=printed("ROWS", 3, "accuracy"),
+            first_seconds=printed("ROWS", 3, "seconds"),
+            third=printed("RANKS", 1, "accuracy"),
+            third_seconds=printed("RANKS", 1, "seconds"),
+        ),
+        say(
+            "first weights that are changed as rounding may end {gap:.1f} points apart after 400 iterations at batch "
+            "10",
+            gap=(
+                record("hybrid/training-cpu.json", "accuracy", nudge=1e-7)
+                - trained("cpu", "one rank", 1, 10, 400, 8, "accuracy")
+            )
+            * 100,
+        ),
+        "mural bench hybrid --parts training --device cpu",
+        Verdict.CONTRADICTED,
+        "by itself: its numbers vary by as much as it compares",
+    ),
+    Row(
+        "figures, performance against batch sizes; CPU against GPU",
+        "seconds and accuracy over the batch",
+        "[drawn](../../benchmarks/hybrid/figures/training.svg) for data, model and hybrid, 400 iterations on the GPU",
+        "mural bench hybrid --page",
+        Verdict.NOT_MEASURED,
+        "4,000 iterations on the GPU, see above",
+    ),
+    Row(
+        "third table, growth",
+        say(
+            "4 processes take {four:.2f} times as long as one, each with a batch of 200",
+            four=printed("RANKS", 3, "seconds") / printed("RANKS", 0, "seconds"),
+        ),
+        say(
+            "2 cores: {two:.2f} times on 2 processes, {four:.2f} on 4, which share the cores",
+            two=scaling(2) / scaling(1),
+            four=scaling(4) / scaling(1),
+        ),
+        "mural bench data_parallel --device cpu --parts scaling",
+        Verdict.NOT_MEASURED,
+        "1 to 4 processes with a core each, on the machine with 16",
+    ),
+    Row(
+        "tables, other ways",
+        "conventional and data-parallel only",
+        say(
+            "after 400 iterations on 2 GPU ranks, batch 200: model {model:.1%} · {model_seconds:.1f} s, hybrid "
+            "{hybrid:.1%} · {hybrid_seconds:.1f} s",
+            model=on_gpu("model", 2, 200, "accuracy"),
+            model_seconds=on_gpu("model", 2, 200, "seconds"),
+            hybrid=on_gpu("hybrid", 2, 200, "accuracy"),
+            hybrid_seconds=on_gpu("hybrid", 2, 200, "seconds"),
+        ),
+        f'{CUDA} --only "model on" "hybrid on" "in two groups"',
+        Verdict.NOT_MEASURED,
+        "model-parallel and hybrid at 4,000 iterations",
+        awaits=trained("cuda", "model", 2, 200, 4000, 32, "seconds"),
+    ),
+    Row(
+        "tables, CPU",
+        "2 processes only",
+        say(
+            "after 400 iterations, batch 200, data: {three:.1%} on 3 ranks, {four:.1%} on 4",
+            three=trained("cpu", "data", 3, 200, 400, 8, "accuracy"),
+            four=trained("cpu", "data", 4, 200, 400, 8, "accuracy"),
+        ),
+        f'{CPU} --only "on 1, batch 200," "data on 3, batch 200," "data on 4, batch 200,"',
+        Verdict.NOT_MEASURED,
+        "1, 3 and 4 ranks at 4,000 iterations",
+        awaits=on_cpu(200, "seconds", ranks=3),
+    ),
+)
