@@ -38,14 +38,19 @@ class TrainedRun:
         return {"run": str(self.folder.resolve()), "step": self.step, "checkpoint": sha256(written).hexdigest()[:16]}
 
 
-def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
-    """The run in a folder, with the checkpoint of a step: the given one, else the best, else the last."""
+def config_in(folder: Path) -> Config:
+    """The configuration of the run in a folder."""
     if not (folder / RESOLVED).is_file():
         raise ConfigError(
             f"{folder} is not the folder of a run: there is no {RESOLVED} in it. Give the folder that `mural train` "
             f"wrote to, as runs/run"
         )
-    config = Config.load(folder / RESOLVED)
+    return Config.load(folder / RESOLVED)
+
+
+def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
+    """The run in a folder, with the checkpoint of a step: the given one, else the best, else the last."""
+    config = config_in(folder)
     if config.targets.images:
         raise ConfigError(f"{folder} trained a network of several domains, for which there is no prediction")
     steps = steps_in(folder / CHECKPOINTS)

@@ -238,15 +238,19 @@ class Run:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def introduce(self) -> None:
-        """Say what is about to happen."""
+    @property
+    def weights(self) -> int:
+        """How many numbers the parameters of the whole model have."""
         shares = {id(p): share for p, share in shares_among(self.pm.plain.parameters())}
         whole = (shares[id(p)].shape if id(p) in shares else p.shape for p in self.pm.plain.parameters())
-        weights = sum(map(prod, whole))
+        return sum(map(prod, whole))
+
+    def introduce(self) -> None:
+        """Say what is about to happen."""
         held = f", {len(self.held_out.dataset)} held out" if self.held_out is not None else ""
         self.journal.say(
-            f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
-            f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
+            f"{self.config.model.factory}, {self.weights:,} weights; {len(self.loader.dataset)} samples{held}; "
+            f"{self.total} updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
         )
         if (ranks := self.config.plan.data) > (batch := self.config.data.batch):
             self.journal.say(
