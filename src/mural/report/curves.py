@@ -57,7 +57,9 @@ def html(charts: Sequence[CurveChart], marked: Sequence[int] = ()) -> str:
             figure.update_yaxes(row=row, type="log", tickformat=".3~g")
     for step in marked:
         figure.add_vline(x=step, line={"color": plots.GREY, "dash": "dot", "width": 1})
-    figure.update_layout(hovermode="closest", margin={"l": 10, "r": 10})
+    if max(step for chart in charts for curve in chart.curves for step in curve.steps) < FEW:
+        figure.update_xaxes(dtick=1)
+    figure.update_layout(hovermode="closest")
     return plots.html(figure)
 
 
@@ -94,6 +96,8 @@ def legend(row: int, rows: int) -> dict[str, Any]:
 def smoothed(values: Sequence[float], reach: int = 0) -> list[float]:
     """The mean of the values up to `reach` places away from each; by default, a fortieth of them to each side.
 
+    Near the ends it reaches less far, to both sides alike.
+
     >>> smoothed([0, 0, 3, 0, 0], 1)
     [0.0, 1.0, 1.0, 1.0, 0.0]
     """
@@ -103,7 +107,8 @@ def smoothed(values: Sequence[float], reach: int = 0) -> list[float]:
     counts = [0, *accumulate(known)]
     found: list[float] = []
     for place in range(len(values)):
-        first, last = max(0, place - reach), min(len(values), place + reach + 1)
+        near = min(reach, place, len(values) - 1 - place)
+        first, last = place - near, place + near + 1
         count = counts[last] - counts[first]
         found.append((sums[last] - sums[first]) / count if count else float("nan"))
     return found

@@ -38,9 +38,9 @@ class View:
         """The extents, and which part of them is shown.
 
         >>> View((64, 512, 512), (Interval(32, 33), Interval(0, 512), Interval(0, 512)), (512, 512)).words
-        '64 × 512 × 512, slice 32'
+        '64 × 512 × 512, the middle slice'
         """
-        depth = [f"slice {i.start}" for i in self.box[:-2]]
+        depth = ["the middle slice"] if len(self.extents) > 2 else []
         inside = [i.size for i in self.box[-2:]]
         part = [f"the middle {inside[0]} × {inside[1]}"] if tuple(inside) != self.extents[-2:] else []
         return ", ".join([" × ".join(map(str, self.extents)), *depth, *part])
@@ -119,17 +119,17 @@ def coarse_values(source: Source, view: View, channels: int, told: Told) -> Tens
     return sums / counts.clamp(min=1)
 
 
-def coarse_labels(source: Source, view: View, channel: int, told: Told) -> Tensor:
-    """A channel of a view, (H, W): each pixel is the value at its middle, as the file holds it."""
+def coarse_labels(source: Source, view: View, channels: int, told: Told) -> Tensor:
+    """The first channels of a view, (C, H, W): each pixel is the value at its middle, as the file holds it."""
     level, parts = boxes_of(source, view)
     _, box = place(source, view)
-    found = torch.zeros(view.size, dtype=source.dtype)
+    found = torch.zeros(channels, *view.size, dtype=source.dtype)
     for part in parts:
         rows, columns = (centres(i, whole, n) for i, whole, n in zip(part[-2:], box[-2:], view.size, strict=True))
         if prod((len(rows[0]), len(columns[0]))):
-            values = source.read(((channel, channel + 1), *part), level)
-            values = values.reshape(values.shape[-2:])
-            found[rows[0][:, None], columns[0]] = values[rows[1][:, None], columns[1]]
+            values = source.read(((0, channels), *part), level)
+            values = values.reshape(channels, *values.shape[-2:])
+            found[:, rows[0][:, None], columns[0]] = values[:, rows[1][:, None], columns[1]]
         told()
     return found
 

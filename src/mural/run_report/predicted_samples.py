@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mural.data import Sample
+from mural.data import Dataset, Sample
 from mural.data.image_sample import is_path, name_at, sample_at
 from mural.errors import ConfigError
 from mural.prediction.result_files import RECORD
 from mural.run_report.run_history import RunHistory
 from mural.survey.sampled_boxes import spread
-from mural.train.configured_samples import SOURCE, Split
+from mural.train.configured_samples import SOURCE, Repeated, Split
 from mural.train.prediction_files import PREDICTIONS, SUFFIX, file_stems
 
 HELD_OUT, TRAINED_ON, OTHER = "held out", "trained on", "not of this run's data"
@@ -82,7 +82,7 @@ def given_samples(run: RunHistory, splits: Mapping[str, Split], folder: Path) ->
     parts = {HELD_OUT: [split.held_out for split in splits.values()], TRAINED_ON: [s.training for s in splits.values()]}
     known: dict[str, tuple[Sample, str]] = {}
     for part, several in parts.items():
-        for sample in (sample_at(one, i) for one in several if one is not None for i in range(len(one))):
+        for sample in (sample for one in several for sample in listed(one)):
             if is_path(sample.image):
                 known.setdefault(str(Path(sample.image).resolve()), (sample, part))
     found = [noted(run, folder / name, about, known) for name, about in record.items() if (folder / name).exists()]
@@ -91,6 +91,12 @@ def given_samples(run: RunHistory, splits: Mapping[str, Split], folder: Path) ->
     if not found:
         raise ConfigError(f"--predictions {folder}: it holds no prediction. `mural predict` writes them, with {RECORD}")
     return sorted(found, key=lambda one: (HELD_OUT, TRAINED_ON, OTHER).index(one.part))
+
+
+def listed(samples: Any) -> Iterable[Sample]:
+    """The samples of a dataset of files; those of the user's own are not asked for one by one."""
+    plain = samples.samples if isinstance(samples, Repeated) else samples
+    return plain if isinstance(plain, Dataset) else ()
 
 
 def noted(

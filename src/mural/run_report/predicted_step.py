@@ -48,7 +48,7 @@ def predicted_step(run: RunHistory, splits: Mapping[str, Split]) -> Prediction |
     if not run.starts or SOURCE not in splits or len(splits) > 1:
         return None
     start = run.starts[-1]
-    if len(start.devices) > 1 or plan.devices > 1 or plan.piped or plan.offload:
+    if len(start.devices) != 1 or plan.devices > 1 or plan.piped or plan.offload:
         return None
     known = "h200" if "H200" in start.devices[0] else ""
     try:

@@ -13,11 +13,13 @@ from typing import Any
 from mural.checkpoint.files import read_manifest
 from mural.checkpoint.folder import step_path, steps_in
 from mural.checkpoint.manifest import Manifest
+from mural.data.image_sample import label_of, sample_at
 from mural.errors import CheckpointError, ConfigError
 from mural.prediction.trained_run import config_in
 from mural.train import status as run_status
 from mural.train.best import Best, best_of, watched
 from mural.train.config import Config
+from mural.train.configured_samples import Split
 from mural.train.journal import ABOUT, METRICS, read_journal
 from mural.train.start import CHECKPOINTS
 from mural.train.start_record import StartRecord, starts_in
@@ -104,15 +106,22 @@ def read_history(folder: Path) -> RunHistory:
     """The history of the run in a folder; an error where there is none."""
     config = config_in(folder)
     status = run_status.read(folder / run_status.FILE)
-    lines, damaged = read_journal(folder)
+    found, damaged = read_journal(folder)
+    lines = [line for line in found if isinstance(line.get("loss"), float) and isinstance(line["time"], (int, float))]
+    damaged += len(found) - len(lines)
     if not lines:
-        what = f"all {damaged} lines of it are damaged" if damaged else "it has no lines yet"
-        told = f" The run {status['state']}: {status['error']}" if status.get("error") else ""
+        what = f"every line of it is damaged ({damaged})" if damaged else "it has no lines yet"
+        told = f" The run {status['state']}: {str(status['error']).splitlines()[0]}" if status.get("error") else ""
         raise ConfigError(
             f"{folder / METRICS} has nothing to report: {what}. A run writes one every log.every = "
             f"{config.log.every} updates, and after each validation.{told}"
         )
     return RunHistory(folder, config, status, lines, damaged, starts_in(folder))
+
+
+def labels_images(splits: Mapping[str, Split]) -> bool:
+    """Whether a run's images have labels, so that its model gives no maps."""
+    return any(label_of(sample_at(split.training, 0).target) is not None for split in splits.values())
 
 
 def scores_of(line: Line) -> dict[str, Any]:

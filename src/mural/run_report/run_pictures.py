@@ -23,7 +23,7 @@ from mural.report.run_page import Gallery
 from mural.run_report.coarse_views import Told, View, boxes_of, coarse_labels, coarse_values, view_of
 from mural.run_report.predicted_samples import PredictedSample, given_samples, shown, written_samples
 from mural.run_report.run_curves import class_names, class_scores
-from mural.run_report.run_history import RunHistory
+from mural.run_report.run_history import RunHistory, labels_images
 from mural.survey.sampled_boxes import spread
 from mural.train.configured_samples import Split
 from mural.train.prediction_files import PREDICTIONS
@@ -44,7 +44,7 @@ class Maps:
     image: NDArray[np.uint8]
     mask: Tensor | None
     predicted: Tensor
-    channels: int
+    channels: int = 1
     """Of the prediction: the first is shown."""
 
 
@@ -77,20 +77,22 @@ def how_to_get_some(run: RunHistory, splits: Mapping[str, Split]) -> Gallery:
     """What to type for pictures; nothing where there cannot be any."""
     held = [split.held_out for split in splits.values() if split.held_out is not None]
     if not splits:
-        return Gallery((), (), ["There are no predictions, and the run's images are not found from here."])
+        return Gallery((), (), ["There are no predictions to show."])
     if run.config.targets.images:
         return Gallery((), (), ['There are no predictions: validation.write = "tiff" has validations write them.'])
     source = next(iter(splits.values()))
-    if label_of(sample_at(source.training, 0).target) is not None:
+    if labels_images(splits):
         return Gallery((), (), ["The model gives labels of whole images: there are no maps to show."])
+    if run.manifest is None:
+        return Gallery((), (), ["There are no predictions, and no checkpoint that could make some."])
     one = held[0] if held else source.training
     samples = [sample_at(one, index) for index in spread(range(len(one)), MOST)]
     if not all(is_path(sample.image) for sample in samples):
         return Gallery((), (), ['There are no predictions: validation.write = "tiff" has validations write them.'])
     out = run.folder / PREDICTIONS / "report"
-    images = [str(Path(sample.image).resolve()) for sample in samples]
-    words = ["mural", "predict", str(run.folder), *images, "--out", str(out)]
-    command = f"{shlex.join(words)}\n{shlex.join(['mural', 'report', str(run.folder), '--predictions', str(out)])}"
+    images = [f"\\\n    {shlex.quote(str(Path(sample.image).resolve()))}" for sample in samples]
+    words = ["mural predict", shlex.quote(str(run.folder)), *images, "\\\n    --out", shlex.quote(str(out))]
+    command = f"{' '.join(words)}\n{shlex.join(['mural', 'report', str(run.folder), '--predictions', str(out)])}"
     kind = "held-out" if held else "training"
     return Gallery((), (), [f"There are no predictions yet. These lines make some, of {kind} images:"], command)
 
@@ -115,9 +117,16 @@ def read(run: RunHistory, one: PredictedSample, told: Callable[[int, int], None]
         view = view_of(extents, sources)
         counted = count_up(told, sum(len(boxes_of(source, view)[1]) for source in sources))
         shade = coarse_values(image, view, 3 if image.shape[0] >= 3 else 1, counted)
-        labels = None if mask is None else renamed(coarse_labels(mask, view, 0, counted), run.config.data.labels)
-        values = coarse_labels(predicted, view, 0, counted)
-        return Maps(view, photograph(shade, image.dtype), labels, values, predicted.shape[0])
+        photo = photograph(shade, image.dtype)
+        labels = None if mask is None else renamed(coarse_labels(mask, view, 1, counted)[0], run.config.data.labels)
+        if scores_classes(run, predicted):
+            return Maps(view, photo, labels, coarse_labels(predicted, view, predicted.shape[0], counted).argmax(0))
+        return Maps(view, photo, labels, coarse_labels(predicted, view, 1, counted)[0], predicted.shape[0])
+
+
+def scores_classes(run: RunHistory, predicted: Source) -> bool:
+    """Whether a prediction has scores of classes: a validation writes these of images without a mask."""
+    return run.config.data.mask == "classes" and predicted.dtype.is_floating_point and predicted.shape[0] > 1
 
 
 def count_up(told: Callable[[int, int], None], of: int) -> Told:

@@ -26,10 +26,12 @@ def tables(run: RunHistory, predicted: Prediction | None) -> list[TextTable]:
     lines = run.of("train")
     if not lines:
         return [TextTable("", (), [("speed", "no step was logged")])]
-    return [paces(lines, predicted), memory(run, lines[-1], predicted)]
+    since = run.resumed[-1] if run.resumed else 0
+    last = [line for line in lines if line["step"] > since]
+    return [paces(last or lines, since if last else 0, predicted), memory(run, lines[-1], predicted)]
 
 
-def paces(lines: Sequence[Line], predicted: Prediction | None) -> TextTable:
+def paces(lines: Sequence[Line], since: int, predicted: Prediction | None) -> TextTable:
     """How fast steps were: the first reading, in which everything begins, is left out where there are others."""
     kept = lines[1:] if len(lines) > 2 else lines
     foreseen = predicted.seconds if predicted is not None else None
@@ -42,7 +44,7 @@ def paces(lines: Sequence[Line], predicted: Prediction | None) -> TextTable:
             told = written_as(key)
             more = [seconds_in_words(foreseen) if key == "step_seconds" else ""] if foreseen else []
             rows.append([name, told(median(values)), told(min(values)), told(max(values)), *more])
-    out = ", without the first" * (kept is not lines)
+    out = f" since step {since}" * bool(since) + ", without the first" * (kept is not lines)
     remarks = [
         f"Of {len(kept)} reading{'s' * (len(kept) > 1)}{out}. Validations and saves count in them. "
         f"Waiting is a share of the time, the mean over the ranks."

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
+from mural.checkpoint.folder import steps_in
 from mural.errors import MuralError
 from mural.prediction.trained_run import trained_run
 from mural.report.run_page import Headline
 from mural.report.words import seconds_in_words
-from mural.run_report.run_history import RunHistory
+from mural.run_report.run_history import RunHistory, labels_images
+from mural.train.configured_samples import Split
 from mural.train.journal import METRICS
+from mural.train.start import CHECKPOINTS
 
 Mood = Literal["good", "busy", "bad"]
 
 
-def headline(run: RunHistory) -> Headline:
+def headline(run: RunHistory, splits: Mapping[str, Split]) -> Headline:
     """The headline of a run."""
     mood, words, more = verdict(run)
     bad = [str(one.get("name")) for one in run.status.get("bad", ())]
@@ -24,7 +28,7 @@ def headline(run: RunHistory) -> Headline:
         more.append(f"Left out: {counted(run.damaged, 'damaged line')} of {METRICS}.")
     if bad:
         more.append(f"Left out: {counted(len(bad), 'sample')} that could not be read: {', '.join(bad[:3])}")
-    return Headline(mood, words, more, [took(run), best(run), chosen(run), last_loss(run)])
+    return Headline(mood, words, more, [took(run), best(run), chosen(run, splits), last_loss(run)])
 
 
 def counted(count: int, noun: str) -> str:
@@ -39,8 +43,8 @@ def counted(count: int, noun: str) -> str:
 def verdict(run: RunHistory) -> tuple[Mood, str, list[str]]:
     """How a run stands, and what more there is to say."""
     at, error = f"step {run.step}" + f" of {run.total}" * bool(run.total), str(run.status.get("error", ""))
-    by, saved = str(run.status.get("by", "")), run.status.get("saved")
-    again = f"`mural train` goes on from step {saved}." if saved else "Nothing was saved."
+    by, saved = str(run.status.get("by", "")), steps_in(run.folder / CHECKPOINTS)
+    again = f"`mural train` goes on from step {saved[-1]}." if saved else "Nothing was saved."
     match run.state:
         case "finished":
             return "good", f"Finished: {counted(run.step, 'step')}", []
@@ -49,7 +53,7 @@ def verdict(run: RunHistory) -> tuple[Mood, str, list[str]]:
         case "stopped":
             return "busy", f"Stopped by {by}, after {at}", [again]
         case "failed":
-            return "bad", f"Failed after {at}", [error, again]
+            return "bad", f"Failed after {at}", [error, *([] if "saved" in error else [again])]
         case "killed":
             return "bad", f"Killed by {by}, after {at}" if by else f"Killed after {at}", [error, again]
         case "gone":
@@ -132,12 +136,17 @@ def best(run: RunHistory) -> tuple[str, str, str]:
     """The best validation."""
     found = run.best
     if found is None:
-        return "Best validation", "none", "nothing was held out" if not run.of("validation") else ""
+        return "Best validation", "none", "nothing is held out" if holds_nothing_out(run) else "there was none yet"
     since = f"{counted(found.since, 'validation')} since" if found.since else "the last validation"
     return f"Best {found.score}", f"{found.value:.4g}", f"after step {found.step}; {since}"
 
 
-def chosen(run: RunHistory) -> tuple[str, str, str]:
+def holds_nothing_out(run: RunHistory) -> bool:
+    """Whether it is known that a run has no validations."""
+    return bool(run.starts) and not any(facts.get("held_out") for facts in run.starts[-1].images.values())
+
+
+def chosen(run: RunHistory, splits: Mapping[str, Split]) -> tuple[str, str, str]:
     """The checkpoint that a prediction takes."""
     name = "mural predict takes"
     try:
@@ -145,6 +154,8 @@ def chosen(run: RunHistory) -> tuple[str, str, str]:
     except MuralError as error:
         reason = "it knows one domain alone" if run.config.targets.images else str(error).partition(": ")[2]
         return name, "nothing", reason or str(error)
+    if labels_images(splits):
+        return name, "nothing", f"it writes maps; mural export --step {step} writes the weights"
     if not run.config.checkpoint.best:
         return name, f"step {step}", "the newest, since checkpoint.best is not set"
     is_best = run.best is not None and run.best.step == step

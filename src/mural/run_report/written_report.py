@@ -7,7 +7,8 @@ from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mural.errors import CheckpointError, ConfigError, MuralError
+from mural.data.image_sample import sample_at
+from mural.errors import CheckpointError, ConfigError
 from mural.prediction.trained_run import trained_run
 from mural.report.run_page import RunPage, html, is_report
 from mural.run_report.predicted_step import predicted_step
@@ -47,12 +48,12 @@ def write_report(
     Pictures are those of predictions that its validations wrote, or of a folder of `mural predict`. `progress` is told
     what is read. A file of `out` that is not a report is replaced only with `overwrite`.
     """
-    history = read_history(Path(run))
+    history = read_history(Path(os.path.abspath(run)))
     path = (Path(run) / NAME if out is None else Path(out)).absolute()
     if out is not None:
         check_place(path, overwrite)
     given = None if predictions is None else Path(predictions).absolute()
-    made = page_of(replace(history, folder=history.folder.absolute()), given, progress)
+    made = page_of(history, given, progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -65,10 +66,10 @@ def write_report(
 
 def check_place(path: Path, overwrite: bool) -> None:
     """Raise unless a report may be written to a file."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {path}: a report is an HTML page: give a name that ends with .html")
     if path.is_dir():
         raise ConfigError(f"--out {path} is a folder: give the name of a file in it, as {path / NAME}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {path}: a report is an HTML page: give a name that ends with .html")
     if path.exists() and not overwrite:
         with path.open(encoding="utf-8", errors="replace") as file:
             if not is_report(file.read(HEAD)):
@@ -78,14 +79,16 @@ def check_place(path: Path, overwrite: bool) -> None:
 def page_of(run: RunHistory, predictions: Path | None, progress: Progress) -> RunPage:
     """Everything on the page of a run; paths of its configuration are relative to where it was started."""
     with chdir(run.directory):
-        splits = samples_of(run)
+        splits, why = samples_of(run)
         progress("pictures", 0, 1)
         shown = gallery(run, splits, predictions, chosen_step(run), progress)
+        if why:
+            shown = replace(shown, remarks=[f"The run's own images are not found from here: {why}", *shown.remarks])
         progress("prediction", 0, 1)
         predicted = predicted_step(run, splits)
         return RunPage(
             title=f"Run {run.folder.name}",
-            headline=headline(run),
+            headline=headline(run, splits),
             charts=charts(run),
             resumed=run.resumed,
             gallery=shown,
@@ -96,12 +99,15 @@ def page_of(run: RunHistory, predictions: Path | None, progress: Progress) -> Ru
         )
 
 
-def samples_of(run: RunHistory) -> dict[str, Split]:
-    """The samples of a run; none where they are not found from here."""
+def samples_of(run: RunHistory) -> tuple[dict[str, Split], str]:
+    """The samples of a run; where they are not found from here, none, and why."""
     try:
-        return datasets(run.config)
-    except (MuralError, OSError):
-        return {}
+        found = datasets(run.config)
+        for split in found.values():
+            sample_at(split.training, 0)
+    except Exception as error:  # whatever a dataset of the user's own may raise: a report goes without images
+        return {}, str(error)
+    return found, ""
 
 
 def chosen_step(run: RunHistory) -> int | None:

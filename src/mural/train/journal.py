@@ -135,8 +135,8 @@ def step_of(line: str) -> int:
     """The step of a journal's line; a line that a crash cut off counts as never."""
     try:
         found = json.loads(line)
-        return int(found["step"]) if set(ABOUT) <= found.keys() else sys.maxsize
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return found["step"] if set(ABOUT) <= found.keys() and type(found["step"]) is int else sys.maxsize
+    except (ValueError, AttributeError):
         return sys.maxsize
 
 
