@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
+from math import isfinite, log10
 from typing import Any
 
 from mural.report import plots
@@ -15,8 +15,8 @@ MOST = 2000
 """Points of a curve that are drawn."""
 FEW = 12
 """Points from which on a curve is smoothed."""
-STEEP = 30.0
-"""How many times the smallest value the largest is, from which on an axis is logarithmic."""
+STEEP, VERY_STEEP = 1.5, 4.0
+"""Powers of ten from the smallest value to the largest, from which on an axis may be logarithmic, and has few ticks."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class CurveChart:
-    """Some curves with one axis of values; `best` is a step and a value."""
+    """Some curves with one axis of values; `best` is a step and a value. With `steep`, it may be logarithmic."""
 
     title: str
     curves: Sequence[Curve]
     best: tuple[int, float] | None = None
+    steep: bool = False
 
 
 def html(charts: Sequence[CurveChart], marked: Sequence[int] = ()) -> str:
@@ -53,8 +54,8 @@ def html(charts: Sequence[CurveChart], marked: Sequence[int] = ()) -> str:
             figure.add_scatter(x=[step], y=[value], mode="markers", marker=star, **words, **place)
         figure.update_layout({place["legend"]: legend(row, len(charts))})
         figure.update_yaxes(row=row, gridcolor=plots.GRID, zeroline=False)
-        if is_steep(chart):
-            figure.update_yaxes(row=row, type="log", tickformat=".3~g")
+        if chart.steep and (powers := decades(chart)) > STEEP:
+            figure.update_yaxes(row=row, type="log", tickformat=".3~g", dtick=1 if powers > VERY_STEEP else "D2")
     for step in marked:
         figure.add_vline(x=step, line={"color": plots.GREY, "dash": "dot", "width": 1})
     if max(step for chart in charts for curve in chart.curves for step in curve.steps) < FEW:
@@ -71,7 +72,7 @@ def add_curve(figure: Any, curve: Curve, place: dict[str, Any]) -> None:
     look: dict[str, Any] = {"mode": "lines" if len(steps) > FEW else "lines+markers", "marker": {"size": 6}}
     thin = {"color": curve.colour, "width": 1 if rough else 2}
     figure.add_scatter(
-        x=steps, y=values, name=curve.name, line=thin, opacity=0.35 if rough else 1.0, showlegend=not rough,
+        x=steps, y=values, name=curve.name, line=thin, opacity=0.5 if rough else 1.0, showlegend=not rough,
         **look, **said, **place,
     )  # fmt: skip
     if rough:
@@ -131,7 +132,11 @@ def thinned(steps: Sequence[int], values: Sequence[float], most: int = MOST) -> 
     return [steps[i] for i in kept], [values[i] for i in kept]
 
 
-def is_steep(chart: CurveChart) -> bool:
-    """Whether the values of a chart are all above 0, and far apart."""
+def decades(chart: CurveChart) -> float:
+    """The powers of ten from the smallest value of a chart to the largest; 0 if one of them is not above 0.
+
+    >>> decades(CurveChart("loss", [Curve("training", [1, 2], [10.0, 0.01], "red")]))
+    3.0
+    """
     values = [value for curve in chart.curves for value in curve.values if isfinite(value)]
-    return bool(values) and min(values) > 0 and max(values) > STEEP * min(values)
+    return log10(max(values)) - log10(min(values)) if values and min(values) > 0 else 0.0

@@ -50,16 +50,16 @@ def predicted_step(run: RunHistory, splits: Mapping[str, Split]) -> Prediction |
     start = run.starts[-1]
     if len(start.devices) != 1 or plan.devices > 1 or plan.piped or plan.offload:
         return None
-    known = "h200" if "H200" in start.devices[0] else ""
+    on_host, known = start.devices[0].startswith("CPU"), "H200" in start.devices[0]
     try:
         given = step_shapes(run.config, start.images[SOURCE], splits[SOURCE])
         with time_limit(SECONDS), generators_kept(torch.device("cpu")):
-            peak, seconds = rehearsal(run.config, given, known or "cpu")
+            peak, seconds = rehearsal(run.config, given, "cpu" if on_host else "h200")
     except Exception:  # whatever a model of the user's own may raise: a report goes without a prediction
         return None
     extents = " × ".join(map(str, given[0][0]))
-    on_host = " A CPU takes more: its kernels have buffers of their own." if not known else ""
-    words = f"Predicted for a batch of {extents}: all tensors, with weights, gradients and optimizer state.{on_host}"
+    words = f"Predicted for a batch of {extents}: all tensors, with weights, gradients and optimizer state."
+    words += " A CPU takes more: its kernels have buffers of their own." * on_host
     return Prediction(peak, seconds if known else None, words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any, cast
 
@@ -22,13 +23,13 @@ def charts(run: RunHistory) -> list[CurveChart]:
     names = [name for name in scalar_scores(seen) if name != "loss" and not name.startswith(apart)]
     scores = [curve(name, seen, name, colour) for name, colour in zip(names, cycle(plots.PALETTE), strict=False)]
     found = [
-        CurveChart("Loss", loss, star(run, lambda score: score == "loss")),
+        CurveChart("Loss", loss, star(run, lambda score: score == "loss"), steep=True),
         CurveChart("Scores of validations", scores, star(run, lambda score: score in names)),
     ]
     for name, most in lists.items():
         marked = star(run, lambda score, start=f"{name}/": score.startswith(start))
         found.append(CurveChart(f"{name} of each class", by_class(run, seen, name, most), marked))
-    kept = [CurveChart(chart.title, [c for c in chart.curves if c.steps], chart.best) for chart in found]
+    kept = [replace(chart, curves=[curve for curve in chart.curves if curve.steps]) for chart in found]
     return [chart for chart in kept if chart.curves]
 
 

@@ -44,7 +44,7 @@ def verdict(run: RunHistory) -> tuple[Mood, str, list[str]]:
     """How a run stands, and what more there is to say."""
     at, error = f"step {run.step}" + f" of {run.total}" * bool(run.total), str(run.status.get("error", ""))
     by, saved = str(run.status.get("by", "")), steps_in(run.folder / CHECKPOINTS)
-    again = f"`mural train` goes on from step {saved[-1]}." if saved else "Nothing was saved."
+    again = f"mural train goes on from step {saved[-1]}." if saved else "Nothing was saved."
     match run.state:
         case "finished":
             return "good", f"Finished: {counted(run.step, 'step')}", []
