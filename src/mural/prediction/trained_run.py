@@ -16,7 +16,7 @@ from mural.train.best import best_of
 from mural.train.config import Config
 from mural.train.journal import validations
 from mural.train.start import CHECKPOINTS
-from mural.train.training_run import RESOLVED
+from mural.train.start_record import RESOLVED
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mural.run_report.run_pictures import Progress, gallery
 from mural.run_report.run_speed import tables
 from mural.run_report.run_verdict import headline
 from mural.train.configured_samples import Split, datasets
-from mural.train.training_run import RESOLVED
+from mural.train.start_record import RESOLVED
 
 NAME = "report.html"
 HEAD = 2**16

@@ -19,7 +19,6 @@ from mural.train.finite import first_bad
 from mural.train.local_ranks import on_local_ranks
 from mural.train.signals import StopRequest
 from mural.train.start import start
-from mural.train.start_record import record_start
 from mural.train.status import Position, told_of_ranks
 from mural.train.training_run import Result, Run
 from mural.train.validate import validate
@@ -56,7 +55,6 @@ def train(run: Run, stop: StopRequest) -> Result:
     config, pm = run.config, run.pm
     run.introduce()
     found = run.begin()
-    record_start(run, found.position.step)
     position, loss, scores = found.position, found.loss, found.scores
     if found.owed:
         scores = validate(run, position.step)

@@ -1,4 +1,4 @@
-"""The record of a run's starts: `starts.jsonl` in its folder has a line for each, with what was started and where."""
+"""What a start writes to a run's folder: config.toml, and a line of starts.jsonl with what was started, and where."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from mural.checkpoint.manifest import mural_version
 from mural.comm.failure.agree import gather, together
 from mural.data import Loader
 from mural.errors import ConfigError
+from mural.ranks import Mesh
 from mural.ranks.spawn import processors
+from mural.train.config import Config
 from mural.train.domain_batches import DomainLoader
 from mural.train.meters import peak_memory
-from mural.train.training_run import Run
 from mural.typed import build
 
-FILE = "starts.jsonl"
+RESOLVED, STARTS = "config.toml", "starts.jsonl"
 Facts = dict[str, Any]
+Batches = Loader | DomainLoader
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,28 @@ class StartRecord:
     """How the start before this one ended, as its status said; empty for the first."""
 
 
-def record_start(run: Run, step: int) -> None:
+def write_down(config: Config) -> None:
+    """Write the run's configuration to its folder."""
+    try:
+        config.save(config.folder / RESOLVED)
+    except OSError as error:
+        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error
+
+
+def record_start(
+    config: Config, mesh: Mesh, device: torch.device, *,
+    step: int, total: int, weights: int, images: dict[str, Facts], before: Facts,
+) -> None:  # fmt: skip
     """Add a line for this start; one from the beginning is the first. Collective."""
-    device = run.pm.device
     mine = (socket.gethostname(), device_name(device), peak_memory(device))
-    hosts, devices, memory = zip(*gather(run.mesh, mine, "machines").values(), strict=True)
-    with together(run.mesh, "the start of the run"):
-        if run.mesh.rank != 0:
+    hosts, devices, memory = zip(*gather(mesh, mine, "machines").values(), strict=True)
+    with together(mesh, "the start of the run"):
+        if mesh.rank != 0:
             return
-        plan = ", ".join(str(run.config.plan).splitlines())
-        about = command(), str(Path.cwd()), versions(run.config.model.factory), run.status.before if step else {}
-        made = StartRecord(
-            step, round(time.time(), 3), run.total, plan, run.weights, images_of(run), hosts, devices, memory, *about
-        )
-        path = run.config.folder / FILE
+        plan, now = ", ".join(str(config.plan).splitlines()), round(time.time(), 3)
+        about = command(), str(Path.cwd()), versions(config.model.factory), before if step else {}
+        made = StartRecord(step, now, total, plan, weights, images, hosts, devices, memory, *about)
+        path = config.folder / STARTS
         try:
             with path.open("a" if step else "w", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(made)) + "\n")
@@ -78,7 +88,7 @@ def record_start(run: Run, step: int) -> None:
 
 def starts_in(folder: Path) -> list[StartRecord]:
     """The starts of the run in a folder, in their order; lines that cannot be read are left out."""
-    path = folder / FILE
+    path = folder / STARTS
     found: list[StartRecord] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         try:
@@ -88,9 +98,9 @@ def starts_in(folder: Path) -> list[StartRecord]:
     return found
 
 
-def images_of(run: Run) -> dict[str, Facts]:
+def images_of(batches: Batches, held_out: Batches | None) -> dict[str, Facts]:
     """What is known of the images of each domain."""
-    training, held = loaders_of(run.loader), loaders_of(run.held_out)
+    training, held = loaders_of(batches), loaders_of(held_out)
     found: dict[str, Facts] = {}
     for name, loader in training.items():
         found[name] = {"samples": len(loader.dataset), "held_out": len(held[name].dataset) if name in held else 0}
@@ -101,7 +111,7 @@ def images_of(run: Run) -> dict[str, Facts]:
     return found
 
 
-def loaders_of(batches: Loader | DomainLoader | None) -> dict[str, Loader]:
+def loaders_of(batches: Batches | None) -> dict[str, Loader]:
     """The loader of each domain by its name."""
     if isinstance(batches, DomainLoader):
         return dict(batches.loaders)

@@ -22,7 +22,7 @@ from mural.comm.watchdog import Watchdog
 from mural.data import Batch, Loader
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
-from mural.errors import CheckpointError, ConfigError, MuralError, ShapeError
+from mural.errors import CheckpointError, MuralError, ShapeError
 from mural.ranks import Mesh
 from mural.train.best import best_of, watched
 from mural.train.config import Config
@@ -30,9 +30,8 @@ from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.failing_layer import in_layer
 from mural.train.journal import Journal, validations
 from mural.train.meters import Meter
+from mural.train.start_record import images_of, record_start, write_down
 from mural.train.status import Position, Status
-
-RESOLVED = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -176,6 +175,10 @@ class Run:
                 self.status.begin(found.position)
             self.journal.open(found.position.step)
         self.status.begun, self.status.position = True, found.position
+        record_start(
+            self.config, self.mesh, self.pm.device, step=found.position.step, total=self.total, weights=self.weights,
+            images=images_of(self.loader, self.held_out), before=self.status.before,
+        )  # fmt: skip
         if not found.owed:
             self.judge()
         return found
@@ -297,11 +300,3 @@ class Run:
         if self.loader.bad:
             self.journal.say(self.loader.summary())
         return found
-
-
-def write_down(config: Config) -> None:
-    """Write the run's configuration to its folder."""
-    try:
-        config.save(config.folder / RESOLVED)
-    except OSError as error:
-        raise ConfigError(f"the run's folder {config.folder} cannot be written: {error.strerror}") from error
