@@ -10,6 +10,7 @@ from mural.cli import (
     plan_verb,
     predict_verb,
     profile_verb,
+    report_verb,
     train_verbs,
 )
 from mural.cli.app import app, main
@@ -26,5 +27,6 @@ __all__ = [
     "plan_verb",
     "predict_verb",
     "profile_verb",
+    "report_verb",
     "train_verbs",
 ]

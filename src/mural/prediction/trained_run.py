@@ -16,7 +16,7 @@ from mural.train.best import best_of
 from mural.train.config import Config
 from mural.train.journal import validations
 from mural.train.start import CHECKPOINTS
-from mural.train.training_run import RESOLVED
+from mural.train.start_record import RESOLVED
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,19 @@ class TrainedRun:
         return {"run": str(self.folder.resolve()), "step": self.step, "checkpoint": sha256(written).hexdigest()[:16]}
 
 
-def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
-    """The run in a folder, with the checkpoint of a step: the given one, else the best, else the last."""
+def config_in(folder: Path) -> Config:
+    """The configuration of the run in a folder."""
     if not (folder / RESOLVED).is_file():
         raise ConfigError(
             f"{folder} is not the folder of a run: there is no {RESOLVED} in it. Give the folder that `mural train` "
             f"wrote to, as runs/run"
         )
-    config = Config.load(folder / RESOLVED)
+    return Config.load(folder / RESOLVED)
+
+
+def trained_run(folder: Path, step: int | None = None) -> TrainedRun:
+    """The run in a folder, with the checkpoint of a step: the given one, else the best, else the last."""
+    config = config_in(folder)
     steps = steps_in(folder / CHECKPOINTS)
     if not steps:
         raise CheckpointError(f"{folder / CHECKPOINTS} holds no checkpoint: train the run first")

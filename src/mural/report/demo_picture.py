@@ -94,12 +94,24 @@ def cut_panel(image: NDArray[np.uint8], grid: tuple[int, int], depth: int) -> Im
 
 def found_panel(image: NDArray[np.uint8], mask: NDArray[np.bool_], prediction: NDArray[np.bool_]) -> Image.Image:
     """The image in pale grey, with what was found, missed and invented."""
-    grey = image.astype(np.float64).mean(axis=2, keepdims=True)
-    pixels = np.repeat(150 + 0.41 * grey, 3, axis=2)
+    return enlarged(found_pixels(image, mask, prediction))
+
+
+def found_pixels(
+    image: NDArray[np.uint8], mask: NDArray[np.bool_], prediction: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The pixels of an image in pale grey, with what was found, missed and invented."""
+    pixels = pale(image)
     tint(pixels, mask & prediction, FOUND, 0.85)
     tint(pixels, mask & ~prediction, MISSED, 0.95)
     tint(pixels, prediction & ~mask, INVENTED, 0.95)
-    return enlarged(pixels)
+    return pixels
+
+
+def pale(image: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """The pixels of an image in pale grey."""
+    grey = image.astype(np.float64).mean(axis=2, keepdims=True)
+    return np.repeat(150 + 0.41 * grey, 3, axis=2)
 
 
 def distance(extent: int, cuts: Sequence[int]) -> NDArray[np.float64]:
@@ -119,8 +131,12 @@ def tint(pixels: NDArray[np.float64], where: NDArray[np.bool_], colour: Colour, 
 
 def enlarged(pixels: NDArray[np.float64]) -> Image.Image:
     """The pixels as a panel."""
-    image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
-    return image.resize((PANEL, PANEL), Image.Resampling.LANCZOS)
+    return as_image(pixels).resize((PANEL, PANEL), Image.Resampling.LANCZOS)
+
+
+def as_image(pixels: NDArray[np.float64]) -> Image.Image:
+    """The pixels, from 0 to 255, as an image."""
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
 def legend(pen: ImageDraw.ImageDraw, at: tuple[int, int], entries: Sequence[tuple[Colour, str]]) -> None:

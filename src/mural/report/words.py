@@ -45,13 +45,17 @@ def bytes_in_words(count: float) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """A duration in three digits, from two minutes on in minutes and seconds.
+    """A duration in three digits, from two minutes, hours or days on in two units.
 
     >>> [seconds_in_words(s) for s in (0, 0.00001, 0.0123, 0.9996, 3.214, 754)]
     ['0 s', '10.0 µs', '12.3 ms', '1.00 s', '3.21 s', '12 min 34 s']
+    >>> [seconds_in_words(s) for s in (7100, 7200, 260_000)]
+    ['118 min 20 s', '2 h 0 min', '3 d 0 h']
     """
-    if seconds >= 119.5:
-        return "{} min {} s".format(*divmod(round(seconds), 60))
+    for unit, large, small in ((3600, "d", "h"), (60, "h", "min"), (1, "min", "s")):
+        if round(seconds / unit) >= (48 if unit == 3600 else 120):
+            many, rest = divmod(round(seconds / unit), 24 if unit == 3600 else 60)
+            return f"{many} {large} {rest} {small}"
     return _in_units(seconds * 1e6, 1000, ("µs", "ms", "s"), whole=False) if seconds else "0 s"
 
 

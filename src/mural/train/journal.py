@@ -124,18 +124,25 @@ class Journal:
 
 def validations(folder: Path, step: int = sys.maxsize - 1) -> list[tuple[int, dict[str, Any]]]:
     """The step and the scores of every validation up to a step that is in the journal of a run's folder."""
-    path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if step_of(line) <= step]
-    scored = [line for line in found if line["kind"] == "validation"]
+    found, _ = read_journal(folder)
+    scored = [line for line in found if line["kind"] == "validation" and line["step"] <= step]
     return [(line["step"], {key: value for key, value in line.items() if key not in ABOUT}) for line in scored]
+
+
+def read_journal(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of the journal in a run's folder, and how many others are damaged: a crash may have cut one off."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    good = [line for line in lines if step_of(line) < sys.maxsize]
+    return [json.loads(line) for line in good], len(lines) - len(good)
 
 
 def step_of(line: str) -> int:
     """The step of a journal's line; a line that a crash cut off counts as never."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(line)
+        return found["step"] if set(ABOUT) <= found.keys() and type(found["step"]) is int else sys.maxsize
+    except (ValueError, AttributeError):
         return sys.maxsize
 
 

@@ -45,12 +45,14 @@ class Status:
     def __init__(self, folder: Path, rank: int):
         self.file, self.rank = folder / FILE, rank
         self.begun = False
+        self.before: dict[str, Any] = {}
+        """What the file said when the run began: how the start before this one ended."""
         self.position = Position()
         self.saved: int | None = None
 
     def begin(self, position: Position) -> None:
         """The run was not refused, and runs."""
-        self.begun, self.position = True, position
+        self.begun, self.position, self.before = True, position, read(self.file)
         self.tell("running")
 
     def tell(self, state: str, *, by: str = "", error: str = "", **more: Any) -> None:

@@ -30,9 +30,8 @@ from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.failing_code import few, naming
 from mural.train.journal import Journal, validations
 from mural.train.meters import Meter
+from mural.train.start_record import RESOLVED, images_of, record_start
 from mural.train.status import Position, Status
-
-RESOLVED = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -179,6 +178,10 @@ class Run:
             except OSError as error:
                 raise cannot_write(f"the run's file {error.filename2 or error.filename}", error) from error
         self.status.begun, self.status.position = True, found.position
+        record_start(
+            self.config, self.mesh, self.pm.device, step=found.position.step, total=self.total, weights=self.weights,
+            images=images_of(self.loader, self.held_out), before=self.status.before,
+        )  # fmt: skip
         if not found.owed:
             self.judge()
         return found
@@ -235,15 +238,19 @@ class Run:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def introduce(self) -> None:
-        """Say what is about to happen."""
+    @property
+    def weights(self) -> int:
+        """How many numbers the parameters of the whole model have."""
         shares = {id(p): share for p, share in shares_among(self.pm.plain.parameters())}
         whole = (shares[id(p)].shape if id(p) in shares else p.shape for p in self.pm.plain.parameters())
-        weights = sum(map(prod, whole))
+        return sum(map(prod, whole))
+
+    def introduce(self) -> None:
+        """Say what is about to happen."""
         held = f", {len(self.held_out.dataset)} held out" if self.held_out is not None else ""
         self.journal.say(
-            f"{self.config.model.factory}, {weights:,} weights; {len(self.loader.dataset)} samples{held}; {self.total} "
-            f"updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
+            f"{self.config.model.factory}, {self.weights:,} weights; {len(self.loader.dataset)} samples{held}; "
+            f"{self.total} updates; {', '.join(str(self.config.plan).splitlines())}; in {self.config.folder}"
         )
         if (ranks := self.config.plan.data) > (batch := self.config.data.batch):
             self.journal.say(

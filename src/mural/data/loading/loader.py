@@ -87,6 +87,7 @@ class Loader:
         self.dataset, self.mesh, self.batch, self.shuffle, self.seed = dataset, mesh, batch, shuffle, seed
         self.prefetch, self.workers, self.skip_bad = prefetch, workers, skip_bad
         self.bad: list[BadSample] = []
+        self.facts: DatasetFacts | None = None
         self.files = OpenFiles()
         self.buffers = Buffers(settled(device))
         pixels = Pixels(scale, per_channel(mean), per_channel(std), dtype, mask, labels, label_range)
@@ -103,13 +104,14 @@ class Loader:
     def check(self) -> DatasetFacts:
         """Open every file before the run, divided over the ranks: what is wrong is raised on every rank. Collective.
 
-        With `skip_bad`, files that cannot be opened are listed in `bad` and never read.
+        With `skip_bad`, files that cannot be opened are listed in `bad` and never read. `facts` keeps what was found.
         """
         facts, problems = inspect(self.dataset, self.mesh, self.reader.level, self.reader.pixels)
         if not self.skip_bad or len(problems) == len(self.dataset):
             raise_problems(problems)
         known = {bad.index for bad in self.bad}
         self.bad += [problem for problem in problems if problem.index not in known]
+        self.facts = facts
         return facts
 
     def order(self, epoch: int) -> tuple[int, ...]:

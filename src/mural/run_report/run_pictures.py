@@ -1,0 +1,193 @@
+"""The pictures of a report: some images with their masks, what the run's model says of them, and the difference."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mural.data import Source
+from mural.data import open as open_source
+from mural.data.image_sample import is_path, label_of, opened, sample_at
+from mural.data.source import level_of
+from mural.errors import DataError
+from mural.report.class_maps import Panel, PictureRow, class_legend, class_panels, value_panels
+from mural.report.run_page import Gallery
+from mural.run_report.coarse_views import Told, View, boxes_of, coarse_labels, coarse_values, view_of
+from mural.run_report.predicted_samples import PredictedSample, given_samples, shown, written_samples
+from mural.run_report.run_curves import class_names, class_scores
+from mural.run_report.run_history import RunHistory, labels_images
+from mural.survey.sampled_boxes import spread
+from mural.train.configured_samples import Split
+from mural.train.prediction_files import PREDICTIONS
+
+MOST = 4
+"""Images that are shown."""
+STRETCH = (0.01, 0.99)
+"""The parts of an image's values that become black and white, if they are not those of a photograph."""
+Progress = Callable[[str, int, int], None]
+"""What is told of long work: what it is, how much of it is done, and of how much."""
+
+
+@dataclass(frozen=True)
+class Maps:
+    """A picture's content: pixels, and classes or values of mask and prediction, (H, W)."""
+
+    view: View
+    image: NDArray[np.uint8]
+    mask: Tensor | None
+    predicted: Tensor
+    channels: int = 1
+    """Of the prediction: the first is shown."""
+
+
+def gallery(
+    run: RunHistory, splits: Mapping[str, Split], predictions: Path | None, step: int | None, progress: Progress
+) -> Gallery:
+    """The pictures of a run, of predictions in a folder or of those that its validations wrote."""
+    found = written_samples(run, splits, step) if predictions is None else given_samples(run, splits, predictions)
+    if not found:
+        return how_to_get_some(run, splits)
+    chosen, remarks, maps = shown(found, MOST), list[str](), dict[PredictedSample, Maps]()
+    for number, one in enumerate(chosen):
+        try:
+            maps[one] = read(run, one, lambda done, of, n=number: progress("pictures", n * of + done, len(chosen) * of))
+        except DataError as error:
+            remarks.append(f"Not shown: {error}")
+    classes = count_classes(run, list(maps.values()))
+    rows = [row(one, content, classes) for one, content in maps.items()]
+    if found[0].other_run:
+        remarks.insert(0, f"These predictions are those of another run: {found[0].other_run}")
+    if not classes:
+        return Gallery(rows, (), remarks)
+    whole = class_names(run, classes)
+    masks = [content.mask for content in maps.values() if content.mask is not None]
+    unlabelled = any(bool(((mask < 0) | (mask >= classes)).any()) for mask in masks)
+    return Gallery(rows, class_legend(whole, unlabelled, bool(masks)), remarks)
+
+
+def how_to_get_some(run: RunHistory, splits: Mapping[str, Split]) -> Gallery:
+    """What to type for pictures; nothing where there cannot be any."""
+    held = [split.held_out for split in splits.values() if split.held_out is not None]
+    if not splits:
+        return Gallery((), (), ["There are no predictions to show."])
+    if run.config.targets.images:
+        return Gallery((), (), ['There are no predictions: validation.write = "tiff" has validations write them.'])
+    source = next(iter(splits.values()))
+    if labels_images(splits):
+        return Gallery((), (), ["The model gives labels of whole images: there are no maps to show."])
+    if run.manifest is None:
+        return Gallery((), (), ["There are no predictions, and no checkpoint that could make some."])
+    one = held[0] if held else source.training
+    samples = [sample_at(one, index) for index in spread(range(len(one)), MOST)]
+    if not all(is_path(sample.image) for sample in samples):
+        return Gallery((), (), ['There are no predictions: validation.write = "tiff" has validations write them.'])
+    out = run.folder / PREDICTIONS / "report"
+    images = [f"\\\n    {shlex.quote(str(Path(sample.image).resolve()))}" for sample in samples]
+    words = ["mural predict", shlex.quote(str(run.folder)), *images, "\\\n    --out", shlex.quote(str(out))]
+    command = f"{' '.join(words)}\n{shlex.join(['mural', 'report', str(run.folder), '--predictions', str(out)])}"
+    kind = "held-out" if held else "training"
+    return Gallery((), (), [f"There are no predictions yet. These lines make some, of {kind} images:"], command)
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+def read(run: RunHistory, one: PredictedSample, told: Callable[[int, int], None]) -> Maps:
+    """The pixels of a picture."""
+    level, target = run.config.data.level, one.sample.target
+    with ExitStack() as stack:
+        image = stack.enter_context(opened(one.sample.image, one.sample.name, open_source))
+        predicted = stack.enter_context(open_source(one.file))
+        extents = level_of(image, level if one.sample.target is not None or level < len(image.levels) else 0).shape[1:]
+        sources = [image, predicted]
+        mask: Source | None = None
+        if target is not None and label_of(target) is None:
+            mask = stack.enter_context(opened(target, f"the mask of {one.sample.name}", open_source, len(extents)))
+            sources.append(mask)
+        if any(len(source.shape) != len(extents) + 1 for source in sources):
+            raise DataError(f"{one.file}: its dims are not those of {one.sample.name}", str(one.file))
+        view = view_of(extents, sources)
+        counted = count_up(told, sum(len(boxes_of(source, view)[1]) for source in sources))
+        shade = coarse_values(image, view, 3 if image.shape[0] >= 3 else 1, counted)
+        photo = photograph(shade, image.dtype)
+        labels = None if mask is None else renamed(coarse_labels(mask, view, 1, counted)[0], run.config.data.labels)
+        if scores_classes(run, predicted):
+            return Maps(view, photo, labels, coarse_labels(predicted, view, predicted.shape[0], counted).argmax(0))
+        return Maps(view, photo, labels, coarse_labels(predicted, view, 1, counted)[0], predicted.shape[0])
+
+
+def scores_classes(run: RunHistory, predicted: Source) -> bool:
+    """Whether a prediction has scores of classes: a validation writes these of images without a mask."""
+    return run.config.data.mask == "classes" and predicted.dtype.is_floating_point and predicted.shape[0] > 1
+
+
+def count_up(told: Callable[[int, int], None], of: int) -> Told:
+    """What counts the boxes that were read, of so many, and tells it."""
+    done = 0
+
+    def again() -> None:
+        nonlocal done
+        done += 1
+        told(done, of)
+
+    return again
+
+
+def renamed(labels: Tensor, names: Mapping[int, int]) -> Tensor:
+    """Labels as the run takes them: data.labels gives some of them other values.
+
+    >>> renamed(torch.tensor([0, 255]), {255: 1}).tolist()
+    [0, 1]
+    """
+    found = labels.clone() if labels.is_floating_point() else labels.long()
+    for before, after in names.items():
+        found[labels == before] = after
+    return found
+
+
+def photograph(values: Tensor, stored: torch.dtype) -> NDArray[np.uint8]:
+    """Pixels (C, H, W) as (H, W, 3): bytes as they are, others stretched from their lowest to their highest."""
+    if stored != torch.uint8:
+        flat = values.flatten().nan_to_num()
+        low, high = torch.quantile(flat, torch.tensor(STRETCH, dtype=flat.dtype)).tolist()
+        values = (values.nan_to_num() - low) / max(high - low, 1e-12) * 255
+    colours = values if values.shape[0] == 3 else values[:1].expand(3, -1, -1)
+    return colours.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def count_classes(run: RunHistory, maps: Sequence[Maps]) -> int:
+    """How many classes the predictions tell apart; 0 if they hold values."""
+    if any(content.predicted.is_floating_point() for content in maps) or not maps:
+        return 0
+    scored = class_scores(run.of("validation")).values()
+    seen = max(int(content.predicted.long().max()) + 1 for content in maps)
+    return max([2, seen, len(run.config.data.classes), *scored])
+
+
+def row(one: PredictedSample, content: Maps, classes: int) -> PictureRow:
+    """The panels of an image, with a caption."""
+    words = [f"{one.domain}: {one.part}" if one.domain else one.part, content.view.words]
+    words += [f"predicted after step {one.step}"] if one.step else []
+    words += [f"channel 0 of {content.channels}"] if content.channels > 1 else []
+    panels: list[Panel]
+    if not classes:
+        truth = None if content.mask is None else content.mask.double().numpy()
+        panels = value_panels(content.image, truth, content.predicted.double().numpy())
+    else:
+        predicted = content.predicted.long()
+        truth = None if content.mask is None else content.mask.long()
+        panels = class_panels(content.image, None if truth is None else truth.numpy(), predicted.numpy(), classes)
+        if truth is not None and bool((known := (truth >= 0) & (truth < classes)).any()):
+            words.append(f"{float((truth == predicted)[known].float().mean()):.1%} of the pixels shown agree")
+    return PictureRow(Path(one.sample.name).name, "; ".join(words), panels)
