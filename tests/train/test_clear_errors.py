@@ -121,7 +121,7 @@ def test_a_script_without_the_main_guard(images: Path, tmp_path: Path) -> None:
 def test_data_ranks_without_an_image_are_warned_of(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = SimpleNamespace(
         config=run_config(images, data__batch=1, plan__data=3),
-        pm=SimpleNamespace(plain=UNet(width=4, depth=2)),
+        weights=7,
         loader=SimpleNamespace(dataset=[0]),
         held_out=None,
         total=1,
