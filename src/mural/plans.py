@@ -173,14 +173,9 @@ class Plan:
         if self.stream is not None:
             self.check_streamed()
         if self.schedule == "gems" and self.stage < 2:
-            raise PlanError(
-                f'schedule = "gems" with stage = {self.stage}: its two replicas run through stages in opposite order; '
-                f"set stage = 2 or more, or another schedule"
-            )
+            raise PlanError('schedule = "gems" with stage = 1: its replicas run through stages; set stage = 2 or more')
         if isinstance(self.cuts, tuple) and self.stages == 1:
-            raise PlanError(
-                f"cuts = {list(self.cuts)} with stage = 1: one stage has no cuts; set stage, or leave them out"
-            )
+            raise PlanError(f"cuts = {list(self.cuts)} with stage = 1: one stage has no cuts; set stage, or leave them")
         if self.channel > 1 and self.piped:
             raise PlanError(
                 f"channel = {self.channel} with stages, micro-batches or recomputed stages cannot be run by this "
@@ -251,12 +246,9 @@ def bytes_of(text: str) -> int:
     >>> bytes_of("16GiB"), bytes_of("1.5 MB")
     (17179869184, 1500000)
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
-    try:
-        if found and (size := int(float(found.group(1)) * UNITS[found.group(2).upper()])) > 0:
-            return size
-    except (KeyError, ValueError):
-        pass
+    found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*)\s*([A-Za-z]*)\s*", text)
+    if found and (size := int(float(found[1]) * UNITS.get(found[2].upper(), 0))):
+        return size
     raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"')
 
 

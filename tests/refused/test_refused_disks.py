@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import chdir, contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +22,7 @@ STEP = "run/checkpoints/step-00000002"
 DATA, MANIFEST = f"{STEP}/rank-00000.safetensors", f"{STEP}/checkpoint.json"
 MORE = "--train.steps 4"
 WIDER = "--model.arguments 'classes = 2, width = 8, depth = 2'"
+TEMPORARY = TemporaryDirectory()
 ANEW = "To begin anew, give the run another folder (--folder …)"
 
 
@@ -27,10 +30,20 @@ def trained(then: Made = as_it_is) -> Made:
     """A run that is over, of which something was made bad."""
 
     def made(folder: Path) -> None:
-        assert called("train run.toml").code == 0
+        shutil.copytree(finished() / "run", folder / "run")
         then(folder)
 
     return made
+
+
+@cache
+def finished() -> Path:
+    """A folder with a run that is over."""
+    folder = Path(TEMPORARY.name)
+    write_good(folder)
+    with chdir(folder):
+        assert called("train run.toml").code == 0
+    return folder
 
 
 def flipped(folder: Path) -> None:

@@ -112,7 +112,7 @@ class Recorder(TorchFunctionMode):
 
     def _result(self, called: Called, run: Callable[[], Any]) -> Any:
         if called.kind == "loss":
-            check_pair(called.name, *(called.args + tuple(called.kwargs.values()))[:2])
+            check_pair(called.name, called.args, called.kwargs)
         try:
             return run()
         except (NotImplementedError, RuntimeError) as error:

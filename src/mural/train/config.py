@@ -83,7 +83,7 @@ class DataConfig:
     labels: Labels = field(default_factory=no_labels)
     """What values of masks, or labels, become, as { 255 = 1 }; others stay as they are."""
     classes: tuple[str, ...] = ()
-    """Names of the classes, in order, as ["background", "tissue"]: scores of a validation are told under them."""
+    """Names of the classes, in order, as ["background", "tissue"]: scores are told under them; tables may have them."""
     prefetch: int = 2
     """Batches that are read ahead."""
     workers: int = 2

@@ -15,7 +15,6 @@ from mural.data import Batch
 from mural.errors import TrainingError
 from mural.shard.halo.fuse import fusing
 from mural.train.config import Config
-from mural.train.failing_code import few
 from mural.train.finite import first_bad
 from mural.train.local_ranks import on_local_ranks
 from mural.train.signals import StopRequest
@@ -113,6 +112,6 @@ def not_finite(run: Run, position: Position, batch: Batch, loss: float, norm: fl
     """The error for a step whose loss or gradient is not a number, with the layer that it came from. Collective."""
     where = first_bad(run.pm, batch.image, batch.target, run.mesh)
     return TrainingError(
-        f"step {position.step + 1} (epoch {position.epoch}, {few(batch.names)}): the loss is {loss}, the norm of "
+        f"step {position.step + 1} (epoch {position.epoch}, {run.names(batch)}): the loss is {loss}, the norm of "
         f"the gradient {norm}: {where}. {run.kept()}. Lower optimizer.lr, set train.clip, or look at these images"
     )

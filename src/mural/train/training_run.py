@@ -232,9 +232,12 @@ class Run:
     @contextmanager
     def naming(self, batch: Batch, doing: str) -> Generator[None]:
         """A block whose errors name the layer, and the images that were computed on."""
-        images = f"images of shape {tuple(batch.shape)} ({few(batch.names)})"
-        with naming(doing, images, self.pm.plain):
+        with naming(doing, f"images of shape {tuple(batch.shape)} ({self.names(batch)})", self.pm.plain):
             yield
+
+    def names(self, batch: Batch) -> str:
+        """The names of a batch's images, of which only the first few are told."""
+        return few(batch.names)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 

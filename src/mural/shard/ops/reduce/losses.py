@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,14 +58,17 @@ def check_tensors(name: str, scores: object, target: object) -> None:
         raise LayoutError(f"{name} compares with a target, but got {target!r}: give masks or labels")
 
 
-def check_pair(name: str, scores: object, target: object) -> None:
+def check_pair(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise unless the target of one of torch's losses fits the scores; a loss that broadcasts takes any."""
+    given: dict[str, Any] = {**dict(zip(("input", "target"), args, strict=False)), **kwargs}
+    scores, target = given.get("input"), given.get("target")
     check_tensors(name, scores, target)
-    given, found = tuple(cast(Tensor, scores).shape), tuple(cast(Tensor, target).shape)
-    by_class = name in CLASS_LOSSES and len(given) > 1
-    needed = given[:1] + given[2:] if by_class and not cast(Tensor, target).is_floating_point() else given
-    if found != needed and (by_class or name.startswith("binary")):
-        raise unlike(name, found, needed)
+    if isinstance(scores, Tensor) and isinstance(target, Tensor):
+        shape, found = tuple(scores.shape), tuple(target.shape)
+        by_class = name in CLASS_LOSSES and len(shape) > 1
+        needed = shape[:1] + shape[2:] if by_class and not target.is_floating_point() else shape
+        if found != needed and (by_class or name.startswith("binary")):
+            raise unlike(name, found, needed)
 
 
 def unlike(name: str, found: Sequence[int], needed: Sequence[int]) -> LayoutError:
@@ -93,7 +96,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     given.pop("reduction", None)
     operands = {k: v for k, v in given.items() if isinstance(v, Tensor)}
     values = (given["input"], given["target"])
-    check_pair(name, *values)
+    check_pair(name, values, {})
     layout = common_layout(func, list(operands.values()))
     pieces = {k: piece_of(v, layout, name) for k, v in operands.items()}
     shared = broadcast(pieces["input"].shape, pieces["target"].shape)
