@@ -46,7 +46,7 @@ tensorboard = "off"
 device = "cpu"
 hang = 60.0
 """
-BEGUN = {"run/config.toml", "run/status.json", "run/metrics.jsonl"}
+BEGUN = {"run/config.toml", "run/status.json", "run/metrics.jsonl", "run/starts.jsonl"}
 """What a run that has begun leaves in its folder."""
 
 Made = Callable[[Path], object]
