@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from harness.counting import over_ranks
 from harness.meters import RESET, resident
-from harness.results import rounded
 from problems import Job, problem
 
 import mural
@@ -26,28 +23,22 @@ from mural.cost.clock import trim
 from mural.engine.timing import measured_spans, predicted_timeline
 from mural.pipeline.timeline import ActionSpan
 
-Work = Callable[[int, Any, dict[str, Any]], dict[str, Any]]
-"""Measures a job on a rank: what rank 0 writes down."""
+
+def clean() -> None:
+    """Give free memory back, and count the peak from here."""
+    trim()
+    if RESET.exists():
+        RESET.write_text("5")
 
 
-def measure(rank: int, path: str, jobs: Sequence[Any], settings: dict[str, Any], kind: str, work: Work) -> None:
-    """On a rank: all jobs, one after the other, until the time is up; rank 0 adds a record of each, and says so."""
-    for job in jobs:
-        if not over_ranks(time.time() < settings["until"])[0]:
-            return
-        gc.collect()
-        trim()
-        if RESET.exists():
-            RESET.write_text("5")
-        record = {"kind": kind, **job.about, **work(rank, job, settings)}
-        if rank == 0:
-            with Path(path).open("a") as file:
-                file.write(json.dumps(rounded(record)) + "\n")
-            print(f"{job.name}: {min(record['seconds']):.3g} s a step", flush=True)
+def line(record: dict[str, Any]) -> str:
+    """A measurement in one line, for the terminal."""
+    return f"{record['name']}: {min(record['seconds']):.3g} s a step"
 
 
 def measured(rank: int, job: Job, settings: dict[str, Any]) -> dict[str, Any]:
     """Seconds of each step, the slowest rank's; losses; every rank's memory, messages and waits in a step."""
+    clean()
     given = problem(job.model, settings["quick"])
     plan = job.division.plan(job.microbatches, given.normalized)
     image, labels = given.batch(job.batch)

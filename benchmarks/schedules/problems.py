@@ -145,7 +145,7 @@ class Job:
     @property
     def about(self) -> dict[str, Any]:
         """What a record of it begins with."""
-        about = {"name": self.name, "model": self.model, "division": self.words, "ranks": self.ranks}
+        about = {"kind": "step", "name": self.name, "model": self.model, "division": self.words, "ranks": self.ranks}
         return about | {"data": self.division.data, "batch": self.batch}
 
     def expected(self, rounds: int, seconds: float) -> float:

@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -30,11 +29,9 @@ import simulated
 import split_steps
 import splits
 import torch
-from harness.results import Log, collect, command_line, machine, read, rounded, scrubbed
+from harness.rank_jobs import on_ranks
+from harness.results import Log, collect, command_line, machine, read, rounded
 from harness.selection import add_files, add_selection, listing, matching
-
-from mural.errors import MuralError
-from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("simulated", "measured", "splits")
@@ -82,29 +79,9 @@ def arguments() -> argparse.Namespace:
 # -- jobs on ranks -----------------------------------------------------------------------------------------------------
 
 
-def on_ranks(
-    log: Log, jobs: Sequence[Any], options: argparse.Namespace, kind: str, work: measured.Work, **more: Any
-) -> None:
-    """Jobs that follow each other on as many ranks in the same processes; rank 0 adds a record as soon as it has one.
-
-    One that fails is recorded with its error, and the rest goes on in new processes.
-    """
-    settings = {name: getattr(options, name) for name in (*NUMBERS, "batch", "quick")}
-    settings |= {"until": time.time() + log.left, **more}
-    for ranks, same in groupby(jobs, lambda job: job.ranks):
-        left = list(same)
-        while left and log.left > 0:
-            before = len(read(log.path))
-            try:
-                given = (str(log.path), left, settings, kind, work)
-                run_local(measured.measure, ranks, *given, threads=1, timeout=float(options.limit))
-                break
-            except (MuralError, OSError) as error:
-                done = len(read(log.path)) - before
-                failed = kind if kind == "step" else "failure"
-                log.write(failed, **left[done].about, error=scrubbed(str(error).strip()))
-                print(f"{left[done].name}: {error}", flush=True)
-                left = left[done + 1 :]
+def settings_of(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """What the work on ranks asks for."""
+    return {name: getattr(options, name) for name in (*NUMBERS, "batch", "quick")} | more
 
 
 def training_jobs(options: argparse.Namespace) -> list[problems.Job]:
@@ -136,7 +113,8 @@ def measure(options: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
     known = {record["name"] for record in log.records if record["kind"] == "step" and "error" not in record}
     log.write("versions", torch=torch.__version__, load=os.getloadavg()[0])
     jobs = [job for job in training_jobs(options) if job.name not in known]
-    on_ranks(log, jobs, options, "step", measured.measured)
+    settings = settings_of(options)
+    on_ranks(log, jobs, measured.measured, settings, limit=options.limit, failed="step", line=measured.line)
     return read(path)
 
 
@@ -161,7 +139,8 @@ def split(options: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
     nodes = {model: (log.find("nodes", name=model) or {})["seconds"] for model in models}
     done = {(r["model"], r["stages"], tuple(r["names"])) for r in log.records if r["kind"] == "split"}
     jobs = [each for each in splits.splits(wanted, records) if (each.model, each.stages, each.names) not in done]
-    on_ranks(log, jobs, options, "split", split_steps.measured, nodes=nodes)
+    settings = settings_of(options, nodes=nodes)
+    on_ranks(log, jobs, split_steps.measured, settings, limit=options.limit, line=measured.line)
     return read(path)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from harness.counting import over_ranks
-from harness.meters import RESET, resident
-from measured import machine, spent, timed
+from harness.meters import resident
+from measured import clean, machine, spent, timed
 from splits import PLAN, Split, nets
 
 import mural
@@ -21,6 +21,7 @@ from mural.engine.timing import predicted_timeline
 
 def measured(rank: int, split: Split, settings: dict[str, Any]) -> dict[str, Any]:
     """Seconds of forward and backward of all micro-batches, every rank's waits and growth, and the predictions."""
+    clean()
     net = nets(settings["quick"])[split.model]
     plan = replace(PLAN, stage=split.stages, cuts=split.names, microbatches=settings["microbatches"])
     base = resident("VmRSS")
@@ -29,8 +30,7 @@ def measured(rank: int, split: Split, settings: dict[str, Any]) -> dict[str, Any
     image, labels = net.batch(plan.microbatches)
     # Not counted: in the first step the model is captured, in the second the lists are made that the others run.
     first, _ = (timed(pm, None, image, labels) for _ in range(2))
-    if RESET.exists():
-        RESET.write_text("5")
+    clean()
     steps = [timed(pm, None, image, labels)]
     while len(steps) < settings["rounds"] and spent(steps) < settings["seconds"]:
         steps.append(timed(pm, None, image, labels))

@@ -189,7 +189,7 @@ class Split:
     @property
     def about(self) -> dict[str, Any]:
         """What a record of it begins with."""
-        about = {"name": self.name, "model": self.model, "stages": self.stages}
+        about = {"kind": "split", "name": self.name, "model": self.model, "stages": self.stages}
         return about | {"names": list(self.names), "cells": list(self.cells)}
 
 
