@@ -25,19 +25,27 @@ def join() -> int:
 
 
 def measure(
-    script: str, output: Path, jobs: Sequence[Any], minutes: float, device: str, line: Callable[[Record], str]
+    script: str,
+    output: Path,
+    jobs: Sequence[Any],
+    minutes: float,
+    device: str,
+    line: Callable[[Record], str],
+    part: str = "",
 ) -> None:
     """Measure jobs for all ranks that joined, until the time is up; what the file has is not measured again."""
-    first, log = dist.get_rank() == 0, None
-    if first:
+    load, log, run = os.getloadavg()[0], None, ""
+    if dist.get_rank() == 0:
         given = scrubbed(" ".join(sys.argv[1:]))
         log = Log("", output, [], minutes, f"mpirun -n {dist.get_world_size()} python {script} {given}")
-        log.write("versions", torch=torch.__version__, device=device, load=os.getloadavg()[0])
+        run = log.records[-1]["date"]
+        log.write("versions", name=run, torch=torch.__version__, device=device, load=load)
     done = {record.get("name") for record in log.records} if log else set()
     for job in jobs:
         if not over_ranks(log is not None and log.left > 0 and job.name not in done)[0]:
             continue
-        record = job.about | job.measure()
+        kind = {"kind": type(job).__name__.lower(), "name": job.name, **vars(job)} | ({"part": part} if part else {})
+        record = kind | {"run": run} | job.measure()
         if log is not None:
             log.write(**record)
             log.say(line(record))
