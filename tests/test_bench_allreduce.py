@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -44,3 +45,34 @@ def test_a_toy_run_of_the_all_reduces(tmp_path: Path) -> None:
     assert len(mine) == 8
     assert len({tuple(accuracy) for accuracy in mine.values()}) == 1, "two ranks add up in one order, whoever does"
     assert json.loads((tmp_path / "faults.json").read_text())["records"][0]["fault"] == "order of a ring"
+
+
+@pytest.mark.slow
+def test_the_seconds_of_a_toy_training_by_every_algorithm(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    output = tmp_path / "toy.jsonl"
+    text = said(FOLDER / "run.py", "--parts", "elapsed", "--quick", "--output", str(output))
+    found = {r["name"]: r for r in map(json.loads, output.read_text().splitlines()) if r["kind"] == "elapsed"}
+    assert list(found) == ["gloo/1/32", "gloo/3/32"]
+    several = found["gloo/3/32"]["found"]
+    assert set(several) == {"tree", "butterfly", "ring", "ring-blocking", "backend"}
+    assert all(0 < each["averaging"] < each["seconds"] for each in several.values())
+    assert "| gloo | 32 (14 KiB) | 3 |" in text
+    assert str(tmp_path) not in output.read_text()
+
+
+def elapsed(ranks: int, seconds: float) -> dict[str, object]:
+    times = {"tree": 2 * seconds, "butterfly": seconds, "ring": seconds, "ring-blocking": seconds, "backend": seconds}
+    found = {name: {"seconds": took, "averaging": took / 2, "accuracy": 0.9} for name, took in times.items()}
+    about = {"kind": "elapsed", "name": f"gloo/{ranks}/32", "transport": "gloo", "ranks": ranks, "width": 32}
+    return about | {"epochs": 20, "bytes": 13864, "found": found}
+
+
+def test_too_many_processes_are_compared_with_as_many_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    page = importlib.import_module("elapsed_page")
+    machine = {"cpu": "a CPU", "cores": 16, "python": "3.12", "commit": "abc", "allocator": "default"}
+    header = {"kind": "header", "command": "mural bench allreduce", "date": "2026-11-18", "machine": machine}
+    text = page.text_of([header, elapsed(16, 1.0), elapsed(8, 1.0), elapsed(80, 4.0)])
+    assert "| gloo | 32 (14 KiB) | 16 | – | 2.00 (1.00) | **1.00 (0.50)** |" in text
+    assert "| gloo | 32 | 80 ÷ 16 | 4.0 | 4.0 | 4.0 | 4.0 | 4.0 |" in text

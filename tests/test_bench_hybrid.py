@@ -106,15 +106,33 @@ def test_the_benchmark_at_toy_size_and_its_page(tmp_path: Path, hybrid: Any) -> 
             total = spent["compute"] + spent["communicating"] + spent["idle"]
             assert total == pytest.approx(spent["seconds"], rel=1e-3)
     assert all(r["difference"] < 1e-5 for r in records.values() if r["kind"] == "inference")
+    profiles = {r["way"]: r for r in records.values() if r["kind"] == "profiling" and r["net"] == "lenet5"}
+    assert set(profiles) == {"data", "model", "hybrid"}
+    for found in profiles.values():
+        assert sum(map(sum, found["parts"])) == pytest.approx(found["steps"] * sum(found["bytes"])), "none is lost"
+        for spent in found["shares"]:
+            total = spent["compute"] + spent["communicating"] + spent["idle"]
+            assert total == pytest.approx(spent["seconds"], rel=1e-3)
+    assert sum(profiles["model"]["messages"]) > sum(profiles["data"]["messages"])
 
     again = bench(tmp_path / "benchmarks", "--quick", "--device", "cpu", "--resume", "--output", str(here / "results"))
-    assert again.count("nothing is missing") == 4
-    bench(tmp_path / "benchmarks", "--page")
+    assert again.count("nothing is missing") == 5
+    for name in ("training-cpu", "profile-cpu"):  # as if they came from a machine with 16 cores
+        shutil.copy(here / "results" / f"{name}.json", tmp_path / f"{name[:-3]}sixteen.json")
+    bench(
+        tmp_path / "benchmarks",
+        "--collect",
+        str(tmp_path / "training-sixteen.json"),
+        str(tmp_path / "profile-sixteen.json"),
+    )
+    assert "no place for profile-cpu.json" in bench(tmp_path / "benchmarks", "--page")
     page = (here / "README.md").read_text()
     assert "61,706 ÷ 1,790 = 34.5" in page
     assert "| LeNet-5, 32² | data | 2 | 4 | 20 | 123,412 | +0.00% | 4 | 246,824 | 0.50 |" in page
     assert "| the document's | 2 | 34 | 121,720 | 123,412 | split |" in page
     assert "| model | 2 |" in page
+    assert "| LeNet-5, 32², 4 images | hybrid | 2 |" in page
+    assert page.count("Not measured yet.") == 2  # over MPI
     assert str(tmp_path) not in page
     assert (here / "figures" / "sizes.svg").is_file()
     assert (here / "figures" / "training.svg").is_file()

@@ -8,6 +8,7 @@ epoch, as there, or the gradients in each step. The original lost 7 to 10% of ac
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ Average = Callable[[Tensor], Tensor]
 """Takes this rank's values in a row, and gives the mean over ranks, or what a faulty average makes of them."""
 
 
+@cache
 def images(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images and labels, and those of the test."""
+    """Training images and labels, and those of the test; read once."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415
     except ImportError as error:

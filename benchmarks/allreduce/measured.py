@@ -61,7 +61,8 @@ def taken(team: Team, size: int, seconds: float) -> dict[str, list[float]]:
     """The seconds of every call over so many bytes, one after the other and then again, in about that many seconds."""
     data = torch.ones(size // 4)
     calls: dict[str, Callable[[], object]] = {BACKEND: lambda: dist.all_reduce(data, group=team.group)}
-    calls |= {name: lambda name=name: all_reduce(data, name) for name in ALGORITHMS}
+    # In a group, as gradients are averaged: without one, ranks ask each time whether all are there.
+    calls |= {name: lambda name=name: all_reduce(data, name, team.group) for name in ALGORITHMS}
     first = {name: min(timed(team, call, data) for _ in range(2)) for name, call in calls.items()}
     agreed = dict(zip(first, slowest(team, list(first.values())), strict=True))
     again = {name: call for name, call in calls.items() if agreed[name] < seconds / LONG}

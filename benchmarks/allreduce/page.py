@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import elapsed_page
 import network
 from digits import ALONE
 from harness.plots import pyplot, save
@@ -256,7 +257,13 @@ def faults_text(results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def elapsed_text(results: Results) -> str:
+    """Seconds of the trainings."""
+    return elapsed_page.text_of(results["records"])
+
+
 TEXTS = {"measured": measured_text, "network": network_text, "digits": digits_text, "faults": faults_text}
+TEXTS |= {"elapsed": elapsed_text}
 DRAWINGS = {"measured": draw_measured, "network": draw_network}
 
 

@@ -2,7 +2,9 @@
 
 Four parts, each with a file in results/: `measured` (seconds against bytes and ranks, with predictions), `network`
 (where a ring overtakes a tree, over links of a set delay and bandwidth; needs the rights of root), `digits` (the same
-accuracy by every algorithm) and `faults` (what loses accuracy). `--page` writes README.md's tables and the figures.
+accuracy by every algorithm) and `faults` (what loses accuracy). `elapsed` (seconds of the digits' training on 2 to 80
+processes) writes a line for each measurement to a file .jsonl, which goes on where it was stopped; `--collect` makes
+results/elapsed.json of such files. `--page` writes README.md's tables and the figures.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,19 +21,24 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import digits
+import elapsed
+import elapsed_page
 import faults
 import measured
 import network
 import page
 import torch
 from harness.options import numbers
-from harness.results import command_line, machine, rounded
+from harness.rank_jobs import on_ranks
+from harness.results import Log, collect, command_line, machine, read, rounded
+from harness.selection import add_files, add_selection, listing, matching
 
 from mural.ranks import run_local
 
 HERE = Path(__file__).resolve().parent
 SIZES = tuple(2**n for n in (10, 13, 16, 18, 20, 22, 24, 26, 28))
 GAUGED = (2**10, 2**14, 2**17, 2**20, 2**23)
+ELAPSED = "elapsed"
 LINKS = {"hosts": (4, 4, 0.002, 25e6), "nodes": (4, 2, 0.002, 25e6), "far": (4, 4, 0.01, 25e6)}
 """Ranks, hosts, seconds between two hosts, and bytes a second of a host's link."""
 
@@ -38,7 +46,9 @@ LINKS = {"hosts": (4, 4, 0.002, 25e6), "nodes": (4, 2, 0.002, 25e6), "far": (4, 
 def arguments() -> argparse.Namespace:
     """The options; --quick is for trying the benchmark out, and writes files only where --output names a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"what is done ({','.join(PARTS)})")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help=f"what is done, or {ELAPSED} alone ({','.join(PARTS)})"
+    )
     parser.add_argument("--ranks", type=numbers, help="numbers of ranks (2,4,8; with --quick 2)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each size in `measured` (4)")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest tensor (268435456)")
@@ -46,14 +56,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kinds", default="weights,gradients", help="what `digits` averages (weights,gradients)")
     parser.add_argument("--widths", type=numbers, default=(8, 32, 128), help="of the second hidden layer (8,32,128)")
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no files: to try it out")
-    parser.add_argument("--output", type=Path, help="folder of the results")
+    add_selection(parser)
+    add_files(parser, 8, f"folder of the results; of {ELAPSED}, a file .jsonl")
+    parser.add_argument("--collect", type=Path, nargs="+", help=f"only put files of {ELAPSED} together, for the page")
     parser.add_argument("--name", default="", help="put before the name of the file of `measured`: another machine's")
     parser.add_argument("--page", action="store_true", help="only write README.md and the figures from results/")
     options = parser.parse_args()
     options.parts = options.parts.split(",")
     options.ranks = options.ranks or ((2,) if options.quick else (2, 4, 8))
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if options.parts != [ELAPSED] and (unknown := set(options.parts) - set(PARTS)):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, or {ELAPSED} alone")
     if min(*options.ranks, options.seeds) < 1 or options.seconds <= 0:
         parser.error("--ranks and --seeds are at least 1, --seconds is more than 0")
     return options
@@ -118,11 +130,38 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
 }
 
 
+def elapsed_jobs(options: argparse.Namespace) -> list[elapsed.Elapsed]:
+    """Those that were asked for, few ranks first."""
+    every = elapsed.jobs(options.quick)
+    names = set(matching([job.name for job in every], options.only))
+    return [job for job in every if job.name in names]
+
+
+def do_elapsed(options: argparse.Namespace) -> None:
+    """Train on every number of processes; print, and write each result at once."""
+    output = options.output or (None if options.quick else HERE / "results" / "elapsed.jsonl")
+    with tempfile.TemporaryDirectory(prefix="mural-allreduce-") as nowhere:
+        log = Log("allreduce", output or Path(nowhere) / "quick.jsonl", options.known, options.minutes)
+        log.write("versions", torch=torch.__version__, device="CPU, one thread a rank", load=os.getloadavg()[0])
+        done = {record["name"] for record in log.records if record["kind"] == "elapsed"}
+        on_ranks(log, [job for job in elapsed_jobs(options) if job.name not in done], line=elapsed_page.line)
+        print(elapsed_page.text_of([*log.records, *read(log.path)]))
+
+
 def main() -> None:
-    """Do the parts, print, write; or only write the page."""
+    """Do the parts, print, write; or only list, put files together, or write the page."""
     options = arguments()
     if options.page:
         page.write(HERE)
+        return
+    if options.collect:
+        print(collect(options.collect, HERE / "results" / "elapsed.json"), "records in elapsed.json")
+        return
+    if options.list:
+        print(listing({job.name: job.expected for job in elapsed_jobs(options)}))
+        return
+    if options.parts == [ELAPSED]:
+        do_elapsed(options)
         return
     folder = options.output or (None if options.quick else HERE / "results")
     for part in options.parts:

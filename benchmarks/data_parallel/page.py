@@ -7,8 +7,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import many_ranks_page
 import published
 from harness.plots import pyplot, save
+from harness.results import read
 from harness.tables import markdown, place
 
 GOAL = 1.03
@@ -181,3 +183,6 @@ def write(here: Path) -> None:
             place(readme, device, text_of(results))
             if results.get("shares"):
                 draw(results, here / "figures" / "shares.svg")
+    source = here / "results" / "sixteen.json"
+    if source.is_file():
+        place(readme, "sixteen", many_ranks_page.text_of(read(source)))

@@ -53,11 +53,20 @@ PROBLEMS = {
     "unet": Problem(
         lambda: UNet(width=24, depth=4), 2, 3, (160, 160), True, "U-Net of width 24, 4.4 M parameters, 2 × 160² a rank"
     ),
+    "vgg16": Problem(
+        lambda: narrowed("vgg16", 4, classes=CLASSES, dropout=0.0),
+        4,
+        3,
+        (64, 64),
+        False,
+        "VGG-16 of width 16, 8.4 M parameters, 4 × 64² a rank",
+    ),
     "lenet": Problem(lambda: LeNet5(3, CLASSES), 200, 3, (32, 32), False, "LeNet-5, 63 k parameters, 200 × 32² a rank"),
 }
 QUICK = {
     "resnet18": Problem(lambda: narrowed("resnet18", 16, classes=CLASSES), 2, 3, (32, 32), False, "toy ResNet-18"),
     "unet": Problem(lambda: UNet(width=4, depth=2), 1, 3, (32, 32), True, "toy U-Net"),
+    "vgg16": Problem(lambda: narrowed("vgg16", 32, classes=CLASSES, dropout=0.0), 1, 3, (32, 32), False, "toy VGG-16"),
     "lenet": Problem(lambda: LeNet5(3, CLASSES), 4, 3, (32, 32), False, "toy LeNet-5"),
 }
 

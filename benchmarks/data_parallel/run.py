@@ -1,8 +1,13 @@
 """mural's data parallelism beside torch's, and where each rank's time goes: `mural bench data_parallel`.
 
 Three parts, each on ranks of its own with one thread each: `pairs` (both libraries in alternating steps), `shares`
-(computing, communicating and idle, per rank; CPU alone) and `scaling` (the document's experiment; CPU alone). Writes
-`results/cpu.json` or `results/cuda.json`; `--page` writes README.md's tables and the figure from these files.
+(computing, communicating and idle, per rank; CPU alone) and `scaling` (the document's experiment; CPU alone). They
+write `results/cpu.json` or `results/cuda.json`.
+
+Three more for a machine with a core for each rank, up to 16: `servers` (training efficiency with a parameter server and
+with a ring), `norms` (what weight norm and batch norm cost) and `processes` (`scaling` again). They write one line for
+each measurement to a file .jsonl, which goes on where it was stopped; `--collect` makes `results/sixteen.json` of it.
+`--page` writes README.md's tables and the figure from all these files.
 """
 
 from __future__ import annotations
@@ -12,20 +17,25 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import efficiency
+import many_ranks_page
+import norms
 import page
 import pairs
 import scaling
 import shares
 import torch
 from harness.options import DEVICES, device_of
-from harness.results import command_line, machine, rounded
+from harness.rank_jobs import on_ranks as measure_jobs
+from harness.results import Log, collect, command_line, machine, read, rounded
+from harness.selection import add_files, add_selection, listing, matching
 
 from mural.ranks import run_local
 
@@ -38,6 +48,13 @@ NUMBERS = {
     "ranks": (2, 2, "ranks of the comparison with DistributedDataParallel"),
 }
 PARTS = ("pairs", "shares", "scaling")
+JOBS: dict[str, Callable[[int, bool], Sequence[Any]]] = {
+    "servers": efficiency.server_jobs,
+    "norms": norms.jobs,
+    "processes": efficiency.process_jobs,
+}
+TURNS, QUICK_TURNS = 6, 2
+"""Of each variant in the parts with a core for each rank."""
 
 
 def arguments() -> argparse.Namespace:
@@ -45,11 +62,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
     parser.add_argument("--models", default="resnet18,unet", help="what is trained (resnet18,unet)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"what is measured ({','.join(PARTS)})")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join([*PARTS, *JOBS])} (the first three)")
     for name, (full, quick, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, help=f"{what} ({full}; with --quick {quick})")
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no file: to try it out")
-    parser.add_argument("--output", type=Path, help="file of the results")
+    add_selection(parser)
+    add_files(parser, 15, "file of the results; .jsonl for the last three parts")
+    parser.add_argument("--collect", type=Path, nargs="+", help="only put such files .jsonl together, for the page")
     parser.add_argument("--page", action="store_true", help="only write README.md and the figure from results/")
     options = parser.parse_args()
     for name, (full, quick, _) in NUMBERS.items():
@@ -58,7 +77,11 @@ def arguments() -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1, but is {getattr(options, name)}")
     options.models = options.models.split(",")
-    options.parts = [part for part in options.parts.split(",") if part in PARTS]
+    options.parts = options.parts.split(",")
+    if unknown := set(options.parts) - {*PARTS, *JOBS}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*PARTS, *JOBS])}")
+    if {*options.parts} & {*PARTS} and {*options.parts} & {*JOBS}:
+        parser.error(f"{', '.join(PARTS)} and {', '.join(JOBS)} have files of different kinds: ask for them one by one")
     return options
 
 
@@ -103,11 +126,40 @@ def measure_scaling(options: argparse.Namespace, device: str) -> dict[str, Any]:
     return found
 
 
+def jobs_of(options: argparse.Namespace) -> list[Any]:
+    """The jobs of the parts with a core for each rank, as far as they were asked for; few ranks first."""
+    turns = QUICK_TURNS if options.quick else TURNS
+    every = [job for part in options.parts if part in JOBS for job in JOBS[part](turns, options.quick)]
+    names = set(matching([job.name for job in every], options.only))
+    return sorted((job for job in every if job.name in names), key=lambda job: job.ranks)
+
+
+def carry_out(options: argparse.Namespace) -> None:
+    """Measure the jobs that are not known, and print the tables."""
+    output = options.output or (None if options.quick else HERE / "results" / "sixteen.jsonl")
+    with tempfile.TemporaryDirectory(prefix="mural-data-parallel-") as nowhere:
+        log = Log("data_parallel", output or Path(nowhere) / "quick.jsonl", options.known, options.minutes)
+        log.write("versions", torch=torch.__version__, device="CPU, one thread a rank", load=os.getloadavg()[0])
+        done = {record["name"] for record in log.records if record["kind"] in many_ranks_page.KINDS}
+        jobs = [job for job in jobs_of(options) if job.name not in done]
+        measure_jobs(log, jobs, line=many_ranks_page.line)
+        print(many_ranks_page.text_of([*log.records, *read(log.path)]))
+
+
 def main() -> None:
-    """Measure, print, write; or only write the page."""
+    """Measure, print, write; or only list, put files together, or write the page."""
     options = arguments()
     if options.page:
         page.write(HERE)
+        return
+    if options.collect:
+        print(collect(options.collect, HERE / "results" / "sixteen.json"), "records in sixteen.json")
+        return
+    if options.list:
+        print(listing({job.name: job.expected for job in jobs_of(options)}))
+        return
+    if options.parts[0] in JOBS:
+        carry_out(options)
         return
     device = device_of(options)
     results: dict[str, Any] = {

@@ -27,23 +27,33 @@ class Ready:
     step: Step
 
 
-def ddp(problem: Problem, mesh: mural.Mesh, device: str, *, views: bool = False, sync: bool = False) -> Ready:
-    """DistributedDataParallel; with `views`, gradients are views of its buckets; with `sync`, batch norm is global."""
-    model = problem.build(device)
-    if sync:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views)
+def by_torch(model: nn.Module, forward: nn.Module, problem: Problem, mesh: mural.Mesh, device: str) -> Ready:
+    """Steps of a model in plain torch, called as `forward`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     image, labels = problem.piece(mesh.rank, device)
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(wrapped(image), labels)
+        loss = F.cross_entropy(forward(image), labels)
         loss.backward()
         optimizer.step()
         return loss
 
     return Ready(model, step)
+
+
+def ddp(problem: Problem, mesh: mural.Mesh, device: str, *, views: bool = False, sync: bool = False) -> Ready:
+    """DistributedDataParallel; with `views`, gradients are views of its buckets; with `sync`, batch norm is global."""
+    model = problem.build(device)
+    if sync:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return by_torch(model, DistributedDataParallel(model, gradient_as_bucket_view=views), problem, mesh, device)
+
+
+def plain(problem: Problem, mesh: mural.Mesh, device: str) -> Ready:
+    """A rank that trains by itself and exchanges nothing."""
+    model = problem.build(device)
+    return by_torch(model, model, problem, mesh, device)
 
 
 def sharded(piece: Tensor, mesh: mural.Mesh) -> mural.ShardedTensor:
@@ -53,11 +63,13 @@ def sharded(piece: Tensor, mesh: mural.Mesh) -> mural.ShardedTensor:
     return mural.shard(piece, mesh, dims=None if piece.ndim == 4 else (), box=box)
 
 
-def by_mural(problem: Problem, mesh: mural.Mesh, device: str, *, scope: str) -> Ready:
+def by_mural(
+    problem: Problem, mesh: mural.Mesh, device: str, *, scope: str, algorithm: str = "backend", rate: float = 0.01
+) -> Ready:
     """The data axis of mural: the batch is one sharded tensor, gradients travel in buckets while backward runs."""
     model = problem.build(device)
-    reducer = Reducer(model, mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    reducer = Reducer(model, mesh, algorithm=algorithm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     image, labels = (sharded(piece, mesh) for piece in problem.piece(mesh.rank, device))
 
     def step() -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,8 @@ class Sent:
     """The bytes of each message that this rank sent, and of each tensor that it added up with so many ranks."""
 
     sizes: list[int] = field(default_factory=list[int])
+    times: list[float] = field(default_factory=list[float])
+    """When each of these messages was given to the backend, by `time.perf_counter`."""
     added: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     @property
@@ -45,6 +48,7 @@ def counting() -> Iterator[Sent]:
     kept = {name: vars(group)[name] for name in ("send", "allreduce")}
 
     def counted_send(self: Any, tensors: Any, *rest: Any, **named: Any) -> Any:
+        sent.times.append(perf_counter())
         sent.sizes.append(sum(t.nbytes for t in tensors))
         return send(self, tensors, *rest, **named)
 

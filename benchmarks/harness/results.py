@@ -65,7 +65,10 @@ def scrubbed(text: str) -> str:
 class Log:
     """A file of results that grows by one line at a time, and what was known before; prints what it writes."""
 
-    def __init__(self, benchmark: str, path: Path | None, known: Iterable[Path], minutes: float) -> None:
+    def __init__(
+        self, benchmark: str, path: Path | None, known: Iterable[Path], minutes: float, command: str = ""
+    ) -> None:
+        """The command is that of `mural bench`, unless it is given."""
         self.path, self.begin, self.minutes = path, time.monotonic(), minutes
         self.records = [record for file in known for record in read(file)]
         if path is not None:
@@ -73,7 +76,8 @@ class Log:
             self.records += read(path) if path.is_file() else []
         self.machine = machine()
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        self.write("header", command=command_line(benchmark, sys.argv[1:]), date=date, machine=self.machine)
+        command = command or command_line(benchmark, sys.argv[1:])
+        self.write("header", command=command, date=date, machine=self.machine)
 
     def write(self, kind: str, **values: Any) -> Record:
         """Append one record."""

@@ -42,7 +42,7 @@ def draw_training(devices: Mapping[str, Sequence[Record]], rows: Sequence[Row], 
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
     for device, runs in devices.items():
-        dashes = "-" if device == "cpu" else "--"
+        dashes = {"cpu": "-", "cuda": "--"}.get(device, "-.")
         for iterations, width in sorted({(r["iterations"], r["width"]) for r in runs}):
             for way, colour in COLOURS.items():
                 mine = sorted(

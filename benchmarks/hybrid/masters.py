@@ -192,8 +192,8 @@ class Reduced(Way):
     def sent(self) -> list[tuple[int, int]]:
         """Messages and bytes of each rank if mural's ring averages: the backend does not tell what it sends."""
         flat = torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
-        with counting() as sent:
-            mural.comm.all_reduce(flat, "ring")
+        with counting() as sent:  # in a group of its own, ranks need not ask first whether all are there
+            mural.comm.all_reduce(flat, "ring", self.mesh.transport.group)
         return over_ranks((sent.messages, sent.bytes))
 
     def planned(self) -> dict[str, Any]:

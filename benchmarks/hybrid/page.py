@@ -11,9 +11,12 @@ import published
 from accuracy_table import agreement_text, conclusions, plain, training_text
 from harness.results import Record, read
 from harness.tables import NONE, markdown, ms, place
+from mpi_table import mpi_text
+from profiles_table import profile_text
 from traffic_table import counted_text, crossover_text, formulas_text, sizes_text
 
-DEVICES = ("cpu", "cuda")
+NAMES = ("cpu", "cuda", "sixteen")
+"""What stands in the names of files after the part: devices, and a CPU with 16 cores."""
 
 
 def line(record: Record) -> str:
@@ -28,6 +31,8 @@ def line(record: Record) -> str:
         told.append(f"accuracy {100 * record['accuracy']:.1f}%")
     if record["kind"] == "step":
         told.append(f"{record['sent_messages']} messages")
+    if record["kind"] == "profiling":
+        told.append(f"{1e3 * record['shares'][0]['seconds']:.1f} ms")
     if record["kind"] == "errors":
         told.append(f"{100 * record['relative']:.0f}% off, cosine {record['cosine']:.2f}")
     return " · ".join(told)
@@ -60,6 +65,9 @@ class Results:
             f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}. "
             f"Commands: {commands}."
         )
+        cores = [v["cores"] for v in self.versions if v.get("cores")]
+        if cores:
+            text += f" Several at a time, as long as each rank had one of {max(cores)} cores."
         if max(loads) > at["cores"]:
             text += " **The machine was busy before, with other work or with the part before this one.**"
         failed = [f"\n\nFailed: {r['name']}: {r['error'].splitlines()[-1]}" for r in self.failures]
@@ -208,18 +216,38 @@ def write(here: Path) -> None:
         place(readme, "crossover", crossover_text(results.of("scheme"), results.of("step"), results.of("sizes")))
         place(readme, "traffic", "\n\n".join([results.caption(), counted_text(results.of("step"))]))
         figures.draw_sizes(results.of("sizes"), drawn / "sizes.svg")
-    for part, text in {"master": master_text, "inference": inference_text}.items():
-        for device in DEVICES:
-            if f"{part}-{device}" in there and there[f"{part}-{device}"].records:
-                place(readme, f"{part}-{device}", text(there[f"{part}-{device}"]))
+    texts = {"master": master_text, "inference": inference_text, "profile": profiled, "mpi": over_mpi}
+    for part, text in texts.items():
+        for name in NAMES:
+            mark = f"{part}-{name}"
+            if mark in there and there[mark].records:
+                if f"<!-- {mark}:" in readme.read_text():
+                    place(readme, mark, text(there[mark]))
+                else:
+                    print(f"README.md has no place for {mark}.json")
     if "master-cpu" in there and there["master-cpu"].of("errors"):
         place(readme, "errors", errors_text(there["master-cpu"]))
-    runs = {device: there[f"training-{device}"] for device in DEVICES if f"training-{device}" in there}
-    for device, results in runs.items():
+    runs = {name: there[f"training-{name}"] for name in NAMES if f"training-{name}" in there}
+    for name, results in runs.items():
         found = results.of("training")
-        texts = [results.caption(), training_text(plain(found)), agreement_text(found)]
-        place(readme, f"training-{device}", "\n\n".join(text for text in texts if text))
+        texts_of_it = [results.caption(), training_text(plain(found)), agreement_text(found)]
+        place(readme, f"training-{name}", "\n\n".join(text for text in texts_of_it if text))
     if runs:
-        trained = {device: plain(results.of("training")) for device, results in runs.items()}
+        trained = {name: plain(results.of("training")) for name, results in runs.items()}
         place(readme, "conclusions", conclusions(trained))
         figures.draw_training(trained, published.ROWS, drawn / "training.svg")
+
+
+def profiled(results: Results) -> str:
+    """Where the numbers come from, and the table of the profiles."""
+    return "\n\n".join([results.caption(), profile_text(results.of("profiling"))])
+
+
+def over_mpi(results: Results) -> str:
+    """Where the numbers come from, and trainings over MPI."""
+    return "\n\n".join([results.caption(), mpi_text(results.of("training"))])
+
+
+def results_of(here: Path) -> list[Record]:
+    """All trainings that are in the results."""
+    return [r for path in sorted((here / "results").glob("training-*.json")) for r in read(path)]

@@ -112,7 +112,7 @@ class Scheme:
 
     def measure(self) -> dict[str, Any]:
         """Messages and values of all ranks for both."""
-        mural.init(data=self.ranks)
+        group = mural.init(data=self.ranks).transport.group
         layers = sizes(seeded(NETS[self.net].small), NETS[self.net].small_image)
         found: dict[str, Any] = {}
         for kind, buffers in (
@@ -122,8 +122,8 @@ class Scheme:
             with counting() as sent:
                 for values in buffers:
                     flat = torch.zeros(values)
-                    mural.comm.reduce(flat)
-                    mural.comm.broadcast(flat)
+                    mural.comm.reduce(flat, group=group)
+                    mural.comm.broadcast(flat, group=group)
             every: list[Sent] = over_ranks(sent)
             found[kind] = {
                 "messages": sum(each.messages for each in every),

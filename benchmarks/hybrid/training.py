@@ -40,6 +40,8 @@ class Training:
     dtype: str = "float32"
     nudge: float = 0.0
     """How much the first weights are changed, relatively: as rounding does that differs between ways."""
+    transport: str = "gloo"
+    """What carries messages."""
 
     @property
     def name(self) -> str:
@@ -47,6 +49,7 @@ class Training:
         about = f"{self.iterations} iterations, width {self.width}, rate {self.rate:g}"
         about += f", {self.dtype}" if self.dtype != "float32" else ""
         about += f", nudged by {self.nudge:g}" if self.nudge else ""
+        about += f", over {self.transport}" if self.transport != "gloo" else ""
         return f"{self.way} on {self.ranks}, batch {self.batch}, {about}"
 
     def measure(self) -> dict[str, Any]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from harness.counting import over_ranks
 from harness.meters import RESET, resident
-from harness.results import rounded
 from problems import Job, problem
 
 import mural
@@ -25,36 +24,39 @@ from mural.engine.timing import measured_spans, predicted_timeline
 from mural.pipeline.timeline import ActionSpan
 
 
-def measure(rank: int, path: str, jobs: Sequence[Job], settings: dict[str, Any]) -> None:
-    """On a rank: all jobs, one after the other; rank 0 adds a record of each to the file, and says so."""
-    for job in jobs:
-        gc.collect()
-        trim()
-        if RESET.exists():
-            RESET.write_text("5")
-        record = {"kind": "step", **job.about, **measured(rank, job, settings)}
-        if rank == 0:
-            with Path(path).open("a") as file:
-                file.write(json.dumps(rounded(record)) + "\n")
-            print(f"{job.name}: {min(record['seconds']):.3g} s a step", flush=True)
+def clean() -> None:
+    """Give free memory back, and count the peak from here."""
+    trim()
+    if RESET.exists():
+        RESET.write_text("5")
+
+
+def line(record: dict[str, Any]) -> str:
+    """A measurement in one line, for the terminal."""
+    return f"{record['name']}: {min(record['seconds']):.3g} s a step"
 
 
 def measured(rank: int, job: Job, settings: dict[str, Any]) -> dict[str, Any]:
     """Seconds of each step, the slowest rank's; losses; every rank's memory, messages and waits in a step."""
+    clean()
     given = problem(job.model, settings["quick"])
-    plan = job.division.plan(settings["microbatches"], given.normalized)
-    pm = mural.parallelize(given.build(), plan, loss=F.cross_entropy)
+    plan = job.division.plan(job.microbatches, given.normalized)
+    image, labels = given.batch(job.batch)
+    if job.division.apart:
+        pm: Any = Apart(given.build())
+        image, labels = (part.chunk(job.division.data)[rank] for part in (image, labels))
+    else:
+        pm = mural.parallelize(given.build(), plan, loss=F.cross_entropy)
     weights = list(pm.parameters())
     optimizer = torch.optim.SGD(weights, lr=0.01, momentum=0.9) if weights else None
-    image, labels = given.batch(job.batch)
     steps = [timed(pm, optimizer, image, labels)]  # the first one is not counted
     begin = len(steps)
     while len(steps) == begin or (len(steps) <= settings["rounds"] and spent(steps[begin:]) < settings["seconds"]):
         steps.append(timed(pm, optimizer, image, labels))
     last = steps[-1].record
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (resident("VmHWM"), last.messages, last.bytes, last.waited))
-    peaks, messages, sent, waited = zip(*told, strict=True)
+    peaks, messages, sent, waited = zip(
+        *over_ranks((resident("VmHWM"), last.messages, last.bytes, last.waited)), strict=True
+    )
     answer = {
         "seconds": [step.seconds for step in steps[begin:]],
         "losses": [step.loss for step in steps],
@@ -62,11 +64,26 @@ def measured(rank: int, job: Job, settings: dict[str, Any]) -> dict[str, Any]:
         "messages": messages,
         "bytes": sent,
         "waited": waited,
-        "plan": str(plan),
+        "plan": "none: plain torch" if job.division.apart else str(plan),
     }
     if job.division.stage > 1 and job.division.data == 1:
         answer |= timelines(rank, pm, image)
     return answer
+
+
+class Apart:
+    """A model that each rank trains by itself, in plain torch, called as a parallel one is."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.zero_grad, self.parameters = model.zero_grad, model.parameters
+        self.world_mesh = mural.init(data=dist.get_world_size())
+
+    def step(self, image: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of this rank's images, after forward and backward."""
+        loss = F.cross_entropy(self.model(image), labels)
+        loss.backward()
+        return loss.detach()
 
 
 @dataclass(frozen=True)
@@ -90,8 +107,7 @@ def timed(pm: Any, optimizer: Any, image: torch.Tensor, labels: torch.Tensor) ->
     dist.barrier()
     begin = time.perf_counter()
     with pm.world_mesh.transport.record() as record:
-        if optimizer is not None:
-            optimizer.zero_grad()
+        pm.zero_grad()
         loss = pm.step(image, labels)
         if optimizer is not None:
             optimizer.step()
@@ -105,8 +121,14 @@ def timelines(rank: int, pm: Any, image: torch.Tensor) -> dict[str, Any]:
     """When each seat worked in the last step, and when it was to work by the prediction for this machine; on rank 0."""
     found = {"spans": rows(measured_spans(pm))}
     if rank == 0:
-        found["predicted_spans"] = rows(predicted_timeline(pm, image, Hardware.here("cpu")).spans)
+        found["predicted_spans"] = rows(predicted_timeline(pm, image, machine()).spans)
     return found
+
+
+@cache
+def machine() -> Hardware:
+    """This machine, its rates measured once in a process."""
+    return Hardware.here("cpu")
 
 
 def rows(spans: tuple[ActionSpan, ...]) -> list[list[Any]]:

@@ -14,12 +14,13 @@ from gantt_figure import svg
 from harness.plots import pyplot, save
 from harness.results import Record, read
 from harness.tables import NONE, gib, markdown, place
+from splits_page import text_of as splits_text
 
 from mural.pipeline.schedule import Action
 from mural.pipeline.timeline import ActionSpan
 from mural.report.gantt import text
 
-FILES = {"simulated": "simulated.json", "measured": "cpu.json"}
+FILES = {"simulated": "simulated.json", "measured": "cpu.json", "splits": "splits.json"}
 COLOURS = {
     "sequential": "#8a8f98",
     "GPipe": "#1b1b3a",
@@ -234,7 +235,7 @@ def quotients(records: list[Record]) -> list[tuple[str, str, str, str, int]]:
     stages = max((r["ranks"] for r in records if r["division"].startswith("GEMS")), default=1)
     data = ranks // stages
     plain, line, hybrid = f"data {ranks}", f"stage {stages}", f"data {data} × stage {stages}"
-    twice, twofold = f"GEMS {stages}", f"data {data} × GEMS {stages}"
+    twice, twofold, apart = f"GEMS {stages}", f"data {data} × GEMS {stages}", f"{ranks} apart"
     over, kept = f"{published.HYBRID_OVER_DATA}× (HyPar-Flow)", f"{100 * published.SCALING_EFFICIENCY}% (GEMS)"
     return [
         (f"{hybrid} ÷ {plain}", over, hybrid, plain, 1),
@@ -245,6 +246,9 @@ def quotients(records: list[Record]) -> list[tuple[str, str, str, str, int]]:
         (f"{twofold} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", twofold, "one rank", 1),
         (f"{plain} ÷ one rank", f"{published.SPEEDUP:.0f}× (GEMS, 7 h → 28 min)", plain, "one rank", 1),
         (f"{twice} ÷ {line}", NONE, twice, line, 1),
+        (f"{apart} ÷ ({ranks} · one rank)", NONE, apart, "one rank", ranks),
+        (f"{plain} ÷ {apart}", NONE, plain, apart, 1),
+        (f"{twofold} ÷ {apart}", NONE, twofold, apart, 1),
     ]
 
 
@@ -277,3 +281,5 @@ def write(here: Path) -> None:
         records = read(results / FILES["measured"])
         place(readme, "measured", measured_text(records))
         draw_measured(Measured(records), figures)
+    if (results / FILES["splits"]).is_file():
+        place(readme, "splits", splits_text(read(results / FILES["splits"])))

@@ -38,6 +38,8 @@ class Way:
     cuts: Callable[[Graph, float], tuple[int, ...]] | None = None
     images: int = 1
     full: bool = False
+    seconds: float = 35.0
+    """Of its search for the largest side on one H200, roughly: its ranks start anew after each failure."""
 
     @property
     def ranks(self) -> int:
@@ -126,15 +128,18 @@ def ways(net: Net, ranks: int = 8) -> list[Way]:
         Way("horizontal", "a rank for each level of resolution", horizontal),
         Way("figure 7", "the naive cuts of figure 7", stages, by_blocks(FIGURE_7)),
         Way("figure 8", "the memory-aware cuts of figure 8", stages, by_blocks(FIGURE_8)),
-        Way("recompute stages", "memory, each stage computed again", replace(stages, recompute="stages")),
-        Way("recompute blocks", "memory, blocks computed again", replace(stages, recompute="all")),
-        Way("spatial", f"a grid of {half} × {ranks // half}", grid),
-        Way("spatial × stages", f"{half} stages on {ranks // half} ranks each", hybrid, by_peak(hybrid)),
-        Way("grids", f"three stages on {rest - 1}, 1 and {half} ranks", mixed, by_peak(mixed)),
-        Way("GEMS", "memory, two replicas in opposite order", gems, images=2),
+        Way("recompute stages", "memory, each stage computed again", replace(stages, recompute="stages"),
+            seconds=45),
+        Way("recompute blocks", "memory, blocks computed again", replace(stages, recompute="all"), seconds=45),
+        Way("spatial", f"a grid of {half} × {ranks // half}", grid, seconds=75),
+        Way("spatial × stages", f"{half} stages on {ranks // half} ranks each", hybrid, by_peak(hybrid),
+            seconds=75),
+        Way("grids", f"three stages on {rest - 1}, 1 and {half} ranks", mixed, by_peak(mixed), seconds=50),
+        Way("GEMS", "memory, two replicas in opposite order", gems, images=2, seconds=70),
         Way("spatial × stages, recompute", f"two stages on {early} and {ranks - early} ranks, blocks computed again",
-            pair, by_peak(pair, net.meta)),
-        Way("spatial, recompute", f"{half} × {ranks // half}, blocks computed again", replace(grid, recompute="all")),
+            pair, by_peak(pair, net.meta), seconds=100),
+        Way("spatial, recompute", f"{half} × {ranks // half}, blocks computed again", replace(grid, recompute="all"),
+            seconds=100),
     ]  # fmt: skip
     return [way for way in found if way.ranks <= ranks and (ranks == 8 or not way.name.startswith("figure"))]
 

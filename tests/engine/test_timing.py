@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import mural
+from mural import cost
 from mural.engine.timing import draw_gantt, measured_spans, predicted_timeline
-from mural.errors import ConfigError
+from mural.errors import ConfigError, PlanError
 from mural.pipeline.schedule import Action
 from ranks import run_on
 
@@ -25,6 +26,10 @@ def timed(path: Path) -> tuple[list[tuple[int, Action]], list[tuple[int, Action]
     pm.step(image, torch.randn(3, 4, 16, 16))
     measured = measured_spans(pm)  # type: ignore[arg-type]
     predicted = predicted_timeline(pm, image)  # type: ignore[arg-type]
+    given = [cost.Seconds(1.0, 2.0)] * 6  # three nodes a stage: 3 s forward, 6 s backward, of 3 micro-batches
+    assert predicted_timeline(pm, image, seconds=given).makespan == pytest.approx(36.0, rel=1e-3)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="5 seconds were given for 6 nodes"):
+        predicted_timeline(pm, image, seconds=given[1:])  # type: ignore[arg-type]
     draw_gantt(pm, image, path)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"end in \.html"):
         draw_gantt(pm, image, path.with_suffix(".pdf"))  # type: ignore[arg-type]

@@ -44,3 +44,22 @@ def test_the_benchmark_at_toy_size(tmp_path: Path) -> None:
             assert total == pytest.approx(spent["step"], rel=1e-3)
     assert set(results["scaling"]) == {"1", "2"}
     assert "goal ≤ 1.03" in done.stdout
+
+
+@pytest.mark.slow
+def test_servers_norms_and_processes_at_toy_size(tmp_path: Path) -> None:
+    output = tmp_path / "toy.jsonl"
+    command = [sys.executable, str(BENCHMARK / "run.py"), "--quick", "--parts", "servers,norms,processes"]
+    command += ["--only", "*/2", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {r["name"]: r for r in map(json.loads, output.read_text().splitlines()) if "name" in r}
+    assert list(found) == ["servers/vgg16/2", "norms/unet/2", "processes/2"]
+    assert set(found["servers/vgg16/2"]["seconds"]) == {"apart", "parameter-server", "tree", "ring", "backend"}
+    norms = found["norms/unet/2"]
+    sums = norms["exchanges"]["batch norm, whole batch"] - norms["exchanges"]["batch norm, rank"]
+    assert sums == 2 * norms["norms"], "each norm adds up statistics forward and backward"
+    assert norms["exchanges"]["weight norm"] == norms["exchanges"]["none"]
+    assert "Training efficiency" in done.stdout
+    again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    assert "servers/vgg16/2: apart" not in again.stdout, "what the file has is not measured again"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ if __name__ == "__main__":
     import problems, run
     problems.divisions = lambda ranks, stages: [problems.Division(1, 2, "none"), problems.Division(1, 2)]
     numbers = {name: quick for name, (_, quick, _) in run.NUMBERS.items()}
-    run.measure(argparse.Namespace(models=["unet"], known=[], batch=0, quick=True, **numbers), Path(sys.argv[1]))
+    options = argparse.Namespace(models=["unet"], known=[], only=[], batch=0, minutes=2, quick=True, **numbers)
+    run.measure(options, Path(sys.argv[1]))
 """
 MACHINE = {"cpu": "a CPU", "cores": 16, "python": "3.12", "commit": "abc"}
 HEADER = {"kind": "header", "command": "mural bench schedules", "date": "2026-11-15T00:00", "machine": MACHINE}
@@ -62,7 +65,7 @@ def test_a_division_that_fails_is_recorded_and_the_next_one_runs(tmp_path: Path)
     subprocess.run([sys.executable, str(program), str(found)], timeout=120, check=True, env=environment)
     failed, done = (r for r in map(json.loads, found.read_text().splitlines()) if r["kind"] == "step")
     assert "schedule = 'none'" in failed["error"]
-    assert failed["division"] == done["division"] == "stage 2"
+    assert failed["division"] == done["division"] == "stage 2, 2 micro-batches"
     assert done["seconds"][0] > 0
     assert done["messages"][0] > 0
     assert {row[1] for row in done["spans"]} == {"forward", "backward"} == {row[1] for row in done["predicted_spans"]}
@@ -107,3 +110,62 @@ def test_the_simulated_part_and_the_page(tmp_path: Path) -> None:
     assert "forward of stage 3" in (here / "figures" / "resnet110-stage-4.svg").read_text()
     assert "GEMS interleaved: 12 units" in (here / "figures" / "gems.svg").read_text()
     assert (here / "figures" / "simulated.svg").is_file()
+
+
+# -- splits ------------------------------------------------------------------------------------------------------------
+
+
+def cuts(by: str, names: list[str], memory: int) -> dict[str, Any]:
+    shares = {"fitted": 0.3, "measured": 0.3}
+    return {"kind": "cuts", "name": f"resnet50/4/layer/{by}", "names": names, "shares": shares, "memory": memory}
+
+
+def split(by: str, names: list[str], seconds: float, grown: int) -> dict[str, Any]:
+    about = {"kind": "split", "name": f"resnet50/4/layer/{by}", "model": "resnet50", "stages": 4, "names": names}
+    return about | {"seconds": [seconds], "fitted": 0.9 * seconds, "by_layers": seconds, "grown": [0, grown]}
+
+
+@pytest.fixture
+def splits_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module; other benchmarks have modules of some of the names that it imports."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "schedules"))
+    names = ("problems", "splits", "splits_page")
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    yield importlib.import_module("splits_page")
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
+
+
+def test_cells_of_equal_cuts_share_a_measurement_and_are_compared_with_cuts_by_layers(splits_page: Any) -> None:
+    naive, even, lean = ["layer2"], ["layer3"], ["layer4"]
+    records = [HEADER, {"kind": "versions", "torch": "2.11", "device": "CPU"}]
+    records += [cuts("layers", naive, 2**28), cuts("time", even, 2**28), cuts("measured", even, 2**28)]
+    records += [cuts("memory", lean, 2**27), split("layers", naive, 1.0, 2**28), split("time", even, 0.8, 2**28)]
+    records += [split("memory", lean, 1.5, 2**27)]
+    records += [{"kind": "cuts", "name": "unet/8/module/time", "impossible": "8 stages need 7 cuts"}]
+    text = splits_page.text_of(records)
+    assert "fitted time: step ÷ that of cuts by layers 0.80 in the geometric mean of 1 cases" in text
+    row = "| 1000 (900 · 1000) | 800 (720 · 800) | 800 (720 · 800) | 1500 (1350 · 1500) | 0.80 · 0.80 | 0.80 · 0.80 |"
+    assert f"| ResNet-50, 160² | 4 | layer {row}" in text
+    assert "| ResNet-50, 160² | 4 | layer | 256 (256) | 256 (256) | 256 (256) | 128 (128) | 0.50 |" in text
+    assert "| U-Net of width 16, 224² | 8 | module | – | too few cuts | – | – | – | – |" in text
+
+
+@pytest.mark.slow
+def test_a_toy_is_cut_and_run_as_each_objective_says(tmp_path: Path) -> None:
+    output = tmp_path / "splits.jsonl"
+    arguments = ("--parts", "splits", "--quick", "--only", "unet/2/block/*")
+    listed = bench(BENCHMARKS, *arguments, "--list")
+    assert "unet/2/block/measured" in listed
+    bench(BENCHMARKS, *arguments, "--output", str(output))
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    asked = {r["name"]: tuple(r["names"]) for r in records if r["kind"] == "cuts"}
+    assert list(asked) == [f"unet/2/block/{by}" for by in ("layers", "time", "measured", "memory")]
+    run = [r for r in records if r["kind"] == "split"]
+    assert {tuple(r["names"]) for r in run} == set(asked.values())
+    assert len(run) == len(set(asked.values()))
+    assert len({r["losses"][0] for r in run}) == 1, "where a model is cut does not change what it computes"
+    assert all(r["fitted"] > 0 < r["by_layers"] for r in run)
+    again = bench(BENCHMARKS, *arguments, "--output", str(output))
+    assert " s a step" not in again, "what the file has is not measured again"

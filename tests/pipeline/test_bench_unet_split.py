@@ -93,9 +93,17 @@ def test_the_page_from_results(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_toy_is_cut_over_ranks_until_it_fails(tmp_path: Path) -> None:
     output = tmp_path / "toy.jsonl"
-    arguments = ["--quick", "--device", "cpu", "--parts", "predicted,measured", "--ways", "sequential;horizontal"]
+    arguments = ["--quick", "--device", "cpu", "--parts", "predicted,measured", "--ways", "sequential;horizontal;naive"]
+    arguments += ["--only", "toy/*al"]
     printed = python(BENCHMARKS, str(BENCHMARKS / "unet_split" / "run.py"), *arguments, "--output", str(output))
     records = [json.loads(line) for line in output.read_text().splitlines()]
     limits = {r["way"]: r["largest"] for r in records if r["kind"] == "limit"}
     assert limits["horizontal"] >= 64, printed
     assert all(r["why"] == "memory" for r in records if r["kind"] == "failure")
+    assert set(limits) == {"sequential", "horizontal"}
+    listed = python(
+        BENCHMARKS, str(BENCHMARKS / "unet_split" / "run.py"), *arguments[:-2], "--list", "--known", str(output)
+    )
+    left = {line.split("  ")[-1] for line in listed.splitlines() if " s  toy/" in line}
+    assert "toy/naive" in left
+    assert len(left) < 3, "a way whose largest side is known is not listed"

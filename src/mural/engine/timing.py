@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mural import cost
@@ -10,7 +11,7 @@ from mural.engine.inputs import Image, shape_of
 from mural.engine.microbatches import rows_of
 from mural.engine.parallel import Parallel
 from mural.engine.stage_programs import StagePrograms
-from mural.errors import ConfigError
+from mural.errors import ConfigError, PlanError
 from mural.pipeline.timeline import ActionSpan, StageCosts, Timeline, simulate
 from mural.report import gantt
 from mural.text_files import save_text
@@ -30,8 +31,16 @@ def measured_spans(pm: Parallel) -> tuple[ActionSpan, ...]:
     return tuple(ActionSpan(seat, action, begin - start, end - start) for seat, action, begin, end in found)
 
 
-def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware = "cpu") -> Timeline:
-    """The timeline of a step on such a batch: seconds and bytes of the stages as predicted for some hardware."""
+def predicted_timeline(
+    pm: Parallel,
+    image: Image,
+    hardware: str | cost.Hardware = "cpu",
+    seconds: Sequence[cost.Seconds] | None = None,
+) -> Timeline:
+    """The timeline of a step on such a batch: seconds and bytes of the stages as predicted for some hardware.
+
+    `seconds` are those of each node of a micro-batch's graph, where they were measured.
+    """
     machine = hardware if isinstance(hardware, cost.Hardware) else cost.Hardware.named(hardware)
     rows = rows_of(shape_of(image)[0], pm.plan.microbatches)
     stage_programs = StagePrograms(pm.plain, pm.division)
@@ -39,7 +48,9 @@ def predicted_timeline(pm: Parallel, image: Image, hardware: str | cost.Hardware
     ranks = [mesh.world // mesh.size("data") for mesh in pm.stage_ranks.meshes]
     schedule = pm.stage_ranks.schedule(len(rows))
     share = [ranks[schedule.seat_of[0, stage]] for stage in range(schedule.stages)]
-    seconds = cost.seconds(route.graph, machine)
+    seconds = cost.seconds(route.graph, machine) if seconds is None else seconds
+    if len(seconds) != len(route.graph):
+        raise PlanError(f"{len(seconds)} seconds were given for {len(route.graph)} nodes: give one for each, in order")
     known = cost.estimate(route.graph, machine)
     held = [known.walk(s.start, s.stop).peak(accumulates=True) for s in route.stretches]
     spans = [seconds[s.start : s.stop] for s in route.stretches]
