@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from harness.replay import Tape, recording, replaying
 from harness.results import Log, collect, read
 from harness.search import next_size
 from harness.session import guess_for
+from harness.tables import Found
 
 from ranks import run_on
 
@@ -138,6 +140,9 @@ def test_bigconv_runs_at_toy_size_and_survives_want_of_memory(tmp_path: Path) ->
     assert measures[0]["loss"] == pytest.approx(measures[1]["loss"], rel=1e-5)
     assert all(record["why"] == "memory" for record in records if record["kind"] == "failure")
     assert all(len(set(record["losses"])) == 1 for record in records if record["kind"] == "busy")
+    bench(BENCHMARKS, "bigconv", "--counts", *toy[:3], "--output", str(output))
+    counts = [record for record in read(output) if record["kind"] == "utilisation"]
+    assert [len(record["kernels"]) for record in counts] == [1, 3]
 
 
 def header() -> list[dict[str, Any]]:
@@ -179,6 +184,37 @@ def test_the_page_of_bigconv(tmp_path: Path) -> None:
     assert "200 / 12.5 (1.00)" in text
     picture = (tmp_path / "benchmarks/bigconv/figures/cnn2d.svg").read_text()
     assert "peak memory of a rank" in picture
+
+
+def counted(ranks: int, largest: int, peak: float, kernels: float) -> list[dict[str, Any]]:
+    """Records of CNN2D under a smaller cap."""
+    cap, wall = 8 * GIB, 0.1
+    at = {side: Case("CNN2D", (side, side), ranks) for side in (0, 1024, 2048)}
+    return [
+        {"kind": "limit", "case": at[0].encode(), "cap": cap, "largest": largest, "above": "memory"},
+        measured(at[1024], cap, peak),
+        measured(at[2048], cap, 2 * peak),
+        {
+            "kind": "utilisation", "case": at[2048].encode(), "cap": cap,
+            "wall": [wall] * ranks, "kernels": [kernels * wall, *[wall * kernels / 2] * (ranks - 1)],
+        },
+    ]  # fmt: skip
+
+
+def test_the_documents_numbers_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "bigconv"))
+    for name in ("published", "counts", "counts_table"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    counts, table = importlib.import_module("counts"), importlib.import_module("counts_table")
+    names = [task.name for task in counts.tasks(quick=False)]
+    assert len(names) == len(set(names)) == 25
+    assert {int(name.rpartition("/")[2]) for name in names} == {1, 5, 6, 9, 10, 12, 28}
+    text = table.counts_text(Found(counted(1, 4096, 3 * GIB, 0.9) + counted(10, 12288, 0.5 * GIB, 0.6)))
+    assert "| **CNN2D** | 8 | 10 | 4096² | 12288² | 9.0 | 7.4 |" in text
+    assert "| 10 ranks | 0.50 | 6.0 | 0.50 | 6.0 |" in text
+    assert "| **CNN2D** 2048² | 10 | 100 | 60 | 33% (30% to 60%) | 165% |" in text
+    for name in ("published", "counts", "counts_table"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_the_page_of_the_unet(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import figures
+from counts_table import counts_text
 from harness.case import GIB, Case, extents_text
 from harness.results import read
 from harness.tables import NONE, Found, environment, gib, markdown, ms, place, ratio
@@ -35,6 +36,8 @@ def write(folder: Path) -> None:
             pictures,
         ]
         place(readme, "results", "\n\n".join(parts))
+        if text := counts_text(found):
+            place(readme, "counts", text)
     if cpu.is_file():
         records = read(cpu)
         place(readme, "many ranks", f"{environment(records)}\n\n{many_table(Found(records))}")
@@ -50,7 +53,7 @@ def limits(found: Found, model: str) -> dict[int, int]:
 def others(found: Found, model: str) -> dict[int, str]:
     """A mark for each number of ranks whose next size failed, but not for want of memory."""
     every = found.of("limit", model=model, precision="float32")
-    return {case.ranks: "†" for case, record in every if not record["above"].startswith("memory")}
+    return {c.ranks: "†" for c, r in every if r["cap"] == CAP and not r["above"].startswith("memory")}
 
 
 def growth(largest: dict[int, int], dims: int) -> dict[int, float]:

@@ -2,6 +2,8 @@
 
 mural bench bigconv                            on a GPU: ranks that share it, each capped at 16 GiB
 mural bench bigconv --many                     on the CPU: 9 to 28 ranks, small images, against one process
+mural bench bigconv --counts                   on a GPU: the document's 5 to 28 ranks, each with a smaller cap
+mural bench bigconv --counts --list            the names of these, with the seconds that each takes
 mural bench bigconv --collect FILE.jsonl …     put the files of such runs together, as results/gpu.json
 mural bench bigconv --page                     write README.md's tables and the figures from results/
 """
@@ -14,10 +16,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import counts
 from harness.case import Case
 from harness.options import add_options, cap_of, device_of
 from harness.results import Log, collect
 from harness.search import floor_to
+from harness.selection import add_selection, listing, matching
 from harness.session import Session, guess_for
 from harness.team import Pool
 from many import measure_many
@@ -34,8 +38,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(PLANS), help=f"of {', '.join(PLANS)}, in order")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--many", action="store_true", help="the part on the CPU, with 9 to 28 ranks")
+    parser.add_argument("--counts", action="store_true", help="the document's numbers of GPUs, with smaller caps")
+    add_selection(parser)
     options = parser.parse_args()
     options.models = options.models.split(",")
+    if (options.list or options.only) and not options.counts:
+        parser.error("--list and --only are for --counts: choose others by --models and --ranks")
     if unknown := [name for name in options.models if name not in PLANS]:
         parser.error(f"no model is called {unknown[0]!r}: choose from {', '.join(PLANS)}")
     return options
@@ -73,6 +81,13 @@ def toys(session: Session, name: str, plan: Plan, ranks: int, precision: str) ->
     session.measure(case, TOY_CAP if session.pool.device == "cuda" else 1)
 
 
+def tasks_of(options: argparse.Namespace) -> list[counts.Task]:
+    """What --counts asks for, in its own order: ranks under one cap stay."""
+    every = [task for task in counts.tasks(options.quick) if task.count.model in options.models]
+    names = set(matching([task.name for task in every], options.only))
+    return [task for task in every if task.name in names]
+
+
 def main() -> None:
     """Measure, put together, or write the page."""
     options = arguments()
@@ -85,6 +100,9 @@ def main() -> None:
         target = options.output or HERE / "results" / ("cpu.json" if options.many else "gpu.json")
         print(f"{collect(options.collect, target)} records in {target.name}")
         return
+    if options.list:
+        print(listing({task.name: task.expected for task in tasks_of(options)}))
+        return
     device = "cpu" if options.many else device_of(options)
     log = Log("bigconv", options.output, options.known, options.minutes)
     pool = Pool(device, spares=options.spares if device == "cuda" and not options.quick else 0)
@@ -92,6 +110,12 @@ def main() -> None:
     try:
         if options.many:
             measure_many(session, options.quick)
+        elif options.counts:
+            for task in tasks_of(options):
+                if options.quick or log.left > task.expected:
+                    counts.carry_out(session, task, options.quick)
+                else:
+                    log.write("skipped", name=task.name)
         else:
             for ranks in options.ranks:
                 for name in options.models:

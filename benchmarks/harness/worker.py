@@ -117,6 +117,31 @@ class Rank:
             loss = float(problem.step())
         return {"seconds": times[1:], "transfers": len(tape.names), "losses": [recorded, loss]}
 
+    def utilisation(self, case: dict[str, Any]) -> dict[str, Any]:
+        """Seconds of this rank's own part of the step, alone on the device, and those of its kernels in it.
+
+        What its peers send is served from a recording: waits for messages are not in it.
+        """
+        problem = self.take(case)
+        tape = Tape()
+        problem.step()
+        with recording(tape):
+            problem.step()
+        wall: list[float] = []
+        kernels = 0.0
+        for turn in range(self.ranks):
+            if self.ranks > 1:
+                dist.barrier()
+            for _ in range(4 if turn == self.rank else 0):
+                with replaying(tape):
+                    wall.append(self.meter.alone(problem.step))
+            if turn == self.rank:
+                with replaying(tape):
+                    kernels = self.meter.computing(problem.step)
+        if self.ranks > 1:
+            dist.barrier()
+        return {"wall": sorted(wall[1:])[1], "kernels": kernels}
+
     def pairs(self, case: dict[str, Any], count: int) -> dict[str, Any]:
         """Seconds of this rank's part alone, and of plain torch on an image of its piece's extents, alternating."""
         problem = self.take(case)

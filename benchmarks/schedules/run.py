@@ -123,10 +123,10 @@ def split(options: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
     log = Log("schedules", path, options.known, options.minutes)
     log.write("versions", torch=torch.__version__, device="CPU, one thread a rank", load=os.getloadavg()[0])
     wanted = split_cells(options)
-    models = {
-        model: [cell for cell in wanted if cell.model == model] for model in dict.fromkeys(c.model for c in wanted)
-    }
-    fresh = {m: mine for m, mine in models.items() if any(log.find("cuts", name=cell.name) is None for cell in mine)}
+    models = dict.fromkeys(cell.model for cell in wanted)
+    new = [model for model in models if log.find("nodes", name=model) is None]
+    # Layers are measured once, so all cells are cut, those of a later run included.
+    fresh = {model: [cell for cell in splits.cells(options.quick) if cell.model == model] for model in new}
     if fresh:
         with multiprocessing.get_context("spawn").Pool(min(len(fresh), os.cpu_count() or 1)) as pool:
             found = pool.starmap(splits.prepared, [(model, mine, options.quick) for model, mine in fresh.items()])

@@ -23,16 +23,25 @@ class Splits:
         run = {(r["model"], r["stages"], tuple(r["names"])): r for r in records if r["kind"] == "split"}
         self.run = run.values()
         self.of: dict[Cell, Record] = {}
-        for model, stages, level in rows_of(self.cuts):
+        for model, stages, level in ordered(self.cuts):
             for by in BY:
                 cell = Cell(model, stages, level, by)
                 names = self.cuts.get(cell.name, {}).get("names")
                 if names is not None and (model, stages, tuple(names)) in run:
                     self.of[cell] = run[model, stages, tuple(names)]
 
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the tables: what was measured, or cannot be."""
+        return [row for row in ordered(self.cuts) if any(self.told(Cell(*row, by)) for by in BY)]
 
-def rows_of(names: Iterable[str]) -> list[Row]:
-    """The rows of the tables, in their order."""
+    def told(self, cell: Cell) -> bool:
+        """Whether something can be said about a cell."""
+        return cell in self.of or "impossible" in self.cuts.get(cell.name, {})
+
+
+def ordered(names: Iterable[str]) -> list[Row]:
+    """The rows that the names of cells are in, in the order of the tables."""
     there = {tuple(name.split("/")[:3]) for name in names}
     every = [(model, stages, level) for model in NETS for stages in sorted(STAGES) for level in LEVELS]
     return [row for row in every if tuple(map(str, row)) in there]
@@ -75,7 +84,7 @@ def summary(found: Splits) -> list[str]:
 
 def compared(found: Splits, by: str) -> list[tuple[Record, Record]]:
     """Cells of one objective, and of layers in the same row, where the cuts differ."""
-    pairs = [(found.of.get(Cell(*row, by)), found.of.get(Cell(*row, "layers"))) for row in rows_of(found.cuts)]
+    pairs = [(found.of.get(Cell(*row, by)), found.of.get(Cell(*row, "layers"))) for row in found.rows]
     return [(a, b) for a, b in pairs if a is not None and b is not None and a["names"] != b["names"]]
 
 
@@ -83,7 +92,7 @@ def times(found: Splits) -> tuple[list[str], list[list[str]]]:
     """Steps by what cuts are balanced by, and their ratio to those of cuts by layers, predicted and measured."""
     rows = [
         [*titles(row), *(time_cell(found, Cell(*row, by)) for by in BY), *(ratio(found, row, by) for by in BY[1:3])]
-        for row in rows_of(found.cuts)
+        for row in found.rows
     ]
     ratios = [f"{TITLES[by]} ÷ layers: predicted · measured" for by in BY[1:3]]
     return ["model", "stages", "level", *TITLES.values(), *ratios], rows
@@ -121,7 +130,7 @@ def grown(record: Record) -> float:
 def memory(found: Splits) -> tuple[list[str], list[list[str]]]:
     """The rank that grew most, by what cuts are balanced by."""
     rows: list[list[str]] = []
-    for row in rows_of(found.cuts):
+    for row in found.rows:
         mine = {by: found.of.get(Cell(*row, by)) for by in BY}
         told = [memory_cell(mine[by], found.cuts.get(Cell(*row, by).name, {})) for by in BY]
         lean, layers = mine["memory"], mine["layers"]
