@@ -17,8 +17,10 @@ GOAL = 1.03
 TITLES = {
     "ddp": "DistributedDataParallel",
     "ddp views": "DistributedDataParallel, `gradient_as_bucket_view`",
+    "ddp loss": "DistributedDataParallel, and the loss of the whole batch",
     "ddp sync": "DistributedDataParallel, `SyncBatchNorm`",
     "mural": '**mural**, `batchnorm="rank"`',
+    "mural own loss": 'mural, `batchnorm="rank"`, loss of each rank\'s images',
     "mural exact": "mural, batch norm over the whole batch",
 }
 COLOURS = {"compute": "#2f5d8a", "communication": "#e39b2d", "idle": "#c9c9c9"}

@@ -66,6 +66,7 @@ def arguments() -> argparse.Namespace:
     for name, (full, quick, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, help=f"{what} ({full}; with --quick {quick})")
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no file: to try it out")
+    parser.add_argument("--backend", help="of the comparison with DDP: gloo where ranks share a GPU, or nccl")
     add_selection(parser)
     add_files(parser, 15, "file of the results; .jsonl for the last three parts")
     parser.add_argument("--collect", type=Path, nargs="+", help="only put such files .jsonl together, for the page")
@@ -85,10 +86,10 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def on_ranks(function: Callable[..., None], ranks: int, *given: Any) -> dict[str, Any]:
+def on_ranks(function: Callable[..., None], ranks: int, *given: Any, **more: Any) -> dict[str, Any]:
     """What the ranks wrote, by the name of the file."""
     with tempfile.TemporaryDirectory(prefix="mural-data-parallel-") as folder:
-        run_local(function, ranks, folder, *given, threads=1)
+        run_local(function, ranks, folder, *given, threads=1, **more)
         return {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
 
 
@@ -98,7 +99,8 @@ def measure_pairs(options: argparse.Namespace, device: str) -> dict[str, Any]:
     for name in options.models:
         for repeat in range(options.repeats):
             print(f"pairs: {name}, repeat {repeat + 1} of {options.repeats}", flush=True)
-            answer = on_ranks(pairs.measure, options.ranks, name, device, options.rounds, options.quick)
+            given = (name, device, options.rounds, options.quick)
+            answer = on_ranks(pairs.measure, options.ranks, *given, device=device, backend=options.backend)
             found.setdefault(name, []).append(answer["pairs"])
     return found
 
@@ -169,6 +171,7 @@ def main() -> None:
         "load_at_start": os.getloadavg()[0],
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "backend": options.backend or "gloo",
         "settings": {key: getattr(options, key) for key in NUMBERS},
     }
     parts = {"pairs": measure_pairs, "shares": measure_shares, "scaling": measure_scaling}
