@@ -21,7 +21,8 @@ def timed(step: Any, device: str) -> float:
     step()
     if device == "cuda":
         torch.cuda.synchronize()
-    took = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    took = time.perf_counter() - begin
     gc.enable()
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return float(took)
+    slowest = torch.tensor(took, dtype=torch.float64, device=device)  # NCCL has no other way for it
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)

@@ -11,10 +11,12 @@ import time
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import mural
 from mural.comm import hosts
+from mural.comm.channels import Channels
 from mural.comm.failure import connections
 from mural.comm.failure.alarm import Awaited
 from mural.errors import PeerError
@@ -131,3 +133,21 @@ def test_processes_that_ended() -> None:
     child.communicate()
     assert hosts.has_ended(other)
     assert not hosts.has_ended("\n".join(["elsewhere", *other.split("\n")[1:]]))
+
+
+def test_first_messages_are_in_the_memory_of_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NCCL a first message on the host went over gloo and connected nobody: four domains waited in a circle."""
+
+    class Common:
+        def in_common(self, buffer: torch.Tensor) -> torch.Tensor:
+            return buffer.to("meta")  # stands for GPU memory
+
+    channels: Any = Channels.__new__(Channels)
+    channels.rank, channels.met, channels.transports = 1, set(), [Common(), Common()]
+    seen: list[tuple[str, int, str]] = []
+    monkeypatch.setattr(channels, "send", lambda _, peer, token: seen.append(("send", peer, token.device.type)))
+    monkeypatch.setattr(channels, "post", lambda _, peer, __, token: seen.append(("post", peer, token.device.type)))
+    monkeypatch.setattr(channels, "wait", lambda _: seen.append(("wait", 0, "")))
+    channels.meet([(2, 1), (0, 1), (3, 2), (1, 0)])
+    first, second = [("post", 0, "meta"), ("send", 0, "meta")], [("send", 2, "meta"), ("post", 2, "meta")]
+    assert seen == [*first, ("wait", 0, ""), *second, ("wait", 0, "")]

@@ -52,9 +52,9 @@ class Channels:
         """Exchange a first message between pairs of ranks, before any message that could block others. Collective.
 
         NCCL connects two ranks at their first message, and both wait. With one order for all, no circular wait can
-        form.
+        form. The message is in the memory that later ones are in: one on the host would travel over gloo.
         """
-        token, name = torch.zeros(1, dtype=torch.uint8), "a first message"
+        token, name = self.transports[0].in_common(torch.zeros(1, dtype=torch.uint8)), "a first message"
         for pair in sorted({(min(two), max(two)) for two in pairs} - self.met):
             self.met.add(pair)
             if self.rank not in pair:
