@@ -34,7 +34,7 @@ def launch(ranks: int, script: Path, *given: str, options: Sequence[str] = (), l
     if missing := available() or ("" if program else "there is no mpirun"):
         raise PlanError(f"this needs MPI: {missing}")
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    many = ["--bind-to", "none", *(["--oversubscribe"] if ranks > (os.cpu_count() or 1) else [])]
+    many = ["--oversubscribe", "--bind-to", "none"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     command = [str(program), "-n", str(ranks), *root, *many, *options, sys.executable, str(script), *given]
     with subprocess.Popen(command, env=inherited | {"OMP_NUM_THREADS": "1"}) as process:
