@@ -7,7 +7,9 @@ from documents import (
     all_reduce_003,
     bigconv_002,
     conclusions_004,
+    counts_002,
     digits_003,
+    hybrids_000,
     limits_000,
     nodes_004,
     offload_001,
@@ -27,7 +29,7 @@ DOCUMENTS = (
     Document(
         "000",
         "Model parallelism for U-Net (Dong, Ballas, Jain: final report of CSE 5249)",
-        (*survey_000.ROWS, *unet_000.CUTS, *unet_000.FIGURE_9, *limits_000.ROWS),
+        (*survey_000.ROWS, *hybrids_000.ROWS, *unet_000.CUTS, *unet_000.FIGURE_9, *limits_000.ROWS),
     ),
     Document(
         "001",
@@ -38,7 +40,13 @@ DOCUMENTS = (
     Document(
         "002",
         "BigConv and Multi-DSN (Tsaris, Hinkle: Distributed Training for High Resolution Images)",
-        (*bigconv_002.LIBRARY, *bigconv_002.FIGURES, *rest_002.ROWS),
+        (
+            *bigconv_002.LIBRARY,
+            *bigconv_002.FIGURES,
+            *counts_002.NUMBERS_OF_GPUS,
+            *counts_002.THROUGHPUT,
+            *rest_002.ROWS,
+        ),
     ),
     Document(
         "003",
@@ -67,7 +75,7 @@ cited without a number, are left out.
 | better | more than the document reached, or what it left for later |
 | contradicted | found otherwise here, or by the document itself |
 | not comparable | measured under other conditions, or nothing to compare with; the row says why |
-| not measured yet | what is missing; the command measures it, or is the one to extend |
+| not measured yet | what is missing, which the command measures |
 
 """
 
@@ -83,7 +91,7 @@ def linked(command: str) -> str:
 def line(row: Row) -> str:
     """A row of a table."""
     why = f": {row.why}" if row.why else ""
-    cells = (row.place, str(row.theirs), str(row.ours), linked(row.command), f"**{row.verdict}**{why}")
+    cells = (row.place, str(row.theirs), str(row.said), linked(row.command), f"**{row.verdict}**{why}")
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 

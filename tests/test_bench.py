@@ -142,7 +142,12 @@ def test_bigconv_runs_at_toy_size_and_survives_want_of_memory(tmp_path: Path) ->
     assert all(len(set(record["losses"])) == 1 for record in records if record["kind"] == "busy")
     bench(BENCHMARKS, "bigconv", "--counts", *toy[:3], "--output", str(output))
     counts = [record for record in read(output) if record["kind"] == "utilisation"]
-    assert [len(record["kernels"]) for record in counts] == [1, 3]
+    assert [len(record["kernels"]) for record in counts] == [1, 3, 1, 1, 2, 2, 2]
+    assert [record["case"].get("batch", 1) for record in counts[2:]] == [2, 4, 1, 2, 4]
+    measures = [record for record in read(output) if record["kind"] == "measure" and "batch" in record["case"]]
+    losses = {(record["case"]["batch"], record["case"]["ranks"]): record["loss"] for record in measures}
+    for batch in (2, 4):
+        assert losses[batch, 1] == pytest.approx(losses[batch, 2], rel=1e-5)
 
 
 def header() -> list[dict[str, Any]]:
@@ -201,18 +206,31 @@ def counted(ranks: int, largest: int, peak: float, kernels: float) -> list[dict[
     ]  # fmt: skip
 
 
+def batched(ranks: int, images: int) -> list[dict[str, Any]]:
+    """Records of CNN2D with several images at a time, cut without loss."""
+    case, share = Case("CNN2D", (2048, 2048), ranks, batch=images), images / ranks
+    busy = {"wall": [0.01 * share] * ranks, "kernels": [0.008 * share] * ranks}
+    return [
+        measured(case, CAP, 2 * GIB * share),
+        {"kind": "utilisation", "case": case.encode(), "cap": CAP, **busy},
+    ]
+
+
 def test_the_documents_numbers_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "bigconv"))
     for name in ("published", "counts", "counts_table"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     counts, table = importlib.import_module("counts"), importlib.import_module("counts_table")
     names = [task.name for task in counts.tasks(quick=False)]
-    assert len(names) == len(set(names)) == 25
-    assert {int(name.rpartition("/")[2]) for name in names} == {1, 5, 6, 9, 10, 12, 28}
+    assert len(names) == len(set(names)) == 25 + 18
+    assert {int(name.split("/")[2]) for name in names} == {1, 4, 5, 6, 8, 9, 10, 12, 28}
     text = table.counts_text(Found(counted(1, 4096, 3 * GIB, 0.9) + counted(10, 12288, 0.5 * GIB, 0.6)))
     assert "| **CNN2D** | 8 | 10 | 4096² | 12288² | 9.0 | 7.4 |" in text
     assert "| 10 ranks | 0.50 | 6.0 | 0.50 | 6.0 |" in text
     assert "| **CNN2D** 2048² | 10 | 100 | 60 | 33% (30% to 60%) | 165% |" in text
+    text = table.counts_text(Found(batched(1, 4) + batched(8, 4) + batched(8, 2)))
+    assert "| **CNN2D** 2048² | 8 | 4 | 1.00 | 8.0 | 5 | 1.25 | 8.00 | 80% | 200 | 1.00 |" in text
+    assert "| 8 | 2 |" not in text  # one rank has not run with this batch
     for name in ("published", "counts", "counts_table"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.mpi_jobs import mpirun
+
+from mural.comm import mpi
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "allreduce"
@@ -59,6 +62,36 @@ def test_the_seconds_of_a_toy_training_by_every_algorithm(tmp_path: Path) -> Non
     assert all(0 < each["averaging"] < each["seconds"] for each in several.values())
     assert "| gloo | 32 (14 KiB) | 3 |" in text
     assert str(tmp_path) not in output.read_text()
+
+
+@pytest.mark.slow
+def test_the_same_calls_over_sockets_and_over_mpi(tmp_path: Path) -> None:
+    if why := mpi.available() or ("" if mpirun() else "there is no mpirun"):
+        pytest.skip(why)
+    output = tmp_path / "toy.jsonl"
+    text = said(FOLDER / "run.py", "--parts", "sockets", "--quick", "--output", str(output))
+    found = {r["name"]: r for r in map(json.loads, output.read_text().splitlines()) if r["kind"] == "calls"}
+    assert list(found) == ["sockets/gloo/2", "sockets/mpi/2", "sockets/mpi-tcp/2"]
+    assert set(found["sockets/gloo/2"]["found"]["1024"]) == {"backend", "tree", "butterfly", "ring"}
+    assert set(found["sockets/mpi-tcp/2"]["found"]["65536"]) == {"backend", "tree", "butterfly", "ring", "MPI itself"}
+    assert "| 2 | 64 KiB |" in text
+    assert "--mca btl tcp,self" in output.read_text(), "the command says what MPI was made to use"
+    assert str(tmp_path) not in output.read_text()
+
+
+def test_the_table_of_sockets_and_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    page = importlib.import_module("sockets_page")
+    times = {"gloo": {"backend": [3e-4], "ring": [4e-4]}, "mpi": {"backend": [1e-4], "MPI itself": [1e-5]}}
+    records = [
+        {"kind": "calls", "name": f"sockets/{key}/2", "transport": key, "ranks": 2, "software": key,
+         "found": {"1024": found}} for key, found in times.items()
+    ]  # fmt: skip
+    text = page.text_of(records)
+    assert (
+        "| 2 | 1 KiB | 300 µs · 100 µs (3.00) · – | 10 µs (30.00) · – | – · – · – | – · – · – | 400 µs · – · – |"
+        in text
+    )
 
 
 def elapsed(ranks: int, seconds: float) -> dict[str, object]:

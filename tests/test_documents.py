@@ -40,7 +40,8 @@ def rows(script: ModuleType) -> list[Any]:
 def options_of(benchmark: str) -> str:
     """Where the options of a benchmark are written."""
     folder = ROOT / "benchmarks"
-    files = [*(folder / benchmark).glob("*.py"), folder / "harness" / "options.py"]
+    shared = [folder / "harness" / name for name in ("options.py", "selection.py")]
+    files = [*(folder / benchmark).glob("*.py"), *shared]
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
@@ -55,8 +56,8 @@ def test_the_page_is_what_the_rows_make_now(script: ModuleType) -> None:
 def test_numbers_of_ours_come_from_results(script: ModuleType) -> None:
     lookup, row_module = (importlib.import_module(f"documents.{name}") for name in ("lookup", "row"))
     for row in rows(script):
-        if isinstance(row.ours, row_module.Text):
-            found = [leaf for number in row.ours.numbers.values() for leaf in lookup.leaves(number)]
+        for text in (text for text in (row.ours, row.then) if isinstance(text, row_module.Text)):
+            found = [leaf for number in text.numbers.values() for leaf in lookup.leaves(number)]
             assert found, row.place
             assert all(isinstance(leaf, lookup.Field | lookup.Cell) for leaf in found), row.place
 
@@ -87,9 +88,24 @@ def test_every_verdict_has_what_it_needs(script: ModuleType) -> None:
 
 
 def test_what_is_not_measured_yet_is_not_in_the_results(script: ModuleType) -> None:
-    """When it is, the row needs its number and another verdict."""
+    """When it is, the row needs its number, which `then` has, and another verdict."""
     values = importlib.import_module("documents.lookup").values
     assert [row.place for row in rows(script) if row.awaits is not None and values(row.awaits)] == []
+    assert [row.place for row in rows(script) if row.then is not None and row.then.known] == []
+
+
+def test_a_row_says_what_was_awaited_once_it_is_there(lookup: Any) -> None:
+    module = importlib.import_module("documents.row")
+    about = ("table 1", "theirs", "–", "mural bench some", module.Verdict.NOT_MEASURED, "not run")
+    for ranks, said in ((2, "4 s"), (3, "–")):
+        seconds = lookup.record("any/file.json", "seconds", lookup.median, ranks=ranks)
+        row = module.Row(*about, then=module.say("{seconds:.0f} s", seconds=seconds))
+        assert str(row.said) == said
+
+
+def test_a_file_that_is_not_there_has_no_values() -> None:
+    module = importlib.import_module("documents.lookup")
+    assert module.values(module.record("allreduce/no-such-file.json", "seconds")) == []
 
 
 def test_every_command_names_something_that_exists(script: ModuleType) -> None:

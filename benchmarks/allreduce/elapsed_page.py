@@ -9,6 +9,8 @@ from elapsed import NAMES
 from harness.results import Record
 from harness.tables import NONE, environment, markdown
 
+KINDS = ("elapsed",)
+
 
 def line(record: Record) -> str:
     """A measurement in one line, for the terminal."""
@@ -18,7 +20,7 @@ def line(record: Record) -> str:
 
 def text_of(records: Sequence[Record]) -> str:
     """Where the numbers come from, and the tables."""
-    found = {r["name"]: r for r in records if r["kind"] == "elapsed"}
+    found = {r["name"]: r for r in records if r["kind"] in KINDS}
     runs = sorted(found.values(), key=lambda r: (r["transport"], r["width"], r["ranks"]))
     parts = [environment(records)]
     parts += ["Seconds of a training (of these in averages, the mean of the ranks):", markdown(*seconds_table(runs))]

@@ -8,13 +8,14 @@ prediction of an algorithm comes from rounds of other sizes that were measured b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mural.collectives import all_reduce
 from mural.collectives.algorithms import ALGORITHMS
@@ -57,28 +58,41 @@ def measure(rank: int, sizes: list[int], seconds: float, gauged: list[int]) -> d
     return {"records": records, "constants": constants}
 
 
-def taken(team: Team, size: int, seconds: float) -> dict[str, list[float]]:
-    """The seconds of every call over so many bytes, one after the other and then again, in about that many seconds."""
+def taken(
+    team: Team,
+    size: int,
+    seconds: float,
+    names: Iterable[str] = tuple(ALGORITHMS),
+    more: Mapping[str, Callable[[Tensor], object]] | None = None,
+    row: int = 1,
+) -> dict[str, list[float]]:
+    """The seconds of every call over so many bytes, one after the other and then again, in about that many seconds.
+
+    `more` are other calls to measure. A time is the mean of a `row` of the same call.
+    """
     data = torch.ones(size // 4)
     calls: dict[str, Callable[[], object]] = {BACKEND: lambda: dist.all_reduce(data, group=team.group)}
     # In a group, as gradients are averaged: without one, ranks ask each time whether all are there.
-    calls |= {name: lambda name=name: all_reduce(data, name, team.group) for name in ALGORITHMS}
-    first = {name: min(timed(team, call, data) for _ in range(2)) for name, call in calls.items()}
+    calls |= {name: lambda name=name: all_reduce(data, name, team.group) for name in names}
+    calls |= {name: lambda call=call: call(data) for name, call in (more or {}).items()}
+    first = {name: min(timed(team, call, data, row) for _ in range(2)) for name, call in calls.items()}
     agreed = dict(zip(first, slowest(team, list(first.values())), strict=True))
     again = {name: call for name, call in calls.items() if agreed[name] < seconds / LONG}
-    repeats = int(min(max(seconds / max(sum(agreed[name] for name in again), 1e-9), LEAST), MOST)) if again else 0
+    each = row * max(sum(agreed[name] for name in again), 1e-9)
+    repeats = int(min(max(seconds / each, LEAST), MOST)) if again else 0
     found: dict[str, list[float]] = {name: [] for name in again}
     for number in range(repeats):
         for name in list(again) if number % 2 else reversed(again):
-            found[name].append(timed(team, again[name], data))
+            found[name].append(timed(team, again[name], data, row))
     alone = {name: [agreed[name]] for name in calls if name not in again}
     return {name: alone.get(name) or slowest(team, found[name]) for name in calls}
 
 
-def timed(team: Team, call: Callable[[], object], data: torch.Tensor) -> float:
-    """The seconds of one call on this rank."""
+def timed(team: Team, call: Callable[[], object], data: Tensor, row: int = 1) -> float:
+    """The seconds of one call on this rank, the mean of some in a row."""
     data.fill_(1.0)
     together(team)
     begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
+    for _ in range(row):
+        call()
+    return (time.perf_counter() - begun) / row

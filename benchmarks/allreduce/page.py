@@ -9,10 +9,12 @@ from typing import Any
 
 import elapsed_page
 import network
+import sockets_page
 from digits import ALONE
 from harness.plots import pyplot, save
 from harness.tables import NONE, markdown, place
 from rounds_figure import svg
+from units import micro, sized
 
 from mural.collectives.algorithms import ALGORITHMS, butterfly, halving_doubling, ring, tree, two_level
 from mural.collectives.choose import BACKEND
@@ -48,26 +50,6 @@ def caption(results: Results) -> str:
         f"{at['cpu']}, {at['cores']} cores, torch {results['torch']}, one thread a rank, {busy}, commit "
         f"{at['commit']}, {results['date'][:10]}. Command: {typed}. {results.get('note', '')}"
     ).strip()
-
-
-def sized(count: int) -> str:
-    """A number of bytes in words.
-
-    >>> sized(2**16), sized(2**26)
-    ('64 KiB', '64 MiB')
-    """
-    return f"{count >> 20} MiB" if count >= 2**20 else f"{count >> 10} KiB"
-
-
-def micro(seconds: float) -> str:
-    """Seconds in microseconds, or in milliseconds where they are many."""
-    return (
-        f"{seconds * 1e6:,.0f} µs"
-        if seconds < 1e-3
-        else f"{seconds * 1e3:,.3g} ms"
-        if seconds < 1
-        else f"{seconds:.2f} s"
-    )
 
 
 # --------------------------------------------------------------------------------------------------------- measured
@@ -262,8 +244,13 @@ def elapsed_text(results: Results) -> str:
     return elapsed_page.text_of(results["records"])
 
 
+def sockets_text(results: Results) -> str:
+    """Calls over sockets and over MPI."""
+    return sockets_page.text_of(results["records"])
+
+
 TEXTS = {"measured": measured_text, "network": network_text, "digits": digits_text, "faults": faults_text}
-TEXTS |= {"elapsed": elapsed_text}
+TEXTS |= {"elapsed": elapsed_text, "sockets": sockets_text}
 DRAWINGS = {"measured": draw_measured, "network": draw_network}
 
 

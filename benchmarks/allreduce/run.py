@@ -3,8 +3,9 @@
 Four parts, each with a file in results/: `measured` (seconds against bytes and ranks, with predictions), `network`
 (where a ring overtakes a tree, over links of a set delay and bandwidth; needs the rights of root), `digits` (the same
 accuracy by every algorithm) and `faults` (what loses accuracy). `elapsed` (seconds of the digits' training on 2 to 80
-processes) writes a line for each measurement to a file .jsonl, which goes on where it was stopped; `--collect` makes
-results/elapsed.json of such files. `--page` writes README.md's tables and the figures.
+processes) and `sockets` (the same calls over gloo and over MPI) write a line for each measurement to a file .jsonl,
+which goes on where it was stopped; `--collect` makes results/elapsed.json of such files, `--parts sockets --collect`
+results/sockets.json. `--page` writes README.md's tables and the figures.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import faults
 import measured
 import network
 import page
+import sockets
+import sockets_page
 import torch
 from harness.options import numbers
 from harness.rank_jobs import on_ranks
@@ -38,7 +41,7 @@ from mural.ranks import run_local
 HERE = Path(__file__).resolve().parent
 SIZES = tuple(2**n for n in (10, 13, 16, 18, 20, 22, 24, 26, 28))
 GAUGED = (2**10, 2**14, 2**17, 2**20, 2**23)
-ELAPSED = "elapsed"
+ELAPSED, SOCKETS = "elapsed", "sockets"
 LINKS = {"hosts": (4, 4, 0.002, 25e6), "nodes": (4, 2, 0.002, 25e6), "far": (4, 4, 0.01, 25e6)}
 """Ranks, hosts, seconds between two hosts, and bytes a second of a host's link."""
 
@@ -47,7 +50,7 @@ def arguments() -> argparse.Namespace:
     """The options; --quick is for trying the benchmark out, and writes files only where --output names a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--parts", default=",".join(PARTS), help=f"what is done, or {ELAPSED} alone ({','.join(PARTS)})"
+        "--parts", default=",".join(PARTS), help=f"what is done, or {ELAPSED} or {SOCKETS} alone ({','.join(PARTS)})"
     )
     parser.add_argument("--ranks", type=numbers, help="numbers of ranks (2,4,8; with --quick 2)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each size in `measured` (4)")
@@ -57,15 +60,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--widths", type=numbers, default=(8, 32, 128), help="of the second hidden layer (8,32,128)")
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no files: to try it out")
     add_selection(parser)
-    add_files(parser, 8, f"folder of the results; of {ELAPSED}, a file .jsonl")
-    parser.add_argument("--collect", type=Path, nargs="+", help=f"only put files of {ELAPSED} together, for the page")
+    add_files(parser, 8, f"folder of the results; of {ELAPSED} and {SOCKETS}, a file .jsonl")
+    parser.add_argument("--collect", type=Path, nargs="+", help="only put such files .jsonl together, for the page")
     parser.add_argument("--name", default="", help="put before the name of the file of `measured`: another machine's")
     parser.add_argument("--page", action="store_true", help="only write README.md and the figures from results/")
     options = parser.parse_args()
     options.parts = options.parts.split(",")
     options.ranks = options.ranks or ((2,) if options.quick else (2, 4, 8))
-    if options.parts != [ELAPSED] and (unknown := set(options.parts) - set(PARTS)):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, or {ELAPSED} alone")
+    if options.parts not in ([ELAPSED], [SOCKETS]) and (unknown := set(options.parts) - set(PARTS)):
+        known = f"{', '.join(PARTS)}, or one of {', '.join(LINES)}"
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {known}")
     if min(*options.ranks, options.seeds) < 1 or options.seconds <= 0:
         parser.error("--ranks and --seeds are at least 1, --seconds is more than 0")
     return options
@@ -130,22 +134,37 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
 }
 
 
-def elapsed_jobs(options: argparse.Namespace) -> list[elapsed.Elapsed]:
+LINES = {ELAPSED: (elapsed, elapsed_page), SOCKETS: (sockets, sockets_page)}
+"""The parts that write lines, with their tables."""
+
+
+def lines_of(options: argparse.Namespace) -> str:
+    """The part that writes lines, if it was asked for alone; else, the one that was there first."""
+    return options.parts[0] if options.parts[0] in LINES else ELAPSED
+
+
+def jobs_of(options: argparse.Namespace) -> list[Any]:
     """Those that were asked for, few ranks first."""
-    every = elapsed.jobs(options.quick)
+    every = LINES[lines_of(options)][0].jobs(options.quick)
     names = set(matching([job.name for job in every], options.only))
     return [job for job in every if job.name in names]
 
 
-def do_elapsed(options: argparse.Namespace) -> None:
-    """Train on every number of processes; print, and write each result at once."""
-    output = options.output or (None if options.quick else HERE / "results" / "elapsed.jsonl")
+def write_lines(options: argparse.Namespace) -> None:
+    """Measure the jobs that are not known; print, and write each result at once."""
+    part = lines_of(options)
+    text = LINES[part][1]
+    output = options.output or (None if options.quick else HERE / "results" / f"{part}.jsonl")
     with tempfile.TemporaryDirectory(prefix="mural-allreduce-") as nowhere:
         log = Log("allreduce", output or Path(nowhere) / "quick.jsonl", options.known, options.minutes)
         log.write("versions", torch=torch.__version__, device="CPU, one thread a rank", load=os.getloadavg()[0])
-        done = {record["name"] for record in log.records if record["kind"] == "elapsed"}
-        on_ranks(log, [job for job in elapsed_jobs(options) if job.name not in done], line=elapsed_page.line)
-        print(elapsed_page.text_of([*log.records, *read(log.path)]))
+        done = {record["name"] for record in log.records if record["kind"] in text.KINDS}
+        jobs = [job for job in jobs_of(options) if job.name not in done]
+        if part == SOCKETS:
+            sockets.carry_out(log, jobs, text.line, options.quick)
+        else:
+            on_ranks(log, jobs, line=text.line)
+        print(text.text_of([*log.records, *read(log.path)]))
 
 
 def main() -> None:
@@ -155,13 +174,14 @@ def main() -> None:
         page.write(HERE)
         return
     if options.collect:
-        print(collect(options.collect, HERE / "results" / "elapsed.json"), "records in elapsed.json")
+        name = f"{lines_of(options)}.json"
+        print(collect(options.collect, HERE / "results" / name), "records in", name)
         return
     if options.list:
-        print(listing({job.name: job.expected for job in elapsed_jobs(options)}))
+        print(listing({job.name: job.expected for job in jobs_of(options)}))
         return
-    if options.parts == [ELAPSED]:
-        do_elapsed(options)
+    if options.parts[0] in LINES:
+        write_lines(options)
         return
     folder = options.output or (None if options.quick else HERE / "results")
     for part in options.parts:

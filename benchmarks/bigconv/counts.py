@@ -2,11 +2,13 @@
 
 A cap of 16 GiB for each of 28 ranks would need 448 GiB. Growth over one rank does not depend on the cap as long as
 one rank has the same, so each model is searched on one rank and on the document's numbers under a cap that all of
-them have room for together. A name is WHAT/MODEL/RANKS:
+them have room for together. A name is WHAT/MODEL/RANKS, and for `batch` WHAT/MODEL/RANKS/IMAGES:
 
     limit          the largest input that fits
     memory         the peak at 1024², where the document found a third of one GPU's memory on 10
     utilisation    the share of a rank's own part of the step in which the GPU runs its kernels, the other ranks idle
+    batch          memory, time and utilisation at an input that one rank holds, with several images at a time: the
+                   document had one, and expects more of the same from larger batches
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ class Count:
         """The cap in bytes."""
         return self.cap * GIB
 
-    def case(self, ranks: int, extent: int) -> Case:
+    def case(self, ranks: int, extent: int, batch: int = 1) -> Case:
         """The model on so many ranks and an input of that extent."""
-        return Case(self.model, (extent,) * PLANS[self.model].dims, ranks)
+        return Case(self.model, (extent,) * PLANS[self.model].dims, ranks, batch=batch)
 
     def steps(self, ranks: int) -> int:
         """The step of the search on so many ranks."""
@@ -63,6 +65,12 @@ COUNTS = (
     Count("CNN3D", 4, (1, 9, 28), 144, 8),
 )
 TOYS = (Count("CNN2D", 1, (1, 3), 64, 32),)
+BATCHED = (Count("CNN2D", FULL, (1, 4, 8), 2048, 128), Count("FCN2D", FULL, (1, 4, 8), 1024, 64))
+"""The models whose batch grows, at an extent of which one rank holds the largest."""
+TOY_BATCHED = (Count("CNN2D", 1, (1, 2), 64, 32),)
+BATCHES = (1, 2, 4)
+SUMMING = {"CNN2D": 0.2, "FCN2D": 0.5}
+"""Seconds for each rank of a step, its gradients and its replay, roughly; FCN2D has half a GiB of parameters."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +80,24 @@ class Task:
     what: str
     count: Count
     ranks: int
+    batch: int = 1
 
     @property
     def name(self) -> str:
         """The name.
 
-        >>> Task("limit", COUNTS[0], 10).name
-        'limit/CNN2D/10'
+        >>> Task("limit", COUNTS[0], 10).name, Task("batch", BATCHED[0], 8, 4).name
+        ('limit/CNN2D/10', 'batch/CNN2D/8/4')
         """
-        return f"{self.what}/{self.count.model}/{self.ranks}"
+        images = f"/{self.batch}" if self.what == "batch" else ""
+        return f"{self.what}/{self.count.model}/{self.ranks}{images}"
 
     @property
     def expected(self) -> float:
         """Seconds that it takes, roughly; after a failure, ranks start anew."""
         start = 4 + 0.5 * self.ranks
+        if self.what == "batch":
+            return start / len(BATCHES) / len(BATCHED) + 1 + SUMMING[self.count.model] * self.ranks
         return start + 2.5 * self.ranks + 6 if self.what == "limit" else start / 2 + 1 + 0.3 * self.ranks
 
 
@@ -99,7 +111,14 @@ def tasks(quick: bool) -> list[Task]:
         found += [Task("memory", count, ranks) for count in mine if count.model == "CNN2D"]
         found += [Task("utilisation", count, ranks) for count in mine]
         found += [Task("limit", count, ranks) for count in mine]
-    return found
+    return [*found, *batch_tasks(quick)]
+
+
+def batch_tasks(quick: bool) -> list[Task]:
+    """Every batch of every model, all of as many ranks one after the other."""
+    counts = TOY_BATCHED if quick else BATCHED
+    numbers = sorted({ranks for count in counts for ranks in count.ranks})
+    return [Task("batch", count, ranks, batch) for ranks in numbers for count in counts for batch in BATCHES]
 
 
 def carry_out(session: Session, task: Task, quick: bool) -> None:
@@ -107,8 +126,8 @@ def carry_out(session: Session, task: Task, quick: bool) -> None:
     count, cap = task.count, None if quick else task.count.bytes
     if task.what == "memory":
         session.measure(count.case(task.ranks, count.extent if quick else ONE_K), cap)
-    elif task.what == "utilisation":
-        case = count.case(task.ranks, count.extent)
+    elif task.what in ("utilisation", "batch"):
+        case = count.case(task.ranks, count.extent, task.batch)
         session.measure(case, cap)
         utilisation(session, case, cap)
     elif not quick:

@@ -1,10 +1,10 @@
-"""The tables of the document's numbers of GPUs: growth, memory at 1024², and how busy a rank keeps its GPU."""
+"""The tables of the document's numbers of GPUs: growth, memory at 1024², how busy a rank keeps its GPU, and batches."""
 
 from __future__ import annotations
 
 import statistics
 
-from counts import COUNTS, ONE_K, Count
+from counts import BATCHED, BATCHES, COUNTS, ONE_K, Count
 from harness.case import extents_text
 from harness.tables import NONE, Found, gib, markdown, ms
 from published import PLANS
@@ -29,6 +29,18 @@ def counts_text(found: Found) -> str:
         ]
         head += ["all kernels ÷ step on the shared GPU"]
         parts += ["### How busy a rank keeps its GPU", markdown(head, rows)]
+    if rows := batch_rows(found):
+        head = [
+            "model, input",
+            "ranks",
+            "images",
+            "tensors, GiB a rank",
+            "one rank ÷ this",
+            "own part, ms",
+            "per image",
+        ]
+        head += ["one rank ÷ this", "GPU busy, mean of the ranks", "step on the shared GPU, ms", "÷ one rank's"]
+        parts += ["### Several images at a time", markdown(head, rows)]
     return "\n\n".join(parts)
 
 
@@ -83,3 +95,36 @@ def utilisation_row(found: Found, count: Count, ranks: int) -> list[str] | None:
     shared = f"{100 * sum(record['kernels']) / statistics.median(whole):.0f}%" if whole else NONE
     title = f"**{count.model}** {extents_text(case.extents)}"
     return [title, str(ranks), ms([max(record["wall"])]), ms([max(record["kernels"])]), busy, shared]
+
+
+def batch_rows(found: Found) -> list[list[str]]:
+    """For each model, number of ranks and batch: memory and time, and what one rank needs for the same batch."""
+    rows: list[list[str]] = []
+    for count in BATCHED:
+        rows += [row for n in count.ranks for images in BATCHES if (row := batch_row(found, count, n, images))]
+    return rows
+
+
+def batch_row(found: Found, count: Count, ranks: int, images: int) -> list[str] | None:
+    """One model on one number of ranks with one batch."""
+    case, one = (count.case(n, count.extent, images) for n in (ranks, 1))
+    step, first = (found.one("measure", each, count.bytes) for each in (case, one))
+    part, whole = (found.one("utilisation", each, count.bytes) for each in (case, one))
+    if step is None or part is None or first is None or whole is None:
+        return None
+    own, alone = max(part["wall"]), max(whole["wall"])
+    shares = [kernels / wall for kernels, wall in zip(part["kernels"], part["wall"], strict=True)]
+    together, apart = (statistics.median(record["seconds"]) for record in (step, first))
+    return [
+        f"**{count.model}** {extents_text(case.extents)}",
+        str(ranks),
+        str(images),
+        gib(step["allocated"]),
+        f"{first['allocated'] / step['allocated']:.1f}",
+        ms([own]),
+        ms([own / images]),
+        f"{alone / own:.2f}",
+        f"{100 * statistics.mean(shares):.0f}%",
+        ms([together]),
+        f"{together / apart:.2f}",
+    ]

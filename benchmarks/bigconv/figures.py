@@ -18,7 +18,7 @@ def draw(found: Found, folder: Path) -> list[tuple[str, str]]:
     """The names and titles of the figures, drawn into that folder."""
     names: list[tuple[str, str]] = []
     for model, plan in PLANS.items():
-        every = [(c, r) for c, r in found.of("measure", model=model, precision="float32") if r["cap"] == CAP]
+        every = [(c, r) for c, r in found.of("measure", model=model, precision="float32", batch=1) if r["cap"] == CAP]
         if every:
             name = f"{model.lower()}.svg"
             save(of_model(model, plan, every, found), folder / name)
@@ -46,7 +46,7 @@ def of_model(model: str, plan: Plan, every: list[tuple[Case, Record]], found: Fo
         memory.plot(sizes, [r["device"] / GIB for _, r in points], color=style["color"], linestyle=":", linewidth=1)
         busy = {
             case.extents[0]: max(record["seconds"])
-            for case, record in found.of("busy", model=model, ranks=ranks, precision="float32")
+            for case, record in found.of("busy", model=model, ranks=ranks, precision="float32", batch=1)
             if record["cap"] == CAP
         }
         time.plot(sorted(busy), [1000 * busy[size] for size in sorted(busy)], label=label, **style)
@@ -73,7 +73,7 @@ def of_growth(found: Found) -> Any:
     for (model, plan), colour in zip(PLANS.items(), colours, strict=False):
         ours = {
             case.ranks: record["largest"]
-            for case, record in found.of("limit", model=model, precision="float32")
+            for case, record in found.of("limit", model=model, precision="float32", batch=1)
             if record["cap"] == CAP and record["largest"]
         }
         for sizes, shape in ((ours, "o-"), (plan.published, "v--")):

@@ -46,13 +46,13 @@ def write(folder: Path) -> None:
 def limits(found: Found, model: str) -> dict[int, int]:
     """The largest extent by number of ranks."""
     dims = PLANS[model].dims
-    every = found.of("limit", model=model, precision="float32", extents=(0,) * dims)
+    every = found.of("limit", model=model, precision="float32", extents=(0,) * dims, batch=1)
     return {case.ranks: record["largest"] for case, record in every if record["cap"] == CAP and record["largest"]}
 
 
 def others(found: Found, model: str) -> dict[int, str]:
     """A mark for each number of ranks whose next size failed, but not for want of memory."""
-    every = found.of("limit", model=model, precision="float32")
+    every = found.of("limit", model=model, precision="float32", batch=1)
     return {c.ranks: "†" for c, r in every if r["cap"] == CAP and not r["above"].startswith("memory")}
 
 
@@ -92,9 +92,8 @@ def short(extent: int, dims: int) -> str:
 
 def at_common(found: Found, model: str) -> dict[int, Case]:
     """The case of each number of ranks at one input that all of them measured, one rank included."""
-    size = common_size(
-        [(c.extents[0], r) for c, r in found.of("measure", model=model, ranks=1) if r["cap"] == CAP], CAP
-    )
+    every = found.of("measure", model=model, ranks=1, batch=1)
+    size = common_size([(c.extents[0], r) for c, r in every if r["cap"] == CAP], CAP)
     return {} if size is None else {n: Case(model, (size,) * PLANS[model].dims, n) for n in RANKS}
 
 

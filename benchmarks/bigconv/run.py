@@ -4,6 +4,8 @@ mural bench bigconv                            on a GPU: ranks that share it, ea
 mural bench bigconv --many                     on the CPU: 9 to 28 ranks, small images, against one process
 mural bench bigconv --counts                   on a GPU: the document's 5 to 28 ranks, each with a smaller cap
 mural bench bigconv --counts --list            the names of these, with the seconds that each takes
+mural bench bigconv --counts --only 'batch/*'  one input, 1, 2 and 4 images at a time
+mural bench bigconv --batch 4                  the figures with 4 images at a time; the page shows those with one
 mural bench bigconv --collect FILE.jsonl …     put the files of such runs together, as results/gpu.json
 mural bench bigconv --page                     write README.md's tables and the figures from results/
 """
@@ -37,6 +39,7 @@ def arguments() -> argparse.Namespace:
     add_options(parser, minutes=10)
     parser.add_argument("--models", default=",".join(PLANS), help=f"of {', '.join(PLANS)}, in order")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--batch", type=int, default=1, help="images at a time, where names do not say it (1)")
     parser.add_argument("--many", action="store_true", help="the part on the CPU, with 9 to 28 ranks")
     parser.add_argument("--counts", action="store_true", help="the document's numbers of GPUs, with smaller caps")
     add_selection(parser)
@@ -44,6 +47,8 @@ def arguments() -> argparse.Namespace:
     options.models = options.models.split(",")
     if (options.list or options.only) and not options.counts:
         parser.error("--list and --only are for --counts: choose others by --models and --ranks")
+    if options.batch < 1 or (options.batch > 1 and (options.counts or options.many)):
+        parser.error(f"--batch {options.batch}: one or more, and without --counts and --many, which have their own")
     if unknown := [name for name in options.models if name not in PLANS]:
         parser.error(f"no model is called {unknown[0]!r}: choose from {', '.join(PLANS)}")
     return options
@@ -53,9 +58,9 @@ def measure(session: Session, name: str, ranks: int, options: argparse.Namespace
     """One model on some ranks: at a small input, at one that a single rank holds, and up to its own largest."""
     plan, cap, dims = PLANS[name], cap_of(options), PLANS[name].dims
     if options.quick:
-        toys(session, name, plan, ranks, options.precision)
+        toys(session, name, plan, ranks, options)
         return
-    case, ones = (Case(name, (0,) * dims, n, options.precision) for n in (ranks, 1))
+    case, ones = (Case(name, (0,) * dims, n, options.precision, batch=options.batch) for n in (ranks, 1))
     alone = session.log.find("limit", case=ones.encode(), cap=cap)
     single = alone["largest"] if alone else None
     held = [
@@ -73,9 +78,10 @@ def measure(session: Session, name: str, ranks: int, options: argparse.Namespace
     session.limit(case, cap, step=step, guess=guess, repeats=3, busy=True)
 
 
-def toys(session: Session, name: str, plan: Plan, ranks: int, precision: str) -> None:
+def toys(session: Session, name: str, plan: Plan, ranks: int, options: argparse.Namespace) -> None:
     """Everything once at a toy size, a failure for want of memory included."""
-    case = Case(name, (plan.toy,) * plan.dims, ranks, precision, options=(("width", 4),) if "CNN" in name else ())
+    width = (("width", 4),) if "CNN" in name else ()
+    case = Case(name, (plan.toy,) * plan.dims, ranks, options.precision, options=width, batch=options.batch)
     session.measure(case, None)
     session.busy(case, None)
     session.measure(case, TOY_CAP if session.pool.device == "cuda" else 1)

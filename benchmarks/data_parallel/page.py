@@ -9,6 +9,7 @@ from typing import Any
 
 import many_ranks_page
 import published
+import sharing_page
 from harness.plots import pyplot, save
 from harness.results import read
 from harness.tables import markdown, place
@@ -185,6 +186,7 @@ def write(here: Path) -> None:
             place(readme, device, text_of(results))
             if results.get("shares"):
                 draw(results, here / "figures" / "shares.svg")
-    source = here / "results" / "sixteen.json"
-    if source.is_file():
-        place(readme, "sixteen", many_ranks_page.text_of(read(source)))
+    for name, text in (("sixteen", many_ranks_page.text_of), ("sharing", sharing_page.text_of)):
+        source = here / "results" / f"{name}.json"
+        if source.is_file():
+            place(readme, name, text(read(source)))

@@ -7,7 +7,8 @@ write `results/cpu.json` or `results/cuda.json`.
 Three more for a machine with a core for each rank, up to 16: `servers` (training efficiency with a parameter server and
 with a ring), `norms` (what weight norm and batch norm cost) and `processes` (`scaling` again). They write one line for
 each measurement to a file .jsonl, which goes on where it was stopped; `--collect` makes `results/sixteen.json` of it.
-`--page` writes README.md's tables and the figure from all these files.
+`sharing` (the same batch on 1 to 8 ranks of one GPU, explained) writes such a file too; `--parts sharing --collect`
+makes `results/sharing.json` of it. `--page` writes README.md's tables and the figure from all these files.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ import page
 import pairs
 import scaling
 import shares
+import sharing
+import sharing_page
 import torch
 from harness.options import DEVICES, device_of
 from harness.rank_jobs import on_ranks as measure_jobs
@@ -53,8 +56,9 @@ JOBS: dict[str, Callable[[int, bool], Sequence[Any]]] = {
     "norms": norms.jobs,
     "processes": efficiency.process_jobs,
 }
+SHARING = "sharing"
 TURNS, QUICK_TURNS = 6, 2
-"""Of each variant in the parts with a core for each rank."""
+"""Of each variant in the parts that write lines."""
 
 
 def arguments() -> argparse.Namespace:
@@ -62,13 +66,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: cuda where there is a GPU")
     parser.add_argument("--models", default="resnet18,unet", help="what is trained (resnet18,unet)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join([*PARTS, *JOBS])} (the first three)")
+    every = (*PARTS, *JOBS, SHARING)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join(every)} (the first three)")
     for name, (full, quick, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, help=f"{what} ({full}; with --quick {quick})")
     parser.add_argument("--quick", action="store_true", help="toy sizes, and no file: to try it out")
     parser.add_argument("--backend", help="of the comparison with DDP: gloo where ranks share a GPU, or nccl")
     add_selection(parser)
-    add_files(parser, 15, "file of the results; .jsonl for the last three parts")
+    add_files(parser, 15, "file of the results; .jsonl for all but the first three parts")
     parser.add_argument("--collect", type=Path, nargs="+", help="only put such files .jsonl together, for the page")
     parser.add_argument("--page", action="store_true", help="only write README.md and the figure from results/")
     options = parser.parse_args()
@@ -79,10 +84,12 @@ def arguments() -> argparse.Namespace:
             parser.error(f"--{name} must be at least 1, but is {getattr(options, name)}")
     options.models = options.models.split(",")
     options.parts = options.parts.split(",")
-    if unknown := set(options.parts) - {*PARTS, *JOBS}:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*PARTS, *JOBS])}")
-    if {*options.parts} & {*PARTS} and {*options.parts} & {*JOBS}:
-        parser.error(f"{', '.join(PARTS)} and {', '.join(JOBS)} have files of different kinds: ask for them one by one")
+    kinds = (PARTS, tuple(JOBS), (SHARING,))
+    if unknown := set(options.parts) - {*every}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+    if sum(bool({*options.parts} & {*kind}) for kind in kinds) > 1:
+        together = "; ".join(", ".join(kind) for kind in kinds)
+        parser.error(f"these have files of different kinds, ask for them one by one: {together}")
     return options
 
 
@@ -129,23 +136,34 @@ def measure_scaling(options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 
 def jobs_of(options: argparse.Namespace) -> list[Any]:
-    """The jobs of the parts with a core for each rank, as far as they were asked for; few ranks first."""
+    """The jobs of the parts that write lines, as far as they were asked for; few ranks first."""
     turns = QUICK_TURNS if options.quick else TURNS
     every = [job for part in options.parts if part in JOBS for job in JOBS[part](turns, options.quick)]
+    if SHARING in options.parts:
+        every = sharing.jobs(turns, options.quick, device_of(options))
     names = set(matching([job.name for job in every], options.only))
     return sorted((job for job in every if job.name in names), key=lambda job: job.ranks)
 
 
+def file_of(options: argparse.Namespace) -> str:
+    """The name of the published file of the parts that write lines."""
+    return SHARING if SHARING in options.parts else "sixteen"
+
+
 def carry_out(options: argparse.Namespace) -> None:
     """Measure the jobs that are not known, and print the tables."""
-    output = options.output or (None if options.quick else HERE / "results" / "sixteen.jsonl")
+    shared = SHARING in options.parts
+    page_of = sharing_page if shared else many_ranks_page
+    output = options.output or (None if options.quick else HERE / "results" / f"{file_of(options)}.jsonl")
     with tempfile.TemporaryDirectory(prefix="mural-data-parallel-") as nowhere:
         log = Log("data_parallel", output or Path(nowhere) / "quick.jsonl", options.known, options.minutes)
-        log.write("versions", torch=torch.__version__, device="CPU, one thread a rank", load=os.getloadavg()[0])
-        done = {record["name"] for record in log.records if record["kind"] in many_ranks_page.KINDS}
+        cuda = shared and device_of(options) == "cuda"
+        device = f"{torch.cuda.get_device_name()} shared by all ranks" if cuda else "CPU, one thread a rank"
+        log.write("versions", torch=torch.__version__, device=device, load=os.getloadavg()[0])
+        done = {record["name"] for record in log.records if record["kind"] in page_of.KINDS}
         jobs = [job for job in jobs_of(options) if job.name not in done]
-        measure_jobs(log, jobs, line=many_ranks_page.line)
-        print(many_ranks_page.text_of([*log.records, *read(log.path)]))
+        measure_jobs(log, jobs, line=page_of.line)
+        print(page_of.text_of([*log.records, *read(log.path)]))
 
 
 def main() -> None:
@@ -155,12 +173,13 @@ def main() -> None:
         page.write(HERE)
         return
     if options.collect:
-        print(collect(options.collect, HERE / "results" / "sixteen.json"), "records in sixteen.json")
+        name = f"{file_of(options)}.json"
+        print(collect(options.collect, HERE / "results" / name), "records in", name)
         return
     if options.list:
         print(listing({job.name: job.expected for job in jobs_of(options)}))
         return
-    if options.parts[0] in JOBS:
+    if options.parts[0] in {*JOBS, SHARING}:
         carry_out(options)
         return
     device = device_of(options)

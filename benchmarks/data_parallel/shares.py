@@ -77,7 +77,7 @@ def tracing(transport: Transport, trace: Trace) -> Iterator[None]:
     launched = sorted(record.spans("bucket"))
     trace.hidden = launched
     for begin, end in record.spans("bucket wait"):
-        trace.waits.append(Wait("buckets", launched[-1][0], begin, end))
+        trace.waits.append(Wait("buckets", launched[-1][0] if launched else begin, begin, end))
 
 
 def measure(

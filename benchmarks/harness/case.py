@@ -11,7 +11,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """What a team of ranks is asked to run: batch 1, forward, loss and backward."""
+    """What a team of ranks is asked to run: forward, loss and backward."""
 
     model: str
     extents: tuple[int, ...]
@@ -23,6 +23,8 @@ class Case:
     compiled: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     """Arguments of the model other than its defaults."""
+    batch: int = 1
+    """Images, all of these extents."""
 
     @property
     def positions(self) -> int:
@@ -38,14 +40,16 @@ class Case:
         """
         ranks = "plain torch" if not self.sharded else "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         compiled = ", compiled" if self.compiled else ""
-        return f"{self.model} {extents_text(self.extents)} {self.precision}{compiled}, {ranks}"
+        batch = f"{self.batch} × " if self.batch > 1 else ""
+        return f"{self.model} {batch}{extents_text(self.extents)} {self.precision}{compiled}, {ranks}"
 
     def sized(self, extent: int) -> Case:
         """The same case on an image of that extent in every dim."""
         return replace(self, extents=(extent,) * len(self.extents))
 
     def encode(self) -> dict[str, Any]:
-        """The case as JSON knows it."""
+        """The case as JSON knows it; a batch of one image goes without saying."""
+        batch = {"batch": self.batch} if self.batch > 1 else {}
         return {
             "model": self.model,
             "extents": list(self.extents),
@@ -54,6 +58,7 @@ class Case:
             "sharded": self.sharded,
             "compiled": self.compiled,
             "options": dict(self.options),
+            **batch,
         }
 
     @classmethod

@@ -10,8 +10,11 @@ import torch
 import torch.distributed as dist
 
 
-def timed(step: Any, device: str) -> float:
-    """Seconds of a step on the slowest rank; all begin together, with no garbage to collect."""
+def timed(step: Any, device: str, wait: bool = True) -> float:
+    """Seconds of a step on the slowest rank; all begin together, with no garbage to collect.
+
+    Without `wait`, those until it is queued: the device may still be at work.
+    """
     gc.collect()
     gc.disable()
     dist.barrier()
@@ -19,7 +22,7 @@ def timed(step: Any, device: str) -> float:
         torch.cuda.synchronize()
     begin = time.perf_counter()
     step()
-    if device == "cuda":
+    if wait and device == "cuda":
         torch.cuda.synchronize()
     took = time.perf_counter() - begin
     gc.enable()

@@ -56,17 +56,20 @@ class Problem:
 
     def _place(self, channels: int, spans: Sequence[Span], per_position: bool, dtype: torch.dtype) -> None:
         """Make this rank's piece of image and target; nobody holds the whole."""
-        image = noise(channels, spans, self.device, dtype)
-        mask = (image[:, 0] > 0).long() if per_position else torch.ones(1, dtype=torch.long, device=self.device)
+        count, (extent, *_), ((start, stop), *others) = self.case.batch, self.case.extents, spans
+        # The images of a batch lie one below the other.
+        boxes = [((start + n * extent, stop + n * extent), *others) for n in range(count)]
+        image = torch.cat([noise(channels, box, self.device, dtype) for box in boxes])
+        mask = (image[:, 0] > 0).long() if per_position else torch.ones(count, dtype=torch.long, device=self.device)
         if self.case.precision == "bfloat16" and len(spans) in ORDERS:
             order = ORDERS[len(spans)]
             self.model, image = self.model.to(memory_format=order), image.contiguous(memory_format=order)
         self.image, self.target = image, mask
         if self.mesh is not None:
-            self.image = mural.shard(image, self.mesh, box=((0, 1), (0, channels), *spans))
+            self.image = mural.shard(image, self.mesh, box=((0, count), (0, channels), *spans))
             if per_position:
                 dims = tuple(range(1, 1 + len(spans)))
-                self.target = mural.shard(mask, self.mesh, dims=dims, box=((0, 1), *spans))
+                self.target = mural.shard(mask, self.mesh, dims=dims, box=((0, count), *spans))
 
     def loss(self) -> Tensor:
         """The loss of the whole image."""

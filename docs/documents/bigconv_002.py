@@ -12,7 +12,6 @@ COMMON = {"CNN1D": 8 * 2**20, "CNN2D": 2560, "CNN3D": 256, "FCN2D": 1280, "Dense
 CAP = 16 * 2**30
 COMMAND = "mural bench bigconv --device cuda"
 MANY = "mural bench bigconv --many"
-COUNTS = f"{COMMAND} --ranks 5,6,9,10,12,28 --cap 4"
 THEIR_NET = "the document gives no layers for its net, so only growth compares"
 
 
@@ -147,14 +146,6 @@ LIBRARY = (
         Verdict.REPRODUCED,
         "over TCP; not on a cluster's network",
     ),
-    Row(
-        "section 2.2",
-        "all runs have batch 1; with larger batches the gains would be more pronounced",
-        "–",
-        COMMAND,
-        Verdict.NOT_MEASURED,
-        "the benchmark has batch 1, too, and no option for another",
-    ),
 )
 FIGURES = (
     Row(
@@ -192,21 +183,6 @@ FIGURES = (
         f"{COMMAND} --models CNN2D",
         Verdict.BETTER,
         "more on 4 ranks than theirs on 5, and on 8 than theirs on 10",
-    ),
-    Row(
-        "figure 3, 1K²",
-        "CNN2D at 1K²: three times less memory on 10 GPUs than on one",
-        say(
-            "2560² on 8 ranks: {tensors:.1f} times less for tensors, {device:.1f} times as nvidia-smi shows it; 1280² "
-            "on 10 CPU ranks: {cpu:.1f} times",
-            tensors=memory("CNN2D", 1) / memory("CNN2D", 8),
-            device=memory("CNN2D", 1, "device") / memory("CNN2D", 8, "device"),
-            cpu=on_cpu("CNN2D", 1) / on_cpu("CNN2D", 10),
-        ),
-        f"{COMMAND} --models CNN2D --ranks 1,10 --cap 4",
-        Verdict.NOT_MEASURED,
-        "10 GPU ranks at 1K² are missing",
-        awaits=record(GPU, "allocated", kind="measure", case__model="CNN2D", case__ranks=10),
     ),
     Row(
         "figure 4, one GPU",
@@ -262,30 +238,5 @@ FIGURES = (
         ),
         f"{COMMAND} --models FCN2D",
         Verdict.REPRODUCED,
-    ),
-    Row(
-        "figures 2 to 5, at the document's numbers of GPUs",
-        "5, 6, 9, 10, 12 and 28 GPUs",
-        "up to 8 ranks on the GPU; 9, 10, 12 and 28 on the CPU at small inputs",
-        COUNTS,
-        Verdict.NOT_MEASURED,
-        "growth at these numbers, with a smaller cap so that all ranks fit on one GPU",
-        awaits=record(GPU, "largest", kind="limit", case__ranks=10),
-    ),
-    Row(
-        "figures 2 to 5, utilization",
-        "one GPU without RPC is better utilized than GPUs with RPC",
-        "–",
-        COMMAND,
-        Verdict.NOT_MEASURED,
-        "a meter for each rank is missing: the driver's counter, or busy time over wall time of each rank alone",
-    ),
-    Row(
-        "figures 2 to 5, utilization",
-        "the same image on more workers utilizes each GPU better",
-        "–",
-        COMMAND,
-        Verdict.NOT_MEASURED,
-        "the same meter, on 1 to 28 ranks",
     ),
 )

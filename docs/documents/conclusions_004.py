@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from documents.lookup import Made, Number, Printed
-from documents.row import Row, Verdict, say
+from documents.lookup import Field, Made, Number, Printed, record
+from documents.row import NOT_RUN, Row, Verdict, say
 from documents.traffic_004 import TRAFFIC, sent
 from documents.training_004 import BATCHES, CPU, on_cpu, on_gpu, printed, trained
 
@@ -19,6 +19,11 @@ def gain(batch: int) -> Made:
     """The CPU's seconds of an iteration over the GPU's, data parallelism on 2 ranks, width 32."""
     cpu = trained("cpu", "data", 2, batch, 50, 32, "seconds") / 50
     return cpu / (on_gpu("data", 2, batch, "seconds") / 400)
+
+
+def over_mpi(way: str, field: str) -> Field:
+    """400 iterations on 2 ranks of a GPU, batch 200, over MPI."""
+    return record("hybrid/mpi-cuda.json", field, kind="training", way=way, ranks=2, batch=200, iterations=400)
 
 
 CONCLUSIONS = (
@@ -79,9 +84,19 @@ CONCLUSIONS = (
         "to be added, 1 and 2",
         "verified results of data and model parallelism over MPI",
         "–",
-        "mural bench hybrid --parts training",
+        "mpirun -n 2 python benchmarks/hybrid/over_mpi.py cuda out/mpi-cuda.jsonl",
         Verdict.NOT_MEASURED,
-        "the tables over MPI: data, model and hybrid. This command starts its ranks itself, over gloo",
+        f"the tables over MPI, data, model and hybrid: {NOT_RUN}",
+        then=say(
+            "400 iterations on 2 GPU ranks, batch 200, over MPI: data {data:.1%}, model {model:.1%}, hybrid "
+            "{hybrid:.1%}; over gloo {gloo_data:.1%}, {gloo_model:.1%} and {gloo_hybrid:.1%}",
+            data=over_mpi("data", "accuracy"),
+            model=over_mpi("model", "accuracy"),
+            hybrid=over_mpi("hybrid", "accuracy"),
+            gloo_data=on_gpu("data", 2, 200, "accuracy"),
+            gloo_model=on_gpu("model", 2, 200, "accuracy"),
+            gloo_hybrid=on_gpu("hybrid", 2, 200, "accuracy"),
+        ),
     ),
     Row(
         "conclusion 1",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from documents.all_reduce_003 import KIB, WORK, over_ring
 from documents.lookup import Field, Made, mean, median, record
-from documents.row import Row, Verdict, say
+from documents.row import NOT_RUN, Row, Verdict, say
 from documents.splitting_001 import times
 from documents.survey_000 import COLLECTIVES, MIB
 
 DIGITS = "mural bench allreduce --parts digits --ranks 2,4,8,16"
+ELAPSED = "mural bench allreduce --parts elapsed --output elapsed.jsonl"
 FAULTS = "mural bench allreduce --parts faults"
 SETTINGS = (
     *(("weights", ranks, width) for ranks in (2, 4, 8, 16) for width in (8, 32, 128)),
@@ -52,6 +53,29 @@ def normalized(model: str, variant: str) -> Field:
     return Field("data_parallel/cpu.json", ("pairs", model, {}, "seconds", variant), median)
 
 
+def over_no_norm(model: str, variant: str) -> Made:
+    """A step with some norm over that without norms, on 8 ranks."""
+    path = ("records", {"kind": "norms", "name": f"norms/{model}/8"}, "seconds")
+    mine, none = (Field("data_parallel/sixteen.json", (*path, name), median) for name in (variant, "none"))
+    return mine / none
+
+
+def elapsed(ranks: int, width: int, algorithm: str, field: str = "seconds") -> Field:
+    """Seconds of a training over gloo, or of its averages."""
+    path = ("records", {"kind": "elapsed", "name": f"gloo/{ranks}/{width}"}, "found", algorithm, field)
+    return Field("allreduce/elapsed.json", path)
+
+
+def trained_over_ring(algorithm: str, width: int) -> Made:
+    """The seconds of a training on 80 processes over those by a ring."""
+    return elapsed(80, width, algorithm) / elapsed(80, width, "ring")
+
+
+def crowded(algorithm: str) -> Made:
+    """Seconds in averages on 80 processes over those on 16, which have a core each."""
+    return elapsed(80, 512, algorithm, "averaging") / elapsed(16, 512, algorithm, "averaging")
+
+
 PARTITIONING = (
     Row(
         "figure 6, convolution",
@@ -91,9 +115,20 @@ PARTITIONING = (
             resnet=normalized("resnet18", "mural exact") / normalized("resnet18", "mural"),
             unet=normalized("unet", "mural exact") / normalized("unet", "mural"),
         ),
-        "mural bench data_parallel --device cpu --parts pairs",
+        "mural bench data_parallel --parts norms --output sixteen.jsonl",
         Verdict.NOT_MEASURED,
-        "a variant with weight norm is missing",
+        f"weight norm: {NOT_RUN}",
+        then=say(
+            "8 ranks, a step over that without norms: weight norm {weight:.2f} (ResNet-18) and {unet_weight:.2f} "
+            "(U-Net), batch norm of each rank {rank:.2f} and {unet_rank:.2f}, of the whole batch {whole:.2f} and "
+            "{unet_whole:.2f}",
+            weight=over_no_norm("resnet18", "weight norm"),
+            unet_weight=over_no_norm("unet", "weight norm"),
+            rank=over_no_norm("resnet18", "batch norm, rank"),
+            unet_rank=over_no_norm("unet", "batch norm, rank"),
+            whole=over_no_norm("resnet18", "batch norm, whole batch"),
+            unet_whole=over_no_norm("unet", "batch norm, whole batch"),
+        ),
     ),
     Row(
         "data parallelism",
@@ -136,10 +171,21 @@ EXPERIMENT = (
             small=over_ring("butterfly", 8, 8 * KIB),
             large=over_ring("butterfly", 8, 64 * MIB),
         ),
-        DIGITS,
+        ELAPSED,
         Verdict.NOT_MEASURED,
-        "seconds of the training by algorithm, width and 2 to 80 processes: this command writes accuracies and no "
-        "times. For small messages the all-reduce alone says the opposite",
+        "seconds of the training by algorithm, width and 2 to 80 processes were not measured. For small messages the "
+        "all-reduce alone says the opposite",
+        then=say(
+            "80 processes on 16 cores, a training over that by a ring: tree {tree:.2f}, butterfly {butterfly:.2f}, the "
+            "ring that waits {waits:.2f} at width 32; {tree_wide:.2f}, {butterfly_wide:.2f} and {waits_wide:.2f} at "
+            "width 4096",
+            tree=trained_over_ring("tree", 32),
+            butterfly=trained_over_ring("butterfly", 32),
+            waits=trained_over_ring("ring-blocking", 32),
+            tree_wide=trained_over_ring("tree", 4096),
+            butterfly_wide=trained_over_ring("butterfly", 4096),
+            waits_wide=trained_over_ring("ring-blocking", 4096),
+        ),
     ),
     Row(
         "results",
@@ -170,9 +216,17 @@ EXPERIMENT = (
         "results",
         "more processes than cores slow the training down, the tree more than the rings",
         "–",
-        DIGITS,
+        ELAPSED,
         Verdict.NOT_MEASURED,
         "the same times as above, beyond the number of cores",
+        then=say(
+            "16 cores, time in averages on 80 processes over that with a core each, width 512: tree {tree:.1f}, "
+            "butterfly {butterfly:.1f}, ring {ring:.1f}, the ring that waits {waits:.1f} times",
+            tree=crowded("tree"),
+            butterfly=crowded("butterfly"),
+            ring=crowded("ring"),
+            waits=crowded("ring-blocking"),
+        ),
     ),
     Row(
         "results",

@@ -6,9 +6,8 @@ from documents.lookup import Made, Printed, record
 from documents.row import Row, Verdict, say
 from documents.unet_000 import COMMAND, GPU, fails, fits, printed, slowdown
 
-MISSING = "recompute blocks;recompute stages"
 FIGURES = f'{COMMAND} --ways "figure 7;figure 8"'
-DEEP = f"{COMMAND} --nets deep --known benchmarks/unet_split/results/gpu.json"
+KNOWN = "--known benchmarks/unet_split/results/gpu.json --output deep.jsonl"
 
 
 def largest(column: str) -> Printed:
@@ -44,10 +43,15 @@ ROWS = (
             naive=fits("deep", "figure 7"),
             predicted=record("unet_split/predicted.json", "largest", net="deep", way="figure 7"),
         ),
-        f'{DEEP} --ways "figure 7"',
+        f"{COMMAND} --only 'deep/figure 7' {KNOWN}",
         Verdict.NOT_MEASURED,
-        "the first side at which figure 7's cuts fail is missing",
-        awaits=record(GPU, "largest", kind="limit", net="deep", way="figure 7"),
+        "the first side at which figure 7's cuts fail was not looked for",
+        then=say(
+            "{aware:.0f}² against {naive:.0f}², {gain:.2f} times the side",
+            aware=fits("deep", "figure 8"),
+            naive=record(GPU, "largest", kind="limit", net="deep", way="figure 7"),
+            gain=fits("deep", "figure 8") / record(GPU, "largest", kind="limit", net="deep", way="figure 7"),
+        ),
     ),
     Row(
         "figures 7 and 8, against other cuts",
@@ -199,19 +203,37 @@ ROWS = (
             grids=fits("classic", "grids"),
             gems=fits("classic", "GEMS"),
         ),
-        f'{DEEP} --ways "spatial;spatial × stages;grids;GEMS;spatial × stages, recompute"',
+        f"{COMMAND} --only deep/grids deep/GEMS deep/spatial 'deep/spatial × stages' {KNOWN}",
         Verdict.NOT_MEASURED,
-        "the deep net by these ways is missing; of the classic net by spatial, and by spatial × stages, the first "
-        "side that fails",
-        awaits=record(GPU, "side", max, kind="measure", net="deep", way="spatial"),
+        "the deep net by these ways was not run; of the classic net by spatial, and by spatial × stages, the first "
+        "side that fails is not known",
+        then=say(
+            "classic net: spatial {spatial:.0f}², spatial × stages {mixed:.0f}², grids {grids:.0f}², GEMS {gems:.0f}²; "
+            "deep net {deep_spatial:.0f}², {deep_mixed:.0f}², {deep_grids:.0f}² and {deep_gems:.0f}²",
+            spatial=fits("classic", "spatial"),
+            mixed=fits("classic", "spatial × stages"),
+            grids=fits("classic", "grids"),
+            gems=fits("classic", "GEMS"),
+            deep_spatial=fits("deep", "spatial"),
+            deep_mixed=fits("deep", "spatial × stages"),
+            deep_grids=fits("deep", "grids"),
+            deep_gems=fits("deep", "GEMS"),
+        ),
     ),
     Row(
         "the same, with recompute",
         "the same",
         "–",
-        f'{COMMAND} --known benchmarks/unet_split/results/gpu.json --ways "{MISSING}"',
+        f"{COMMAND} --only '*/recompute *' {KNOWN}",
         Verdict.NOT_MEASURED,
-        "both ways of recomputing stages, on both nets",
-        awaits=record(GPU, "side", max, kind="measure", way="recompute blocks"),
+        "both ways of recomputing stages, on both nets, were not run",
+        then=say(
+            "blocks computed again: {blocks:.0f}² (classic) and {deep_blocks:.0f}² (deep); whole stages: {stages:.0f}² "
+            "and {deep_stages:.0f}²",
+            blocks=fits("classic", "recompute blocks"),
+            deep_blocks=fits("deep", "recompute blocks"),
+            stages=fits("classic", "recompute stages"),
+            deep_stages=fits("deep", "recompute stages"),
+        ),
     ),
 )

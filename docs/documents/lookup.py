@@ -48,11 +48,19 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Among:
+    """What a list has to contain, where it stands for the value of an element."""
+
+    value: object
+
+
+@dataclass(frozen=True)
 class Field(Number):
     """Values of a results file, brought to one number.
 
     A step of the path is a key of a table, a place in a list, or the values that elements of a list must have to be
-    taken; `case.ranks` looks into an element's tables. Lists at the end of the path are taken as a whole.
+    taken; `case.ranks` looks into an element's tables, and a value that is `Among` a list. Lists at the end of the path
+    are taken as a whole.
     """
 
     file: str
@@ -125,6 +133,15 @@ def leaves(number: Number | float) -> Iterator[Number]:
         yield number
 
 
+def known(number: Number | float) -> bool:
+    """Whether the number can be looked up: what it is made of was measured."""
+    try:
+        value(number)
+    except LookupError:
+        return False
+    return True
+
+
 def values(field: Field) -> list[float]:
     """All values that the path leads to; none where nothing is there."""
     found: list[Any] = [results(field.file)]
@@ -144,12 +161,14 @@ def has(element: Mapping[str, Any], wanted: Mapping[str, object]) -> bool:
 
     >>> has({"kind": "limit", "case": {"ranks": 8}}, {"kind": "limit", "case.ranks": 8})
     True
+    >>> has({"cells": ["a", "b"]}, {"cells": Among("b")}), has({"cells": ["a"]}, {"cells": Among("b")})
+    (True, False)
     """
     for name, expected in wanted.items():
         at: Any = element
         for key in name.split("."):
             at = at.get(key) if isinstance(at, dict) else None
-        if at != expected:
+        if expected.value not in (at or ()) if isinstance(expected, Among) else at != expected:
             return False
     return True
 
@@ -165,9 +184,10 @@ def flat(value: Any) -> Iterator[float]:
 
 @lru_cache
 def results(file: str) -> Any:
-    """The contents of a results file."""
+    """The contents of a results file; nothing, where it was not written yet."""
     benchmark, name = file.split("/")
-    return json.loads((BENCHMARKS / benchmark / "results" / name).read_text(encoding="utf-8"))
+    path = BENCHMARKS / benchmark / "results" / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 @lru_cache

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from documents.lookup import Field, Made, Step, median, ms, record
-from documents.row import Row, Verdict, say
+from documents.row import NOT_RUN, Row, Verdict, say
 
 CPU, CUDA = "hybrid/master-cpu.json", "hybrid/master-cuda.json"
 MASTER = "mural bench hybrid --parts master --device cpu"
 TRAFFIC = "mural bench hybrid --parts traffic --device cpu"
 INFERENCE = "mural bench hybrid --parts inference"
+PROFILE = "mural bench hybrid --parts profile --device cpu --name sixteen --output out"
+PROFILES = "hybrid/profile-sixteen.json"
+STEP_PARTS = 50
+"""Into which the benchmark divides a step."""
 WORKERS = (1, 2, 3)
 FLOAT = 4
 """Bytes."""
@@ -54,6 +58,17 @@ def idle(model: str) -> Made:
     """The idle share of rank 0 of 4, gradients averaged during backward."""
     path = ("shares", f"{model}/data 4/overlap", 0)
     return Field("data_parallel/cpu.json", (*path, "idle")) / Field("data_parallel/cpu.json", (*path, "step"))
+
+
+def evenness(values: Sequence[float]) -> float:
+    """The part of a step in which most is sent over the mean of its parts; the median of the steps."""
+    steps = [values[i : i + STEP_PARTS] for i in range(0, len(values), STEP_PARTS)]
+    return median([max(parts) * len(parts) / sum(parts) for parts in steps if sum(parts)])
+
+
+def peak_over_mean(net: str, way: str) -> Field:
+    """How unevenly 4 ranks send in a step."""
+    return record(PROFILES, "parts", evenness, kind="profiling", net=net, way=way, ranks=4)
 
 
 DATA = (
@@ -121,8 +136,13 @@ DATA = (
         ),
         'mural bench hybrid --parts master --device cuda --only "master and all-reduce, 4 ranks"',
         Verdict.NOT_MEASURED,
-        "the master on 4 GPU ranks",
-        awaits=Field(CUDA, updating(4, 1, "seconds"), median),
+        "the master on 4 GPU ranks was not run",
+        then=say(
+            "ranks that share a GPU, a step with weights in one piece over an all-reduce: {three:.2f} on 3, {four:.2f} "
+            "on 4",
+            three=Field(CUDA, updating(3, 1, "seconds"), median) / Field(CUDA, updating(3, 0, "seconds"), median),
+            four=Field(CUDA, updating(4, 1, "seconds"), median) / Field(CUDA, updating(4, 0, "seconds"), median),
+        ),
     ),
     Row(
         "broadcast",
@@ -211,8 +231,18 @@ DATA = (
         "de-merits, 5; model parallelism, merits, 1",
         "data parallelism congests the network too much or too little; model parallelism less, and evenly",
         "–",
-        TRAFFIC,
+        PROFILE,
         Verdict.NOT_MEASURED,
-        "bytes on the wire over a step, peak against mean: this command counts whole steps",
+        f"bytes on the wire over a step, peak against mean: {NOT_RUN}",
+        then=say(
+            "4 ranks, the fiftieth of a step in which most is sent over the mean: data {data:.1f}, model {model:.1f}, "
+            "hybrid {hybrid:.1f} (LeNet-5); {large_data:.1f}, {large_model:.1f} and {large_hybrid:.1f} (AlexNet)",
+            data=peak_over_mean("lenet5", "data"),
+            model=peak_over_mean("lenet5", "model"),
+            hybrid=peak_over_mean("lenet5", "hybrid"),
+            large_data=peak_over_mean("alexnet", "data"),
+            large_model=peak_over_mean("alexnet", "model"),
+            large_hybrid=peak_over_mean("alexnet", "hybrid"),
+        ),
     ),
 )

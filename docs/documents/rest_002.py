@@ -1,9 +1,8 @@
-"""Document 002: throughput, Multi-DSN, and what it concludes."""
+"""Document 002: Multi-DSN, and what it concludes."""
 
 from __future__ import annotations
 
-from documents.bigconv_002 import COMMAND as BIGCONV
-from documents.bigconv_002 import CPU, MANY, growth, limit, own_work
+from documents.bigconv_002 import CPU, MANY, growth, limit
 from documents.lookup import Field, Made, Reduction, gib, mean, median, record
 from documents.row import Row, Verdict, say
 
@@ -51,11 +50,6 @@ def largest(targets: int, placement: str) -> Field:
     return record(GPU, "largest", kind="limit", way=way(targets, placement))
 
 
-def alone_over(model: str) -> Made:
-    """One rank's step over the slowest rank's own part of it on 8."""
-    return own_work(model, 1) / own_work(model, 8)
-
-
 def adapted(what: str) -> Made:
     """The mean accuracy on the four targets."""
     each = tuple(Field("adaptation/cpu.json", ("ways", {}, what, name), mean) for name in ADAPTED)
@@ -68,34 +62,6 @@ def context(patch: int) -> Field:
     return Field("context/gpu.json", ("records", case, "test", "whole", "accuracy"), mean)
 
 
-THROUGHPUT = (
-    Row(
-        "section 2.2; section 4",
-        "throughput is comparable with one GPU: messages go through the CPU",
-        say(
-            "one rank's step over the slowest rank's own part on 8, messages served: CNN1D {cnn1d:.2f}, CNN2D "
-            "{cnn2d:.2f}, CNN3D {cnn3d:.2f}, FCN2D {fcn2d:.2f}, DenseNet-121 {densenet:.2f}",
-            cnn1d=alone_over("CNN1D"),
-            cnn2d=alone_over("CNN2D"),
-            cnn3d=alone_over("CNN3D"),
-            fcn2d=alone_over("FCN2D"),
-            densenet=alone_over("DenseNet-121"),
-        ),
-        BIGCONV,
-        Verdict.NOT_COMPARABLE,
-        "all ranks share one GPU: this is the speed that they would have with a GPU each and no wait for messages. "
-        "Below one, cutting this input would cost more than it gains",
-    ),
-    Row(
-        "section 2.2",
-        "GPU-to-GPU messages were not available",
-        "between ranks that share a GPU through its memory (CUDA IPC); between GPUs by NCCL, tested on ranks of one "
-        "GPU ([backends](../reference/backends.md))",
-        "python tests/gpu/run.py",
-        Verdict.BETTER,
-        "NVLink and several GPUs are not tested",
-    ),
-)
 MULTI_DSN = (
     Row(
         "section 3; figure 7",
@@ -151,9 +117,14 @@ MULTI_DSN = (
         say("by part, one target: {one:.2f} GiB at 768²; four and seven: not run", one=memory(1, "by part")),
         f"{DSN} --targets 4 7",
         Verdict.NOT_MEASURED,
-        "12 and 18 ranks by part, and the largest image by part. The rank that reconstructs keeps all domains' "
-        "activations, unless they are computed again",
-        awaits=measured(way(4, "by part"), "reserved", max),
+        "12 and 18 ranks by part, and the largest image by part, were not run. The rank that reconstructs keeps all "
+        "domains' activations, unless they are computed again",
+        then=say(
+            "by part, at 768²: {one:.2f}, {four:.2f} and {seven:.2f} GiB with 1, 4 and 7 targets",
+            one=memory(1, "by part"),
+            four=memory(4, "by part"),
+            seven=memory(7, "by part"),
+        ),
     ),
     Row(
         "figure 7, utilization",
@@ -182,8 +153,17 @@ MULTI_DSN = (
         ),
         f"{DSN} --targets 4 7",
         Verdict.NOT_MEASURED,
-        "by domain it is flat and not low; in the document's placement, by part, more targets are missing",
-        awaits=measured(way(4, "by part"), "computing", mean),
+        "by domain it is flat and not low; in the document's placement, by part, more targets were not run",
+        then=say(
+            "at 768², with 1, 4 and 7 targets: by part {part:.0%}, {part_four:.0%} and {part_seven:.0%}; by domain "
+            "{one:.0%}, {four:.0%} and {seven:.0%}",
+            part=utilization(1, "by part"),
+            part_four=utilization(4, "by part"),
+            part_seven=utilization(7, "by part"),
+            one=utilization(1, "by domain"),
+            four=utilization(4, "by domain"),
+            seven=utilization(7, "by domain"),
+        ),
     ),
     Row(
         "section 3.2",
@@ -259,7 +239,7 @@ CONCLUSION = (
         "section 4, next step",
         "the same on a real application",
         "lakes and oceans of a world map, at a sixteenth of its resolution: decides nothing",
-        "mural bench water",
+        "mural bench water --mask lsmask_1.25min_f.bin --device cuda --output water.jsonl",
         Verdict.NOT_MEASURED,
         "the map at full resolution: it needs a GPU and the map's file",
     ),
@@ -285,4 +265,4 @@ CONCLUSION = (
         Verdict.BETTER,
     ),
 )
-ROWS = (*THROUGHPUT, *MULTI_DSN, *CONCLUSION)
+ROWS = (*MULTI_DSN, *CONCLUSION)

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from documents.lookup import Field, Number, value
+from documents.lookup import Field, Number, known, value
+
+NOT_RUN = "the command was not run yet on the machine that it needs"
 
 
 class Verdict(StrEnum):
@@ -29,6 +31,11 @@ class Text:
 
     def __str__(self) -> str:
         return self.template.format(**{name: value(number) for name, number in self.numbers.items()})
+
+    @property
+    def known(self) -> bool:
+        """Whether all its numbers are there."""
+        return all(map(known, self.numbers.values()))
 
     @property
     def words(self) -> str:
@@ -60,17 +67,24 @@ class Row:
     why: Text | str = ""
     awaits: Field | None = None
     """Where the results will be that are not there yet."""
+    then: Text | None = None
+    """What ours will be once they are there: the page has it at once, and the verdict is then to be judged."""
+
+    @property
+    def said(self) -> Text | str:
+        """Ours as it can be said now."""
+        return self.then if self.then is not None and self.then.known else self.ours
 
     @property
     def by_hand(self) -> Iterator[str]:
         """What is written by hand about mural."""
-        for text in (self.ours, self.why):
+        for text in (self.ours, self.why, self.then or ""):
             yield text if isinstance(text, str) else text.words
 
     @property
     def texts(self) -> Iterator[Text]:
         """All texts with numbers."""
-        yield from (text for text in (self.theirs, self.ours, self.why) if isinstance(text, Text))
+        yield from (text for text in (self.theirs, self.ours, self.why, self.then) if isinstance(text, Text))
 
 
 @dataclass(frozen=True)

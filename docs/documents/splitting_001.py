@@ -6,8 +6,8 @@ import operator
 import statistics
 from collections.abc import Sequence
 
-from documents.lookup import Cell, Field, Made, gib, mean, only, record
-from documents.row import Row, Verdict, say
+from documents.lookup import Among, Cell, Field, Made, gib, mean, median, only, record
+from documents.row import NOT_RUN, Row, Verdict, say
 
 TWELVE = "mural bench cost --parts twelve"
 LAYERS = 12
@@ -47,6 +47,15 @@ def times(device: str, top: int, bottom: int) -> Made:
     return Made(operator.truediv, (layer(device, "forward", top), layer(device, "forward", bottom)))
 
 
+def cut_by(what: str, model: str) -> Made:
+    """The step of 8 stages that are balanced by something over that of equal numbers of layers; cuts between layers."""
+    mine, layers = (
+        record("schedules/splits.json", "seconds", median, kind="split", cells=Among(f"{model}/8/layer/{by}"))
+        for by in (what, "layers")
+    )
+    return mine / layers
+
+
 POLYNOMIAL = "the same with the document's polynomial"
 LARGE = {"kind": "measure", "name": "unet/stream16/bf16/frozen/100000@1536"}
 
@@ -68,11 +77,23 @@ HYPOTHESES = (
         "hypothesis 1; future work, 1",
         "an analytical model of layer times finds efficient splits over GPUs; splits at block, layer and module level",
         "–",
-        "mural bench cost",
+        "mural bench schedules --parts splits --output splits.jsonl",
         Verdict.NOT_MEASURED,
-        'the parts are built (`cuts = "time"`, levels: `pytest tests/pipeline/test_partition.py`). A benchmark that '
-        "runs cuts by layers, fitted time, measured time and memory next to each other, at three levels, is missing: "
-        "U-Net, ResNet-50, DenseNet-121 and AmoebaNet-18 in 2, 4 and 8 stages",
+        f"{NOT_RUN}: cuts by layers, fitted time, measured time and memory, at three levels, of U-Net, ResNet-50, "
+        "DenseNet-121 and AmoebaNet-18 in 2, 4 and 8 stages",
+        then=say(
+            "8 stages cut by fitted and by measured time, steps over those of equal numbers of layers: U-Net "
+            "{unet:.2f} and {unet_measured:.2f}, ResNet-50 {resnet:.2f} and {resnet_measured:.2f}, DenseNet-121 "
+            "{dense:.2f} and {dense_measured:.2f}, AmoebaNet-18 {amoeba:.2f} and {amoeba_measured:.2f}",
+            unet=cut_by("time", "unet"),
+            unet_measured=cut_by("measured", "unet"),
+            resnet=cut_by("time", "resnet50"),
+            resnet_measured=cut_by("measured", "resnet50"),
+            dense=cut_by("time", "densenet121"),
+            dense_measured=cut_by("measured", "densenet121"),
+            amoeba=cut_by("time", "amoebanet18"),
+            amoeba_measured=cut_by("measured", "amoebanet18"),
+        ),
     ),
     Row(
         "hypothesis 2",
@@ -98,8 +119,15 @@ HYPOTHESES = (
         "mural bench offload --only stages/2048/gems2offload stages/3072/2 stages/3072/2offload "
         "stages/3072/gems2offload",
         Verdict.NOT_MEASURED,
-        "GEMS with offload, and images that do not fit without it",
-        awaits=record("offload/gpu.json", "step", kind="measure", name="stages/2048/gems2offload"),
+        "GEMS with offload, and images that do not fit without it, were not run",
+        then=say(
+            "GEMS of a U-Net, 2048², two stages: {seconds:.2f} s a step, {peak:.2f} GiB; with offload {slower:.2f} s, "
+            "{less:.2f} GiB",
+            seconds=record("offload/gpu.json", "step", kind="measure", name="stages/2048/gems2"),
+            peak=gib(record("offload/gpu.json", "allocated", kind="measure", name="stages/2048/gems2")),
+            slower=record("offload/gpu.json", "step", kind="measure", name="stages/2048/gems2offload"),
+            less=gib(record("offload/gpu.json", "allocated", kind="measure", name="stages/2048/gems2offload")),
+        ),
     ),
 )
 LAYER_TIMES = (

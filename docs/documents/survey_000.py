@@ -1,32 +1,13 @@
-"""Document 000, what it cites: data parallelism, Horovod, GPipe, HyPar-Flow and GEMS."""
+"""Document 000, what it cites: data parallelism, Horovod and GPipe."""
 
 from __future__ import annotations
 
-from documents.lookup import Field, Made, Number, Printed, gib, median, record
-from documents.row import Row, Verdict, say
+from documents.hybrids_000 import MEASURED, SIMULATED, simulated, step
+from documents.lookup import Field, Made, gib, median, record
+from documents.row import NOT_RUN, Row, Verdict, say
 
-SIMULATED = "mural bench schedules --parts simulated"
-MEASURED = "mural bench schedules --parts measured"
-STRONG = f"{MEASURED} --batch 32"
 COLLECTIVES = "mural bench allreduce --parts measured --ranks 2,4,8"
 MIB = 2**20
-
-
-def simulated(schedule: str, microbatches: int, field: str = "makespan") -> Field:
-    """Four stages on paper."""
-    return record("schedules/simulated.json", field, schedule=schedule, seats=4, microbatches=microbatches)
-
-
-def step(model: str, division: str, batch: int, field: str = "seconds") -> Field:
-    """A step on real cores: the median of its seconds, or the largest of its ranks' peaks."""
-    of = median if field == "seconds" else max
-    return record("schedules/cpu.json", field, of, kind="step", model=model, division=division, batch=batch)
-
-
-def speed(model: str, division: str, batch: int) -> Made:
-    """Images a second."""
-    images = record("schedules/cpu.json", "batch", kind="step", model=model, division=division, batch=batch)
-    return images / step(model, division, batch)
 
 
 def collective(algorithm: str, ranks: int, size: int) -> Field:
@@ -36,14 +17,20 @@ def collective(algorithm: str, ranks: int, size: int) -> Field:
     )  # fmt: skip
 
 
-def cited(name: str) -> Number:
-    """A number of the schedules' published.py."""
-    return Printed("schedules", lambda module: getattr(module, name))
+def sent_by(transport: str, size: int) -> Field:
+    """Seconds of a transport's own all-reduce on 8 ranks."""
+    path = ("records", {"kind": "calls", "name": f"sockets/{transport}/8"}, "found", str(size), "backend")
+    return Field("allreduce/sockets.json", path, median)
 
 
-def hybrid(model: str) -> str:
-    """The command that fills the hybrids of a model."""
-    return f"{MEASURED} --models {model} --known benchmarks/schedules/results/cpu.json --output more"
+def efficiency(model: str, way: str) -> Made:
+    """One rank's step over that of 16 ranks that exchange gradients so."""
+    file, about = "data_parallel/sixteen.json", {"kind": "efficiency", "model": model}
+    one, many = (
+        Field(file, ("records", about | {"ranks": ranks}, "seconds", name), median)
+        for ranks, name in ((1, "apart"), (16, way))
+    )
+    return one / many
 
 
 ROWS = (
@@ -74,10 +61,17 @@ ROWS = (
         "section 2, on [1]",
         "MPI greatly reduces the overhead of communication, compared with sockets",
         "–",
-        COLLECTIVES,
+        "mural bench allreduce --parts sockets --output sockets.jsonl",
         Verdict.NOT_MEASURED,
-        "this command times gloo's sockets; a part that times the same calls over MPI is missing. That results over "
-        "MPI are right is tested (`pytest tests/comm/test_mpi.py`)",
+        f"{NOT_RUN}. That results over MPI are right is tested (`pytest tests/comm/test_mpi.py`)",
+        then=say(
+            "8 ranks of 16 cores, gloo's own all-reduce over MPI's own: {small:.2f} times the time at 1 KiB, "
+            "{large:.2f} at 16 MiB; with MPI's messages through TCP {small_tcp:.2f} and {large_tcp:.2f}",
+            small=sent_by("gloo", 1024) / sent_by("mpi", 1024),
+            large=sent_by("gloo", 16 * MIB) / sent_by("mpi", 16 * MIB),
+            small_tcp=sent_by("gloo", 1024) / sent_by("mpi-tcp", 1024),
+            large_tcp=sent_by("gloo", 16 * MIB) / sent_by("mpi-tcp", 16 * MIB),
+        ),
     ),
     Row(
         "section 2, on [8]",
@@ -97,10 +91,17 @@ ROWS = (
         "figure 2",
         "training over more GPUs stays more efficient with a ring than with a parameter server",
         "–",
-        "mural bench data_parallel --device cpu",
+        "mural bench data_parallel --parts servers --output sixteen.jsonl",
         Verdict.NOT_MEASURED,
-        "only the all-reduce alone is measured (row above): a part that trains with `parameter-server` and `ring` on "
-        "2 to 16 ranks is missing",
+        f"only the all-reduce alone is measured (row above): {NOT_RUN}",
+        then=say(
+            "one rank's step over that of 16 ranks with as many images each: ResNet-18 {ring:.0%} with a ring, "
+            "{server:.0%} with a parameter server; a narrow VGG-16 {narrow_ring:.0%} and {narrow_server:.0%}",
+            ring=efficiency("resnet18", "ring"),
+            server=efficiency("resnet18", "parameter-server"),
+            narrow_ring=efficiency("vgg16", "ring"),
+            narrow_server=efficiency("vgg16", "parameter-server"),
+        ),
     ),
     Row(
         "figure 3",
@@ -140,124 +141,5 @@ ROWS = (
         "mural bench unet_split --parts agreement",
         Verdict.NOT_COMPARABLE,
         "ImageNet is not here",
-    ),
-    Row(
-        "section 2, on [10]",
-        say(
-            "HyPar-Flow's hybrid of data and stages is up to {best:.1f} times as fast as data parallelism alone",
-            best=cited("HYBRID_OVER_DATA"),
-        ),
-        say(
-            "U-Net, 32 images on 16 ranks: data 4 × stage 4 is {stages:.2f} times as fast as data 16, data 4 × GEMS 4 "
-            "{gems:.2f} times",
-            stages=speed("unet", "data 4 × stage 4", 32) / speed("unet", "data 16", 32),
-            gems=speed("unet", "data 4 × GEMS 4", 32) / speed("unet", "data 16", 32),
-        ),
-        f"{STRONG} --models unet",
-        Verdict.CONTRADICTED,
-        "on 16 cores that share one memory, where summing gradients costs little; theirs are CPU nodes in a network, "
-        "and ResNets",
-    ),
-    Row(
-        "the same, for its ResNets",
-        say("{best:.1f} times; by the cited paper for ResNet-1001 on CPU nodes", best=cited("HYBRID_OVER_DATA")),
-        say(
-            "ResNet-110, 32 images of 32² on 16 ranks: {stages:.2f} and {gems:.2f} times",
-            stages=speed("resnet110", "data 4 × stage 4", 32) / speed("resnet110", "data 16", 32),
-            gems=speed("resnet110", "data 4 × GEMS 4", 32) / speed("resnet110", "data 16", 32),
-        ),
-        hybrid("resnet110,resnet1001"),
-        Verdict.NOT_MEASURED,
-        'the number is older than `batchnorm = "micro-rank"`, which normalizes as theirs does; both ResNets with it, '
-        "with 8 images a rank and on larger images, are missing",
-        awaits=step("resnet1001", "data 4 × stage 4", 128),
-    ),
-    Row(
-        "section 2, on HyPar-Flow",
-        "it works on CPUs and not on GPUs",
-        say(
-            "stages run on a GPU: U-Net on 8 ranks of an H200, {side:.0f}² and less",
-            side=record("unet_split/gpu.json", "side", max, kind="measure", net="classic", way="memory"),
-        ),
-        "mural bench unet_split --parts measured",
-        Verdict.BETTER,
-    ),
-    Row(
-        "section 2, on HyPar-Flow",
-        "the length of a pipeline is limited by the size of the batch",
-        say(
-            "4 stages under 1F1B are idle for {one:.0%} of the time with 1 micro-batch, {eight:.0%} with 8, "
-            "{most:.0%} with 32",
-            one=simulated("1F1B", 1, "bubble"),
-            eight=simulated("1F1B", 8, "bubble"),
-            most=simulated("1F1B", 32, "bubble"),
-        ),
-        SIMULATED,
-        Verdict.REPRODUCED,
-    ),
-    Row(
-        "figure 5",
-        "GEMS trains a second, inverted replica in the free memory and time of the first",
-        say(
-            "4 stages, 2 images: {one:.0f} units in one direction, {lean:.0f} in the order of MPI4DL, {both:.0f} "
-            "interleaved; measured against 1F1B on 4 ranks {unet:.2f} (U-Net), {small:.2f} (ResNet-110), {large:.2f} "
-            "times as fast (ResNet-1001)",
-            one=simulated("sequential", 2),
-            lean=simulated("GEMS lean", 2),
-            both=simulated("GEMS interleaved", 2),
-            unet=speed("unet", "GEMS 4", 32) / speed("unet", "stage 4", 32),
-            small=speed("resnet110", "GEMS 4", 32) / speed("resnet110", "stage 4", 32),
-            large=speed("resnet1001", "GEMS 4", 32) / speed("resnet1001", "stage 4", 32),
-        ),
-        STRONG,
-        Verdict.REPRODUCED,
-    ),
-    Row(
-        "section 2, on [5]",
-        say(
-            "GEMS with data parallelism: {best:.2%} scaling efficiency for a ResNet-1k; by the cited paper on 1,024 "
-            "GPUs",
-            best=cited("SCALING_EFFICIENCY"),
-        ),
-        say(
-            "U-Net, 32 images on 16 ranks: {gems:.1%} of four times GEMS 4; data 16 alone {data:.1%} of 16 ranks",
-            gems=speed("unet", "data 4 × GEMS 4", 32) / (speed("unet", "GEMS 4", 32) * 4),
-            data=speed("unet", "data 16", 32) / (speed("unet", "one rank", 32) * 16),
-        ),
-        f"{STRONG} --models unet",
-        Verdict.CONTRADICTED,
-        "on 16 cores of one machine, with 2 images a rank; what holds it back (threads, memory's bandwidth, messages) "
-        "is not known yet",
-    ),
-    Row(
-        "the same, for ResNet-1k",
-        say("{best:.2%}", best=cited("SCALING_EFFICIENCY")),
-        say(
-            "ResNet-1001, 8 images a rank: data 16 alone {data:.1%} of 16 ranks",
-            data=speed("resnet1001", "data 16", 128) / (speed("resnet1001", "one rank", 8) * 16),
-        ),
-        hybrid("resnet1001"),
-        Verdict.NOT_MEASURED,
-        "data 4 × GEMS 4 of ResNet-1001 is missing",
-        awaits=step("resnet1001", "data 4 × GEMS 4", 128),
-    ),
-    Row(
-        "section 2, on [5]",
-        say(
-            "GEMS trains ResNet-110 in 28 minutes instead of {hours:.0f} hours: {gain:.0f} times as fast",
-            hours=cited("HOURS_BEFORE"),
-            gain=cited("SPEEDUP"),
-        ),
-        say(
-            "data 4 × GEMS 4 over one rank: U-Net {unet:.2f} times; ResNet-110 on 32² {resnet:.2f} times, with batch "
-            "norms that exchange statistics",
-            unet=speed("unet", "data 4 × GEMS 4", 32) / speed("unet", "one rank", 32),
-            resnet=speed("resnet110", "data 4 × GEMS 4", 32) / speed("resnet110", "one rank", 32),
-        ),
-        hybrid("resnet110"),
-        Verdict.NOT_MEASURED,
-        'ResNet-110 with `batchnorm = "micro-rank"`, and on images above 32² (by the cited paper, tiles of 1024²), is '
-        "missing",
-        awaits=step("resnet110", "data 4 × GEMS 4", 128),
     ),
 )

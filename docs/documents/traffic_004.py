@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from documents.lookup import Field, Made, median, ms, record
-from documents.nodes_004 import INFERENCE, TRAFFIC
-from documents.row import Row, Verdict, say
+from documents.nodes_004 import INFERENCE, PROFILE, PROFILES, TRAFFIC
+from documents.row import NOT_RUN, Row, Verdict, say
 
 FILE = "hybrid/traffic-cpu.json"
 LENET = 5
@@ -44,6 +44,13 @@ def latency(device: str, way: str, ranks: int) -> Made:
     """Milliseconds of one image."""
     file = f"hybrid/inference-{device}.json"
     return ms(record(file, "seconds", median, kind="inference", way=way, ranks=ranks, batch=1))
+
+
+def spent(way: str, what: str) -> Made:
+    """The share of their steps that 4 ranks of AlexNet spend so."""
+    path = ("records", {"kind": "profiling", "net": "alexnet", "way": way, "ranks": 4}, "shares", {})
+    mine, total = (Field(PROFILES, (*path, key), sum) for key in (what, "seconds"))
+    return mine / total
 
 
 MODEL = (
@@ -88,16 +95,33 @@ MODEL = (
         ),
         f'{INFERENCE} --device cuda --only "in two groups"',
         Verdict.NOT_MEASURED,
-        "it runs; its inference on the GPU is missing",
-        awaits=record("hybrid/inference-cuda.json", "seconds", median, way="hybrid, in two groups", batch=1),
+        "it runs; its inference on the GPU was not measured",
+        then=say(
+            "AlexNet, one image on 4 CPU ranks: {groups:.1f} ms in two groups, {hybrid:.1f} ms as a hybrid of all "
+            "four; on 4 GPU ranks {cuda:.1f} and {cuda_hybrid:.1f} ms",
+            groups=latency("cpu", "hybrid, in two groups", 4),
+            hybrid=latency("cpu", "hybrid", 4),
+            cuda=latency("cuda", "hybrid, in two groups", 4),
+            cuda_hybrid=latency("cuda", "hybrid", 4),
+        ),
     ),
     Row(
         "profile of a node under model parallelism, figure",
         "computation, communication and idle time, without numbers",
         "–",
-        "mural bench data_parallel --device cpu --parts shares",
+        PROFILE,
         Verdict.NOT_MEASURED,
-        "shares of model-parallel and hybrid nodes: this command has data and spatial ranks",
+        NOT_RUN,
+        then=say(
+            "AlexNet on 4 ranks: {compute:.0%} computing, {messages:.0%} communicating, {idle:.0%} idle under model "
+            "parallelism; {hybrid:.0%}, {hybrid_messages:.0%} and {hybrid_idle:.0%} as a hybrid",
+            compute=spent("model", "compute"),
+            messages=spent("model", "communicating"),
+            idle=spent("model", "idle"),
+            hybrid=spent("hybrid", "compute"),
+            hybrid_messages=spent("hybrid", "communicating"),
+            hybrid_idle=spent("hybrid", "idle"),
+        ),
     ),
     Row(
         "figures, flow of data forward and backward",

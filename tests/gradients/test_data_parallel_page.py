@@ -63,3 +63,21 @@ def test_servers_norms_and_processes_at_toy_size(tmp_path: Path) -> None:
     assert "Training efficiency" in done.stdout
     again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert "servers/vgg16/2: apart" not in again.stdout, "what the file has is not measured again"
+
+
+@pytest.mark.slow
+def test_sharing_at_toy_size(tmp_path: Path) -> None:
+    output = tmp_path / "toy.jsonl"
+    command = [sys.executable, str(BENCHMARK / "run.py"), "--quick", "--parts", "sharing", "--device", "cpu"]
+    command += ["--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {r["name"]: r for r in map(json.loads, output.read_text().splitlines()) if "name" in r}
+    assert list(found) == ["sharing/unet/1", "sharing/unet/2"]
+    assert [part["images"] for part in found["sharing/unet/1"]["parts"].values()] == [2, 1]
+    ranks = found["sharing/unet/2"]
+    assert ranks["images"] == 1
+    assert ranks["sums"] == 1, "all gradients fit into one bucket"
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| unet, 2 |")]
+    step, _, *parts = (float(cell) for cell in row.strip("| ").split(" | ")[1:])
+    assert sum(parts) == pytest.approx(step, abs=0.4), "what adds to a step adds up to it"

@@ -1,0 +1,165 @@
+"""Document 002, BigConv at its numbers of GPUs: growth, memory, utilization, larger batches, and throughput."""
+
+from __future__ import annotations
+
+from documents.bigconv_002 import CAP, COMMAND, DIMS, GPU, memory, on_cpu, own_work
+from documents.lookup import Field, Made, Reduction, record
+from documents.row import NOT_RUN, Row, Verdict, say
+
+COUNTS = "mural bench bigconv --counts --output counts.jsonl --only"
+CAPS = {"CNN1D": CAP // 2, "CNN2D": CAP // 2, "CNN3D": CAP // 4, "FCN2D": CAP // 2}
+"""Smaller ones, so that all ranks fit on one GPU."""
+BATCH_CAP = CAP
+
+
+def limit(model: str, ranks: int) -> Field:
+    """The largest extent under the smaller cap."""
+    return record(GPU, "largest", kind="limit", case__model=model, case__ranks=ranks, cap=CAPS[model])
+
+
+def growth(model: str, ranks: int) -> Made:
+    """Positions of the largest input over those on one rank under the same cap."""
+    return (limit(model, ranks) / limit(model, 1)) ** DIMS[model]
+
+
+def small(ranks: int, field: str) -> Field:
+    """A peak of CNN2D at 1K²."""
+    about = {"case__model": "CNN2D", "case__ranks": ranks, "case__extents": [1024, 1024]}
+    return record(GPU, field, kind="measure", cap=CAPS["CNN2D"], **about)
+
+
+def busy(ranks: int) -> Made:
+    """CNN2D at 2048²: the time of all ranks' kernels over that of their own parts of the step, one at a time."""
+    about = {"case__model": "CNN2D", "case__ranks": ranks, "case__extents": [2048, 2048], "cap": CAPS["CNN2D"]}
+    kernels, wall = (record(GPU, field, sum, kind="utilisation", **about) for field in ("kernels", "wall"))
+    return kernels / wall
+
+
+def batched(kind: str, field: str, ranks: int, images: int, of: Reduction = max) -> Field:
+    """CNN2D at 2048² with several images at a time; one image is not written into a case."""
+    about = {"case__model": "CNN2D", "case__ranks": ranks, "case__extents": [2048, 2048], "cap": BATCH_CAP}
+    return record(GPU, field, of, kind=kind, case__batch=images if images > 1 else None, **about)
+
+
+def saved(images: int) -> Made:
+    """One rank's memory over that of the largest of 8 ranks."""
+    return batched("measure", "allocated", 1, images) / batched("measure", "allocated", 8, images)
+
+
+def faster(images: int) -> Made:
+    """One rank's step over the slowest rank's own part of it on 8."""
+    return batched("utilisation", "wall", 1, images) / batched("utilisation", "wall", 8, images)
+
+
+def alone_over(model: str) -> Made:
+    """One rank's step over the slowest rank's own part of it on 8."""
+    return own_work(model, 1) / own_work(model, 8)
+
+
+NUMBERS_OF_GPUS = (
+    Row(
+        "figure 3, 1K²",
+        "CNN2D at 1K²: three times less memory on 10 GPUs than on one",
+        say(
+            "2560² on 8 ranks: {tensors:.1f} times less for tensors, {device:.1f} times as nvidia-smi shows it; 1280² "
+            "on 10 CPU ranks: {cpu:.1f} times",
+            tensors=memory("CNN2D", 1) / memory("CNN2D", 8),
+            device=memory("CNN2D", 1, "device") / memory("CNN2D", 8, "device"),
+            cpu=on_cpu("CNN2D", 1) / on_cpu("CNN2D", 10),
+        ),
+        f"{COUNTS} 'memory/*'",
+        Verdict.NOT_MEASURED,
+        "10 GPU ranks at 1K² were not run",
+        then=say(
+            "on 10 GPU ranks: {tensors:.1f} times less for tensors, {device:.1f} times as nvidia-smi shows it",
+            tensors=small(1, "allocated") / small(10, "allocated"),
+            device=small(1, "device") / small(10, "device"),
+        ),
+    ),
+    Row(
+        "figures 2 to 5, at the document's numbers of GPUs",
+        "5, 6, 9, 10, 12 and 28 GPUs",
+        "up to 8 ranks on the GPU; 9, 10, 12 and 28 on the CPU at small inputs",
+        f"{COUNTS} 'limit/*'",
+        Verdict.NOT_MEASURED,
+        "growth at these numbers, with a smaller cap so that all ranks fit on one GPU, was not measured",
+        then=say(
+            "positions of the largest input over those on one rank: CNN2D {five:.1f} times on 5, {ten:.1f} on 10; "
+            "CNN1D {six:.1f} on 6, {twelve:.1f} on 12; CNN3D {nine:.1f} on 9, {most:.1f} on 28; FCN2D {fcn:.1f} on 10",
+            five=growth("CNN2D", 5),
+            ten=growth("CNN2D", 10),
+            six=growth("CNN1D", 6),
+            twelve=growth("CNN1D", 12),
+            nine=growth("CNN3D", 9),
+            most=growth("CNN3D", 28),
+            fcn=growth("FCN2D", 10),
+        ),
+    ),
+    Row(
+        "figures 2 to 5, utilization",
+        "one GPU without RPC is better utilized than GPUs with RPC",
+        "–",
+        f"{COUNTS} 'utilisation/*'",
+        Verdict.NOT_MEASURED,
+        NOT_RUN,
+        then=say(
+            "CNN2D at 2048², a rank's kernels over its own part of the step, messages served: {one:.0%} on one rank, "
+            "{ten:.0%} on 10",
+            one=busy(1),
+            ten=busy(10),
+        ),
+    ),
+    Row(
+        "figures 2 to 5, utilization",
+        "the same image on more workers utilizes each GPU better",
+        "–",
+        f"{COUNTS} 'utilisation/*'",
+        Verdict.NOT_MEASURED,
+        "the same",
+        then=say("CNN2D at 2048²: {five:.0%} on 5 ranks, {ten:.0%} on 10", five=busy(5), ten=busy(10)),
+    ),
+    Row(
+        "section 2.2",
+        "all runs have batch 1; with larger batches the gains would be more pronounced",
+        "–",
+        f"{COUNTS} 'batch/*'",
+        Verdict.NOT_MEASURED,
+        NOT_RUN,
+        then=say(
+            "CNN2D at 2048², one rank over 8 ranks: memory {saved:.1f} times with one image, {saved_four:.1f} with "
+            "four; a rank's own part of the step {faster:.2f} and {faster_four:.2f} times",
+            saved=saved(1),
+            saved_four=saved(4),
+            faster=faster(1),
+            faster_four=faster(4),
+        ),
+    ),
+)
+THROUGHPUT = (
+    Row(
+        "section 2.2; section 4",
+        "throughput is comparable with one GPU: messages go through the CPU",
+        say(
+            "one rank's step over the slowest rank's own part on 8, messages served: CNN1D {cnn1d:.2f}, CNN2D "
+            "{cnn2d:.2f}, CNN3D {cnn3d:.2f}, FCN2D {fcn2d:.2f}, DenseNet-121 {densenet:.2f}",
+            cnn1d=alone_over("CNN1D"),
+            cnn2d=alone_over("CNN2D"),
+            cnn3d=alone_over("CNN3D"),
+            fcn2d=alone_over("FCN2D"),
+            densenet=alone_over("DenseNet-121"),
+        ),
+        COMMAND,
+        Verdict.NOT_COMPARABLE,
+        "all ranks share one GPU: this is the speed that they would have with a GPU each and no wait for messages. "
+        "Below one, cutting this input would cost more than it gains",
+    ),
+    Row(
+        "section 2.2",
+        "GPU-to-GPU messages were not available",
+        "between ranks that share a GPU through its memory (CUDA IPC); between GPUs by NCCL, tested on ranks of one "
+        "GPU ([backends](../reference/backends.md))",
+        "python tests/gpu/run.py",
+        Verdict.BETTER,
+        "NVLink and several GPUs are not tested",
+    ),
+)
