@@ -29,7 +29,7 @@ class Channels:
             raise PeerError("channels need several ranks")
         every = tuple(range(dist.get_world_size()))
         ways = ("to higher ranks", "to lower ranks")
-        self.transports = [world.sibling(group_of(world, every, way), way, pairwise=True) for way in ways]
+        self.transports = [world.sibling(group_of(world, every, way, True), way, True) for way in ways]
         # Messages that wait for their copy are sent first, in whichever direction.
         self.transports[1].unsent = self.transports[0].unsent
         self.rank = dist.get_rank()

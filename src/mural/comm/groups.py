@@ -54,17 +54,27 @@ def leave(group: dist.ProcessGroup | None) -> None:
         _kept.pop(group, None)
 
 
-def group_of(run: HasGroup, ranks: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
+def group_of(run: HasGroup, ranks: tuple[int, ...], purpose: str, pairwise: bool = False) -> dist.ProcessGroup:
     """A group of some ranks of a run, for one purpose. Collective over the run."""
-    return groups_of(run, [ranks], purpose)[0]
+    return groups_of(run, [ranks], purpose, pairwise)[0]
 
 
-def groups_of(run: HasGroup, every: Sequence[tuple[int, ...]], purpose: str) -> list[dist.ProcessGroup]:
-    """A group for each list of ranks, for one purpose. Collective over the run: all ranks create all groups."""
+def groups_of(
+    run: HasGroup, every: Sequence[tuple[int, ...]], purpose: str, pairwise: bool = False
+) -> list[dist.ProcessGroup]:
+    """A group for each list of ranks, for one purpose. Collective over the run: all ranks create all groups.
+
+    NCCL would connect the ranks of a group at its first call, and each would wait there for the others, which may wait
+    for a message from it. So all groups are connected now, in one order, unless only two ranks of them meet at a time.
+    """
 
     def build() -> list[dist.ProcessGroup]:
         roll_call(run.group, f"a group for {purpose}, of ranks {', '.join(map(str, every))}")
-        return [new_group(ranks, run.timeout) for ranks in every]
+        made = [new_group(ranks, run.timeout) for ranks in every]
+        for ranks, group in zip(every, made, strict=True):
+            if not pairwise and dist.get_rank() in ranks:
+                connect(group)
+        return made
 
     return kept(run.group, (purpose, tuple(every)), build)
 
@@ -101,7 +111,7 @@ def survive_errors() -> None:
 
 
 def connect(group: dist.ProcessGroup) -> None:
-    """Create the communicator of a group's messages now: all its ranks must join, and some exchange later than others.
+    """Create the communicator of a group now: all its ranks must join, and some use it later than others.
 
     Collective over the group.
     """

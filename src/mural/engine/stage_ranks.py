@@ -8,7 +8,7 @@ from math import prod
 
 import torch.distributed as dist
 
-from mural.comm.groups import connect, group_of, kept
+from mural.comm.groups import group_of, kept
 from mural.comm.messages import Transport
 from mural.errors import PlanError
 from mural.pipeline.gems import gems
@@ -99,10 +99,7 @@ def transport_of(ranks: tuple[int, ...], world: Transport) -> Transport:
 
     def build() -> Transport:
         group = group_of(world, ranks, "seat") if len(ranks) > 1 else None
-        mine = group if dist.get_rank() in ranks else None
-        if mine is not None:
-            connect(mine)
-        return world.sibling(mine, f"seat {ranks}")
+        return world.sibling(group if dist.get_rank() in ranks else None, f"seat {ranks}")
 
     return kept(world.group, ("messages of a seat", ranks), build)
 
