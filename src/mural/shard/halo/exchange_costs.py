@@ -113,6 +113,9 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def settle(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait for the calling stream, not for the whole device.
+
+    Over NCCL, messages to other stages may wait there for receives that those stages post after the same measurement.
+    """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
