@@ -204,8 +204,12 @@ class Rank:
 
 
 def error_of(error: BaseException) -> dict[str, str]:
-    """An error as an answer: memory that was missing, a peer that failed, or anything else."""
-    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    """An error as an answer: memory that was missing, a peer that failed, or anything else.
+
+    Of a local rank that raised, its last line tells what; of others, the first.
+    """
+    lines = str(error).strip().splitlines() or [""]
+    text = f"{type(error).__name__}: {lines[-1 if lines[0].endswith('raised:') else 0]}"
     missing = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in MEMORY_WORDS)
     kind = "memory" if missing else "peer" if isinstance(error, PeerError) else "error"
     return {"error": kind, "message": text}

@@ -124,7 +124,7 @@ class Sizes:
     counts: tuple[int, ...] = (1, 8, 64, 512, 4096, 32768)
     images: tuple[int, ...] = (2048, 3072)
     activations: tuple[str, ...] = ("plain", "mural8", "checkpoint", "save_on_cpu")
-    staged: tuple[int, ...] = (2048, 3072, 4096)
+    staged: tuple[int, ...] = (2048, 2560, 3072)
     stages: tuple[str, ...] = ("1", "1offload", "2", "2offload", "4", "gems2", "gems2offload", "gems4")
 
 
