@@ -1,11 +1,13 @@
-"""Ranks that end between the start of the process group and their first call, or between two calls.
+"""Ranks that end between the start of the process group and their first call, between two calls, or in one.
 
 All others raise in words at once, though none of them ends before all have raised: closed connections tell them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import sys
 import time
@@ -47,11 +49,22 @@ def serve(rank: int, port: int, options: dict[str, Any], end: tuple[str, str, in
     def reach(call: str) -> float:
         when, how, who = end
         if (call, rank) == (when, who):
+            if how == "raise":
+                raise RuntimeError("no file descriptor is left")
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             sys.exit(0)
         time.sleep(0.3)
         return time.monotonic()
+
+    create, number = dist.new_group, itertools.count(1)
+
+    def new_group(*args: Any, **options: Any) -> Any:
+        reach(f"group {next(number)}")
+        return create(*args, **options)
+
+    if end[0].startswith("group"):
+        dist.new_group = new_group
 
     try:
         begun = reach("init")
@@ -82,7 +95,7 @@ def survivors(options: dict[str, Any], when: str, how: str, who: int) -> dict[in
     try:
         for process in ranks:
             process.start()
-        found = [told.get(timeout=TIMEOUT) for _ in range(2)]
+        found = [told.get(timeout=TIMEOUT) for _ in range(3 if how == "raise" else 2)]
     finally:
         over.set()
         for process in ranks:
@@ -116,3 +129,16 @@ def test_a_rank_that_ends_before_a_call_ends_the_calls_of_all(name: str, when: s
         assert seconds < SOON, found
         if when in ("init", "parallelize"):
             assert f"rank {who} ended" in text, found
+
+
+@pytest.mark.parametrize(
+    ("group", "how", "who"), [(1, "kill", 2), (1, "raise", 0), (2, "exit", 1), (2, "kill", 0), (3, "raise", 2)]
+)
+def test_a_rank_that_ends_while_a_group_is_made_ends_the_wait_of_all(group: int, how: str, who: int) -> None:
+    """The others waited for it until the timeout, or raised what the store said, which had ended with rank 0."""
+    found = survivors(PLANS["1f1b"], f"group {group}", how, who)
+    assert sorted(found) == [rank for rank in range(3) if rank != who or how == "raise"]
+    for rank, (text, seconds) in found.items():
+        assert text.startswith("PeerError: "), found
+        assert "no file descriptor is left" in text if rank == who else re.search(rf"\b{who}\b.* ended", text), found
+        assert seconds < SOON, found

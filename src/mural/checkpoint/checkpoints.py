@@ -45,7 +45,7 @@ class Checkpoints:
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least the newest checkpoint is kept, so give 1 or more")
         self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
-        self.group = group_on_host("checkpoints", WAIT) if mesh.world > 1 else None
+        self.group = group_on_host(mesh.transport, "checkpoints", WAIT) if mesh.world > 1 else None
         self.staging = Staging()
         self.rank, self.world = place_in(self.group)
         self.best: int | None = None

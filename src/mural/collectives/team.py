@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Generator, Hashable
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -210,8 +211,12 @@ def team_of(group: dist.ProcessGroup | None) -> Team:
     """The team of a group; for None that of all ranks, in a separate group. Collective the first time."""
     if group is None:
         world, _, transport = join(None, TIMEOUT)
-        ours = transport.group
-        return groups.kept(ours, "rounds", lambda: Team(groups.new_group(None, TIMEOUT) if world > 1 else None))
+        ours, new = transport.group, partial(groups.new_group, None, TIMEOUT)
+
+        def build() -> Team:
+            return Team(connections.interruptible(ours, "a group for collectives", new) if world > 1 else None)
+
+        return groups.kept(ours, "rounds", build)
     if dist.get_rank(group) < 0:
         raise PlanError("this rank is not in the group: call this only on the ranks of the group")
     return groups.kept(group, "rounds in it", lambda: Team(group))

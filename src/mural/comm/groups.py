@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.backends import GLOO, backend_of
-from mural.comm.failure.connections import destroyed, roll_call, watch
+from mural.comm.failure.connections import destroyed, interruptible, watch
 
 BOTH = "cpu:gloo,cuda:nccl"
 
@@ -69,8 +69,8 @@ def groups_of(
     """
 
     def build() -> list[dist.ProcessGroup]:
-        roll_call(run.group, f"a group for {purpose}, of ranks {', '.join(map(str, every))}")
-        made = [new_group(ranks, run.timeout) for ranks in every]
+        what = f"a group for {purpose}, of ranks {', '.join(map(str, every))}"
+        made = interruptible(run.group, what, lambda: [new_group(ranks, run.timeout) for ranks in every])
         for ranks, group in zip(every, made, strict=True):
             if not pairwise and dist.get_rank() in ranks:
                 connect(group)
@@ -79,13 +79,20 @@ def groups_of(
     return kept(run.group, (purpose, tuple(every)), build)
 
 
-def group_on_host(purpose: str, timeout: timedelta) -> dist.ProcessGroup:
+def group_on_host(run: HasGroup, purpose: str, timeout: timedelta) -> dist.ProcessGroup:
     """A group of all ranks over gloo, whatever the run uses, for one purpose. Collective."""
-    return kept(dist.group.WORLD, purpose, lambda: cast(Any, dist.new_group(backend=GLOO, timeout=timeout)))
+
+    def new() -> dist.ProcessGroup:
+        return cast(Any, dist.new_group(backend=GLOO, timeout=timeout))
+
+    return kept(dist.group.WORLD, purpose, lambda: interruptible(run.group, f"a group for {purpose}", new))
 
 
 def new_group(ranks: Sequence[int] | None, timeout: float) -> dist.ProcessGroup:
-    """A group of some ranks, or of all, over the backend of the run. Collective over the run."""
+    """A group of some ranks, or of all, over the backend of the run. Collective over the run.
+
+    It waits for ranks that have ended, too; `interruptible` does not.
+    """
     backend = BOTH if backend_of(dist.group.WORLD).on_stream else None
     if backend is not None:
         survive_errors()

@@ -39,7 +39,7 @@ def loaded(run: TrainedRun, model: nn.Module, config: Config, mesh: Mesh, shape:
     Of a separation network, the shared encoder and the head remain, which images of any domain go through.
     """
     device = device_of(config)
-    group = group_on_host("predictions", WAIT) if mesh.world > 1 else None
+    group = group_on_host(mesh.transport, "predictions", WAIT) if mesh.world > 1 else None
     snapshot = open_snapshot(run.checkpoints, group, run.step)
     if isinstance(model, SeparationNetwork):
         restore(snapshot, model)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mural.comm import mpi
 from mural.comm.backends import GLOO, NCCL, backend_of, check_available, needs_mpirun
-from mural.comm.failure.connections import forget, roll_call
+from mural.comm.failure.connections import forget, interruptible, roll_call
 from mural.comm.failure.shared_fate import given_up
 from mural.comm.groups import connect, kept, new_group, survive_errors
 from mural.comm.groups import leave as leave_group
@@ -61,10 +61,9 @@ def connected(timeout: float) -> Transport:
 
     Collective.
     """
-    roll_call(dist.group.WORLD, "mural.init")
     forget()
     listen_for_others()
-    group = new_group(None, timeout)
+    group = interruptible(dist.group.WORLD, "mural.init", lambda: new_group(None, timeout))
     connect(group)
     transport = Transport(group, timeout)
     settle(transport)

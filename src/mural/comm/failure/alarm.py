@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from mural.comm.backends import backend_of
 from mural.comm.failure.connections import abort_all, destroyed, hang_up, reason, trouble
+from mural.comm.groups import kept
 from mural.comm.hosts import has_ended, identity
 from mural.errors import PeerError
 
@@ -75,7 +76,7 @@ class Alarm:
         self.group, self.rank, self.differs = group, dist.get_rank(), differs
         self.ranks = dist.get_process_group_ranks(group)
         self.on_gpu = backend_of(group).on_stream
-        self.store: Any = dist.distributed_c10d._get_default_store()
+        self.store: Any = kept(dist.group.WORLD, "the store of alarms", own_connection)
         self.key = f"mural/alarm/{group.group_name}{name}"
         self.heard = ""
         self.since = 0  # notes with smaller numbers no longer matter
@@ -259,6 +260,12 @@ class Alarm:
                     buffer = torch.zeros(size, dtype=torch.uint8)
                     work = (dist.isend if send else dist.irecv)(buffer, peer, group=self.group)
                     self.kept.append((buffer, work))
+
+
+def own_connection() -> Any:
+    """The process group's store over another connection: torch keeps its own busy while it waits there for a rank."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    return store.clone()
 
 
 def _list(alarm: Alarm) -> None:

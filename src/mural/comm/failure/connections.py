@@ -1,7 +1,8 @@
 """Connections of process groups: whether every rank is present, and how to end all waits in a group.
 
 torch creates a process group through a store, and there waits for a rank that has ended as if it were slow. A connected
-gloo group can tell: its connections to that rank are closed. To end the waits in it, a rank closes its own connections.
+gloo group can tell: its connections to that rank are closed. So the ranks of a connected group watch it while they
+create another one. To end the waits in a group, a rank closes its own connections.
 
 A wait over NCCL blocks the GPU, not the process: `work.wait()` returns at once, and the process stops at the next value
 that it reads. To end such a wait, the communicator is aborted; then the GPU continues with whatever its memory holds.
@@ -11,20 +12,25 @@ So the reason is recorded first, all groups of the process end together, and `ch
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from mural.comm.backends import connected
-from mural.errors import PeerError
+from mural.errors import MuralError, PeerError
 
+T = TypeVar("T")
 TAG, NEVER = 0x6D75, 0x6D76
 """Tags that no other messages over the same group have."""
 ABORT_SECONDS = 10.0
 """How long an abort may take before this process continues without waiting for it."""
+LOOK_SECONDS = 0.25
+"""How often a rank that waits for the others elsewhere looks at its connections to them."""
 
 _nccl: list[dist.ProcessGroup] = []
 """The groups of this process that have NCCL communicators."""
@@ -59,6 +65,60 @@ def roll_call(group: dist.ProcessGroup | None, what: str, flag: bool = False) ->
     if gone:
         raise PeerError(missing(gone, what))
     return flag or any(bool(tensor.item()) for tensor in heard.values())
+
+
+def interruptible(group: dist.ProcessGroup | None, what: str, call: Callable[[], T]) -> T:
+    """What a call returns that creates groups on all ranks of a group; raises if one of them ends first. Collective.
+
+    Nothing ends the call's wait for a rank that has ended, so it runs in a thread, which is left behind then:
+
+        rank 0   roll call ── call ───────── roll call ── goes on
+        rank 1   roll call ── call (slow) ── roll call ── goes on: nobody ended before it was done
+        rank 2   roll call ── ✗ ended: the others see its closed connection, close their own, and raise
+
+    Groups that are not connected from the start, such as NCCL's, cannot tell: the call is made as it is.
+    """
+    if group is None or not connected(group):
+        return call()
+    roll_call(group, what)
+    future: futures.Future[T] = futures.Future()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)  # each thread has its own
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="mural-groups").start()
+    gone: dict[int, str] = {}
+    try:
+        while not gone and not futures.wait([future], LOOK_SECONDS).done:
+            gone = closed(group)
+        if gone:
+            raise PeerError(missing(gone, what))
+        made = future.result()
+    except BaseException as error:
+        hang_up(group)
+        if isinstance(error, RuntimeError) and not isinstance(error, MuralError):
+            raise PeerError(f"{what}: {reason(error)}. A rank may have ended: see the logs") from error
+        raise
+    roll_call(group, what)
+    return made
+
+
+def closed(group: dist.ProcessGroup) -> dict[int, str]:
+    """The ranks to which a connected group has no connection any more, with the error of each."""
+    gone: dict[int, str] = {}
+    for rank in dist.get_process_group_ranks(group):
+        if rank != dist.get_rank():
+            try:
+                dist.irecv(torch.zeros(1, device="cpu"), rank, group=group, tag=NEVER)
+            except RuntimeError as error:
+                gone[rank] = reason(error)
+    return gone
 
 
 def hang_up(group: dist.ProcessGroup | None) -> None:
