@@ -48,10 +48,10 @@ def test_multi_dsn_in_small(benchmarks: Path, tmp_path: Path) -> None:
     ran(folder, "--quick", "--device", "cpu", "--targets", "1", "--output", str(results))
     records = [json.loads(line) for line in results.read_text().splitlines()]
     losses = {(r["way"], r["side"]): r["loss"] for r in records if r["kind"] == "measure"}
-    assert len(losses) == 6
+    assert len(losses) == 8
     for side in (16, 32):
         found = [loss for (_, at), loss in losses.items() if at == side]
-        assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+        assert found == pytest.approx([found[0]] * 4, rel=1e-5)
     ran(folder, "--collect", str(results))
     ran(folder, "--page")
     assert "| 1 + 1, by part |" in (folder / "README.md").read_text()

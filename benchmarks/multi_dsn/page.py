@@ -25,7 +25,7 @@ def write(folder: Path) -> None:
     busy = [[way.name, *(utilisation(found.get((way.name, side))) for side in SIDES)] for way in WAYS]
     speed = [[way.name, *(throughput(found.get((way.name, side))) for side in SIDES)] for way in WAYS]
     traffic = [[way.name, *sent(found.get((way.name, PUBLISHED_SIDE)))] for way in WAYS if way.ranks > 1]
-    largest = [[way.name, f"{way.ranks}", *limit(limits.get(way.name))] for way in WAYS]
+    largest = [[way.name, f"{way.ranks}", *limit(limits.get(way.name))] for way in WAYS if way.searched]
     readme = folder / "README.md"
     place(readme, "memory", f"{environment(records)}\n\n{markdown(head, memory)}")
     place(readme, "utilisation", markdown(head, busy))

@@ -32,7 +32,10 @@ class Separator(Rank):
         names = ["source", *(f"target{i}" for i in range(1, targets + 1))]
         with self.device:
             network = classification_network(names, CLASSES, (CHANNELS, side, side), width=width)
-        plan = {"one process": mural.Plan(), "by domain": mural.Plan(domain=len(names)), "by part": by_part(network)}
+        plan = {
+            "one process": mural.Plan(), "by domain": mural.Plan(domain=len(names)), "by part": by_part(network),
+            "by part, computed again": by_part(network, mural.Plan(recompute=("reconstruction",))),
+        }  # fmt: skip
         pm = self.pm = mural.parallelize(network, plan[placement], network.loss())
         images, labels = self.batch(pm, network, side)
         pm.step(images, labels)

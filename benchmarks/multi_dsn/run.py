@@ -78,7 +78,9 @@ def search(log: Log, pool: Pool, way: Way, cap: int, quick: bool) -> None:
         wanted = [side for side in ((16, 32) if quick else SIDES) if side not in peaks]
         if wanted and not failed:
             return wanted[0]
-        return None if quick else next_size(peaks, failed, guess=PUBLISHED_SIDE, step=STEP, cap=cap, dims=2)
+        if quick or not way.searched:
+            return None
+        return next_size(peaks, failed, guess=PUBLISHED_SIDE, step=STEP, cap=cap, dims=2)
 
     while log.left > 20 and following() is not None:
         try:
@@ -112,7 +114,7 @@ def main() -> None:
     pool = Pool(device, spares=6 if device == "cuda" and not options.quick else 0, start=started)
     try:
         for way in (way for way in WAYS if way.targets in options.targets):
-            if log.find("limit", way=way.name) is None:
+            if not way.searched or log.find("limit", way=way.name) is None:
                 search(log, pool, way, way.cap(options.cap), options.quick)
     finally:
         pool.close()

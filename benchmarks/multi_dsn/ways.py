@@ -19,7 +19,7 @@ class Way:
     """A number of targets, and where the network's parts are."""
 
     targets: int
-    placement: Literal["one process", "by domain", "by part"]
+    placement: Literal["one process", "by domain", "by part", "by part, computed again"]
 
     @property
     def name(self) -> str:
@@ -30,7 +30,12 @@ class Way:
     def ranks(self) -> int:
         """By part, each private and each call of the shared encoder has one, reconstruction and head one each."""
         domains = 1 + self.targets
-        return {"one process": 1, "by domain": domains, "by part": 2 * domains + 2}[self.placement]
+        return {"one process": 1, "by domain": domains}.get(self.placement, 2 * domains + 2)
+
+    @property
+    def searched(self) -> bool:
+        """Whether its largest image is searched for; of the last ways, only the table's sides are measured."""
+        return self.placement != "by part, computed again"
 
     def cap(self, most: float) -> int:
         """The bytes of each rank: those asked for, or as many as the ranks of one device have.
@@ -45,6 +50,7 @@ WAYS = (
     Way(1, "one process"),
     *(Way(targets, "by domain") for targets in (1, 4, 7)),
     *(Way(targets, "by part") for targets in (1, 4, 7)),
+    *(Way(targets, "by part, computed again") for targets in (1, 4, 7)),
 )
 SIDES = (256, 512, 768, 1024, 1536)
 """Where all ways are measured."""
