@@ -119,7 +119,8 @@ HYPOTHESES = (
         ),
         "mural bench offload --only 'stages/2560/*'",
         Verdict.NOT_MEASURED,
-        "at 2048² it fits without offload, so nothing leaves; at one and a half times that side it does not fit even with it. In between it was not run",
+        "at 2048² it fits without offload, so nothing leaves; at one and a half times that side it does not fit even "
+        "with it. In between it was not run",
         then=say(
             "GEMS of a U-Net, 2560², two stages with offload: {seconds:.2f} s a step, {peak:.2f} GiB",
             seconds=record("offload/gpu.json", "step", kind="measure", name="stages/2560/gems2offload"),
