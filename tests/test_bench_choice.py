@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from choice import page
 from choice.parts import (
+    AGAIN,
+    ALONE,
     BATCHES,
     CHOSEN,
     FIXED,
+    HOST,
+    LEAN,
     MIXES,
     MORE_TILES,
     TOY,
@@ -26,6 +32,8 @@ from choice.parts import (
 )
 from choice.predictions import predicted
 from choice.rank import DROPPED, Chooser
+
+from mural.engine.offloading import TENSORS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 GIB = 2**30
@@ -68,24 +76,60 @@ def test_what_need_not_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["again100+host", "tile1"])
-def test_mixes_become_plans_and_run_alike(other: str) -> None:
-    """A U-Net at toy size: blocks computed again with offload, and streaming, give the loss of keeping everything."""
-    found = json.loads(json.dumps(predicted(Part.parse("unet/64/8/chosen"), toy=True)))
-    plans = {mix: about["plan"] for mix, about in found["mixes"].items() if "plan" in about}
+@pytest.mark.parametrize("part", all_parts(TOY)[:: len(MIXES)], ids=lambda part: part.setting)
+def test_under_a_toys_cap_mixes_do_what_they_are_named_after(part: Part) -> None:
+    """A toy's cap once had room for everything: mixes with offload sent nothing, and tiles were too slow to run."""
+    found = predicted(part, toy=True)
+    mixes, room = found["mixes"], found["room"]
+    assert all(mixes[name]["peak"] > room for name in ALONE)
+    offloaded = [mixes[name] for name in (*(name + HOST for name in AGAIN), LEAN)]
+    assert all(mix["moved"] > 0 and mix["peak"] <= room for mix in offloaded)
+    assert len({len(mix["plan"]["recompute"]) for mix in offloaded}) > 4
+    run = {name for name in MIXES if not_run(replace(part, mix=name), found) is None}
+    assert {"chosen", "again100", "keep+host", "again100+host"} <= run
+    # A Swin transformer in the smallest tiles takes more than if everything is kept.
+    assert ("tile1" in run) == (part.model != "swin_t")
+
+
+@pytest.fixture(scope="module")
+def toy_plans() -> dict[str, dict[str, Any]]:
+    """The plans of a small U-Net's mixes, as they come out of a file."""
+    found = json.loads(json.dumps(predicted(Part.parse("unet/128/8/chosen"), toy=True)))
     assert found["mixes"]["chosen"]["explained"]
-    assert plans["keep"]["recompute"] == [] != plans["again50+host"]["recompute"]
-    assert plans["again50+host"]["offload"] == ["activations"]
-    assert plans["all"]["recompute"] == "all"
-    assert plans["tile1"]["stream"]
-    plans["again100+host"]["memory"] = "600KiB"
-    rank = Chooser()
-    kept, found = (
-        rank.run_part(f"unet/64/8/{mix}", plans[mix], toy=True, repeats=1, budget=0.0) for mix in ("keep", other)
-    )
-    assert found["losses"] == pytest.approx(kept["losses"], rel=1e-3 if other == "tile1" else 0)
-    assert (found["report"].get("to_host", 0) > 0) == (other != "tile1")
+    return {mix: about["plan"] for mix, about in found["mixes"].items() if "plan" in about}
+
+
+def run_toy(mix: str, plan: dict[str, Any]) -> dict[str, Any]:
+    return Chooser().run_part(f"unet/128/8/{mix}", plan, toy=True, repeats=1, budget=0.0)
+
+
+@pytest.mark.slow
+def test_mixes_become_plans(toy_plans: dict[str, dict[str, Any]]) -> None:
+    assert toy_plans["keep"]["recompute"] == [] != toy_plans["again50+host"]["recompute"]
+    assert toy_plans["again50+host"]["offload"] == ["activations"]
+    assert toy_plans["all"]["recompute"] == "all"
+    assert toy_plans["tile1"]["stream"] == [64, 64]
+
+
+@pytest.mark.slow
+def test_blocks_computed_again_with_offload_run_as_those_that_are_kept(toy_plans: dict[str, dict[str, Any]]) -> None:
+    """Without a cap everything leaves; under a wide one nothing; in between, no more than has to."""
+    name, plan = "again100+host", toy_plans["again100+host"]
+    kept = run_toy("keep", toy_plans["keep"])
+    free, wide = (run_toy(name, plan | {"memory": memory}) for memory in ("", "1GiB"))
+    room = (free["report"]["peak"] + wide["report"]["peak"]) // 2
+    tight = run_toy(name, plan | {"memory": str(math.ceil((room + 1) / TENSORS))})
+    assert kept["losses"] == free["losses"] == wide["losses"] == tight["losses"]
     assert len(kept["losses"]) > DROPPED
+    assert free["report"]["peak"] <= tight["report"]["peak"] <= room + 1 < wide["report"]["peak"]
+    assert free["report"]["to_host"] >= tight["report"]["to_host"] > wide["report"]["to_host"] == 0
+
+
+@pytest.mark.slow
+def test_streamed_mixes_run_as_those_that_are_kept(toy_plans: dict[str, dict[str, Any]]) -> None:
+    kept, streamed = (run_toy(mix, toy_plans[mix]) for mix in ("keep", "tile1"))
+    assert streamed["losses"] == pytest.approx(kept["losses"], rel=1e-3)
+    assert streamed["report"].get("to_host", 0) == 0
 
 
 def measured(mix: str, seconds: float, peak: float, loss: float = 0.5) -> dict[str, Any]:
@@ -117,11 +161,14 @@ def test_tables_from_records() -> None:
 @pytest.mark.slow
 def test_a_toy_run_writes_each_part(tmp_path: Path) -> None:
     output = tmp_path / "toy.jsonl"
-    parts = ("swin_t/64/8/chosen", "swin_t/64/8/keep+host", "resnet50/64/8/tile1")
+    parts = ("swin_t/64/8/chosen", "swin_t/64/8/keep+host", "resnet50/128/8/tile1")
     command = [sys.executable, str(BENCHMARKS / "choice" / "run.py"), "--toy", "--device", "cpu", "--only", *parts]
     done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     records = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [r["name"] for r in records if r["kind"] == "measure"] == list(parts)
-    assert [r["name"] for r in records if r["kind"] == "predicted"] == ["swin_t/64/8", "resnet50/64/8"]
+    measured = {r["name"]: r for r in records if r["kind"] == "measure"}
+    assert [*measured] == list(parts)
+    assert measured["swin_t/64/8/keep+host"]["report"]["to_host"] > 0
+    assert "stream = [64, 64]" in measured["resnet50/128/8/tile1"]["plan"]
+    assert [r["name"] for r in records if r["kind"] == "predicted"] == ["swin_t/64/8", "resnet50/128/8"]
     assert str(tmp_path) not in output.read_text()

@@ -81,9 +81,10 @@ class Part:
             raise ValueError(f"{name!r} is not the name of a part: `mural bench choice --list` prints them")
         return cls(found[1], int(found[2]), int(found[3]), found[4])
 
-    def memory(self, toy: bool) -> str:
-        """The cap, as a plan has it; toys get so many times 11 MiB, most of it for workspaces."""
-        return f"{11 * self.cap}MiB" if toy else f"{self.cap}GiB"
+    @property
+    def memory(self) -> str:
+        """The cap, as a plan has it."""
+        return f"{self.cap}GiB"
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Sizes:
     caps: tuple[int, ...] = (4, 8, 16)
 
 
-TOY = Sizes((("unet", 320), ("resnet50", 64), ("swin_t", 64)), (8,))
+TOY = Sizes((("unet", 320), ("resnet50", 128), ("swin_t", 64)), (8,))
 
 
 def all_parts(sizes: Sizes) -> list[Part]:

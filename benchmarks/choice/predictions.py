@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ from choice.nets import CHANNELS, built, target_of
 from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, MORE_TILES, TILES, Part
 from mural.cost.hardware import Hardware
 from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
+from mural.engine.offloading import TENSORS
 from mural.engine.recompute import block_names
 from mural.errors import PlanError, UnsupportedOp
 from mural.memory.offload.step_trace import StepTrace
@@ -23,39 +25,42 @@ from mural.planner.memory_mix import STREAMED, Mix, MixQuestion
 from mural.planner.one_device import answered
 from mural.plans import bytes_of
 
-HARDWARE = "h200"
+HARDWARE = {False: "h200", True: "cpu"}
+"""What is predicted for. Toys are too small for a GPU: its workspaces alone take more, and it keeps small blocks."""
 NUMBERS = 0.0
 """SGD keeps none."""
-TRACES: dict[tuple[str, int], dict[frozenset[str], StepTrace]] = {}
-"""Steps that were rehearsed, by model and size: they do not depend on the cap."""
+TRACES: dict[tuple[str, int, bool], dict[frozenset[str], StepTrace]] = {}
+"""Steps that were rehearsed, by model, size and whether it is a toy: they do not depend on the cap."""
+TOY_CAPS = 16
+"""A toy's cap is in sixteenths of what can leave when all blocks are computed again: so much of it may stay."""
 
 
 class Setting:
     """A model under a cap, and the mixes of it; `part` may be any of them."""
 
     def __init__(self, part: Part, toy: bool) -> None:
-        self.part, self.memory = part, part.memory(toy)
+        self.part, self.toy, self.hardware = part, toy, HARDWARE[toy]
         self.model = built(part, toy)
         batch, image = BATCHES[part.model], (CHANNELS, part.size, part.size)
         self.given = [((batch, *image), torch.float32), ((batch, *target_of(part)), torch.int64)]
-        traces = TRACES.setdefault((part.model, part.size), {})
-        self.question = MixQuestion(
-            self.model, F.cross_entropy, self.given, Hardware.named(HARDWARE), bytes_of(self.memory), torch.bfloat16,
-            NUMBERS, traces,
-        )  # fmt: skip
-        kept = self.question.trace()
-        # At toy size nothing is large enough to be ranked.
-        self.blocks = self.question.ranked_blocks(kept) or block_names(self.model)
+        traces = TRACES.setdefault((part.model, part.size, toy), {})
+        uncapped = MixQuestion(
+            self.model, F.cross_entropy, self.given, Hardware.named(self.hardware), 0, torch.bfloat16, NUMBERS, traces
+        )
+        self.memory = str(toy_limit(uncapped, part.cap)) if toy else part.memory
+        self.question = replace(uncapped, limit=bytes_of(self.memory))
+        # Where no block has room to be computed again, the mixes have them in the model's order.
+        self.blocks = self.question.ranked_blocks(self.question.trace()) or block_names(self.model)
         self.held = streaming(self.model)
 
     @cached_property
     def tile(self) -> tuple[int, ...]:
         """The largest tile that fits."""
-        return fitting_tile(self.held, self.given, self.question.limit, hardware=HARDWARE)
+        return fitting_tile(self.held, self.given, self.question.limit, hardware=self.hardware)
 
     def chosen(self) -> mural.Plan:
         """What a user gets."""
-        return answered(self.question, self.memory, HARDWARE, "bfloat16")
+        return answered(self.question, self.memory, self.hardware, "bfloat16")
 
     def plan(self, name: str) -> mural.Plan:
         """The plan of a mix of the fixed set."""
@@ -76,7 +81,7 @@ class Setting:
     def mix(self, plan: mural.Plan) -> Mix:
         """The mix of a plan, with its peak and its seconds."""
         if plan.stream is not None:
-            step = foreseen_step(self.held, self.given, plan.stream, memory=self.question.limit, hardware=HARDWARE)
+            step = foreseen_step(self.held, self.given, plan.stream, memory=self.question.limit, hardware=self.hardware)
             return Mix(step.peak.bytes, STREAMED * (step.cost.seconds() or 0.0), stream=plan.stream)
         again = tuple(block_names(self.model)) if isinstance(plan.recompute, str) else plan.recompute
         found = list(self.question._of(self.question.trace(again), again))
@@ -90,10 +95,19 @@ class Setting:
         except (PlanError, UnsupportedOp) as error:
             return {"impossible": str(error)}
         fields = ("memory", "precision", "recompute", "offload", "stream")
+        # Offload on a CPU counts only what backward needs, less than the cap; without a cap, all that may leave does.
+        ran = replace(plan, memory="") if self.toy else plan
         return {
-            "plan": {field: getattr(plan, field) for field in fields}, "peak": mix.peak, "seconds": mix.seconds,
+            "plan": {field: getattr(ran, field) for field in fields}, "peak": mix.peak, "seconds": mix.seconds,
             "moved": mix.moved, "words": words(mix, len(self.blocks)), "same_as": None,
         } | ({"explained": plan.explain()} if name == CHOSEN else {})  # fmt: skip
+
+
+def toy_limit(question: MixQuestion, cap: int) -> int:
+    """The bytes of a toy's cap: something has to leave even when all blocks are computed again, and then all fits."""
+    trace = question.trace(block_names(question.model))
+    least = question.swaps(trace).everything().peak
+    return int((least + (max(trace.bytes) - least) * cap / TOY_CAPS) / TENSORS)
 
 
 def streaming(model: nn.Module) -> Any:

@@ -40,7 +40,8 @@ needs_mpi = pytest.mark.skipif(bool(missing()), reason=f"MPI: {missing()}")
 def launch(ranks: int, script: str, *args: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     """Run a script of this folder on some ranks of this machine; all are ended after the timeout."""
     root = HERE.parents[1]
-    paths = [str(root / "src"), str(root / "tests"), str(HERE), str(HERE.parent / "collectives")]
+    folders = ("src", "tests", "benchmarks")
+    paths = [*(str(root / name) for name in folders), str(HERE), str(HERE.parent / "collectives")]
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(installation.LAUNCHER_PREFIXES)
     }

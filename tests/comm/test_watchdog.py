@@ -19,6 +19,7 @@ import pytest
 import mural
 from mural.comm import Watchdog
 from mural.comm.heartbeats import Heartbeat, judge, waits_for_others, where
+from mural.comm.hosts import LOCAL_STORE
 from mural.comm.watchdog import HUNG
 from mural.errors import PlanError
 
@@ -254,6 +255,16 @@ def test_the_rank_that_holds_the_store_is_stopped(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+def test_a_store_whose_rank_was_never_heard_of_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that was stopped before its first heartbeat was named without its host."""
+    for name in (LOCAL_STORE, "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "node7")
+    dog = Watchdog(mural.init(), 4.0)
+    (finding,) = dog._findings(dog.answered_at + 5)
+    assert (finding.rank, finding.words) == (0, "stopped (the store that it holds on node7 does not answer for 5 s)")
 
 
 @pytest.mark.slow

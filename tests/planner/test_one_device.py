@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import mural
 from mural.cli import app
+from mural.cost.hardware import Hardware
 from mural.models import UNet
 from mural.planner import memory_mix
 
@@ -81,6 +82,18 @@ def test_an_optimizer_that_does_not_fit_keeps_its_numbers_on_the_host() -> None:
     assert plain.offload == ()
     assert found.offload == ("optimizer",)
     assert "the optimizer's numbers on the host" in found.explain()
+
+
+def test_on_a_cpu_small_blocks_leave() -> None:
+    """As they do in its steps; a GPU's least block was asked for, and small steps did not fit."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Sigmoid()) for _ in range(8)))
+
+    def question(hardware: str) -> memory_mix.MixQuestion:
+        given = [((64, 256), torch.float32), ((64,), torch.int64)]
+        return memory_mix.MixQuestion(model, nn.functional.cross_entropy, given, Hardware.named(hardware), 0)
+
+    moved = {name: question(name).swaps(question(name).trace()).everything().moved[0] for name in ("h200", "cpu")}
+    assert moved["cpu"] > 8 * 64 * 256 * 4 // 2 > moved["h200"] == 0
 
 
 def test_an_image_that_the_model_does_not_take() -> None:

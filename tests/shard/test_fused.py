@@ -165,7 +165,7 @@ def test_statistics_of_the_batch_end_a_run_of_layers() -> None:
         lambda: CNN2D(in_channels=3, classes=4, width=3, depth=3),
         lambda: CNN2D(in_channels=3, classes=4, width=3, depth=2, head="positions"),
         lambda: FCN2D(classes=3, width=1, dropout=0.0),
-        lambda: narrowed("resnet18", 32, classes=3).eval(),
+        lambda: narrowed("resnet18", 32, classes=5).eval(),
     ],
     ids=["CNN2D", "CNN2D positions", "FCN2D", "frozen resnet18"],
 )

@@ -220,7 +220,8 @@ def store_holder() -> tuple[int, str]:
         return -1, "the store of the process that started the local ranks"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return -1, f"the store of torchrun's agent on {os.environ.get('MASTER_ADDR')}"
-    return 0, "the store that it holds"
+    address = os.environ.get("MASTER_ADDR")
+    return 0, f"the store that it holds on {address}" if address else "the store that it holds"
 
 
 _made: dict[int, int] = {}

@@ -95,6 +95,11 @@ class MixQuestion:
         return HOST_SHARE * self.hardware.host_memory
 
     @property
+    def least(self) -> int:
+        """The bytes of the smallest block that leaves, as steps on that device have it."""
+        return LEAST[self.hardware.kind]
+
+    @property
     def kept_numbers(self) -> int:
         """The bytes of what the optimizer keeps."""
         return int(self.numbers * sum(p.nbytes for p in self.model.parameters()))
@@ -105,7 +110,7 @@ class MixQuestion:
         if found is None:
             found = self.traces[frozenset(recompute)] = rehearsed(
                 self.model, self.loss, self.given, hardware=self.hardware, recompute=tuple(recompute),
-                lower=self.lower, numbers=self.numbers, least=LEAST["cuda"],
+                lower=self.lower, numbers=self.numbers, least=self.least,
             )  # fmt: skip
         return found
 
@@ -118,7 +123,7 @@ class MixQuestion:
         for name in block_names(self.model):
             one = self.trace([name])
             more = max(sum(one.seconds) - sum(kept.seconds), 1e-6)
-            if self._swaps(one).everything().peak <= self.room:
+            if self.swaps(one).everything().peak <= self.room:
                 worth[name] = (saved_bytes(kept) - saved_bytes(one)) / more
         return sorted((name for name in worth if worth[name] > 0), key=lambda name: -worth[name])
 
@@ -131,14 +136,14 @@ class MixQuestion:
             for count in range(1, len(ranked) + 1):
                 yield from self._of(self.trace(ranked[:count]), tuple(ranked[:count]))
 
-    def _swaps(self, trace: StepTrace) -> SwapChoice:
+    def swaps(self, trace: StepTrace) -> SwapChoice:
         """The question what of a step leaves."""
-        return SwapChoice(trace.leaving(), {"activations"}, self.hardware.host.bandwidth, LEAST["cuda"], self.host_room)
+        return SwapChoice(trace.leaving(), {"activations"}, self.hardware.host.bandwidth, self.least, self.host_room)
 
     def _of(self, trace: StepTrace, recompute: tuple[str, ...]) -> Iterator[Mix]:
         """The mixes with these blocks: as it is, and with as much sent to the host as it takes."""
         yield from self._kept_or_sent(trace, Mix(max(trace.bytes), sum(trace.seconds), recompute))
-        if max(trace.bytes) > self.room and self.kept_numbers >= LEAST["cuda"]:
+        if max(trace.bytes) > self.room and self.kept_numbers >= self.least:
             there = replace(trace, bytes=tuple(size - self.kept_numbers for size in trace.bytes))
             travel = self.kept_numbers / self.hardware.host.bandwidth
             plain = Mix(max(there.bytes), sum(trace.seconds) + travel, recompute, optimizer=True)
@@ -148,7 +153,7 @@ class MixQuestion:
         """A mix that keeps activations; if they do not fit, one that sends some of them to the host, too."""
         yield plain
         if plain.peak > self.room:
-            plan = self._swaps(trace).within(self.room)
+            plan = self.swaps(trace).within(self.room)
             seconds = CROWDED * plan.seconds + travel
             yield replace(plain, peak=plan.peak, seconds=seconds, offload=True, moved=plan.moved[0])
 
