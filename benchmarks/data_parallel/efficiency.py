@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 from problems import PROBLEMS, problem
-from turns import taken
+from turns import Job, taken
 from variants import by_mural, plain
 
 import mural
@@ -28,23 +28,10 @@ STARTING, SERVING = 4.0, 0.05
 
 
 @dataclass(frozen=True)
-class Efficiency:
+class Efficiency(Job):
     """Steps of a model on some ranks, with gradients exchanged in several ways that take turns."""
 
-    model: str
-    ranks: int
-    rounds: int
-    quick: bool = False
-
-    @property
-    def name(self) -> str:
-        """The job in a few words."""
-        return f"servers/{self.model}/{self.ranks}"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What a record of it begins with."""
-        return {"kind": "efficiency", "name": self.name, "model": self.model, "ranks": self.ranks}
+    part, kind = "servers", "efficiency"
 
     def measure(self) -> dict[str, Any]:
         """Seconds of each way's steps. Collective."""

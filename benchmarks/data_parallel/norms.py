@@ -16,7 +16,7 @@ from harness.counting import counting, over_ranks
 from problems import Problem, problem
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from turns import taken
+from turns import Job, taken
 from variants import Ready, by_mural
 
 import mural
@@ -64,23 +64,10 @@ def variants(given: Problem, mesh: mural.Mesh) -> dict[str, Ready]:
 
 
 @dataclass(frozen=True)
-class Norms:
+class Norms(Job):
     """Steps of a model on some ranks, with each norm in turn."""
 
-    model: str
-    ranks: int
-    rounds: int
-    quick: bool = False
-
-    @property
-    def name(self) -> str:
-        """The job in a few words."""
-        return f"norms/{self.model}/{self.ranks}"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What a record of it begins with."""
-        return {"kind": "norms", "name": self.name, "model": self.model, "ranks": self.ranks}
+    part, kind = "norms", "norms"
 
     def measure(self) -> dict[str, Any]:
         """Seconds of each variant's steps, and how often a rank exchanges something in one. Collective."""

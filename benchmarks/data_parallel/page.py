@@ -62,13 +62,15 @@ def pair_rows(results: dict[str, Any]) -> list[list[str]]:
             if key == "mural":
                 ratio += f"; goal ≤ {GOAL}"
             gap = "–" if key == "ddp" else f"{max(r['differences'][key] for r in repeats):.0e}"
-            rows.append(
-                [name, title, spread([1e3 * s for s in seconds], ".1f"), ratio, "–" if key == "ddp" else medians, gap]
-            )
+            queued = [1e3 * s for repeat in repeats for s in repeat.get("queued", {}).get(key, ())]
+            step, forward = spread([1e3 * s for s in seconds], ".1f"), spread(queued, ".1f") if queued else "–"
+            rows.append([name, title, step, ratio, "–" if key == "ddp" else medians, gap, forward])
     return rows
 
 
-PAIR_HEAD = ("model", "variant", "step, ms", "÷ DDP", "÷ DDP, each repeat", "gradients from DDP's")
+PAIR_HEAD = (
+    "model", "variant", "step, ms", "÷ DDP", "÷ DDP, each repeat", "gradients from DDP's", "forward is queued, ms",
+)  # fmt: skip
 SHARE_HEAD = ("model, mesh", "gradients", "rank", "step, ms", "compute", "communication", "idle", "hidden, ms")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 from harness.clock import timed
-from pairs import WARMUP
 from problems import problem
+from turns import WARMUP
 from variants import MAKERS
 
 import mural

@@ -18,7 +18,7 @@ from harness.counting import counting, over_ranks
 from harness.meters import METERS
 from problems import Problem, problem
 from shares import Trace, shares, tracing
-from turns import taken
+from turns import Job, taken
 from variants import Ready, by_mural, plain
 
 import mural
@@ -48,24 +48,11 @@ def ways(given: Problem, mesh: Mesh, device: str) -> dict[str, Ready]:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Sharing(Job):
     """Steps of a model whose batch is cut over some ranks of one device; on one rank, of every part of it."""
 
-    model: str
-    ranks: int
-    rounds: int
-    quick: bool = False
+    part, kind = "sharing", "sharing"
     device: str = "cpu"
-
-    @property
-    def name(self) -> str:
-        """The job in a few words."""
-        return f"sharing/{self.model}/{self.ranks}"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What a record of it begins with."""
-        return {"kind": "sharing", "name": self.name, "model": self.model, "ranks": self.ranks}
 
     def measure(self) -> dict[str, Any]:
         """Seconds of steps, and of what they consist of. Collective."""

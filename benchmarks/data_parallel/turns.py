@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from harness.clock import timed
 
@@ -21,3 +22,25 @@ def taken(steps: Mapping[str, Callable[[], Any]], rounds: int, device: str = "cp
             if number >= WARMUP:
                 found[key].append(seconds)
     return found
+
+
+@dataclass(frozen=True)
+class Job:
+    """Variants of the steps of a model on some ranks: a part of the benchmark and the kind of its records say which."""
+
+    part: ClassVar[str]
+    kind: ClassVar[str]
+    model: str
+    ranks: int
+    rounds: int
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        """The job in a few words."""
+        return f"{self.part}/{self.model}/{self.ranks}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a record of it begins with."""
+        return {"kind": self.kind, "name": self.name, "model": self.model, "ranks": self.ranks}

@@ -29,7 +29,8 @@ class Channels:
             raise PeerError("channels need several ranks")
         every = tuple(range(dist.get_world_size()))
         ways = ("to higher ranks", "to lower ranks")
-        self.transports = [world.sibling(group_of(world, every, way, True), way, True) for way in ways]
+        groups = [group_of(world, every, way, pairwise=True) for way in ways]
+        self.transports = [world.sibling(group, way, pairwise=True) for group, way in zip(groups, ways, strict=True)]
         # Messages that wait for their copy are sent first, in whichever direction.
         self.transports[1].unsent = self.transports[0].unsent
         self.rank = dist.get_rank()
