@@ -35,7 +35,8 @@ def test_the_benchmark_at_toy_size(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(output.read_text())
     (pairs,) = results["pairs"]["unet"]
-    assert set(pairs["seconds"]) == {"ddp", "ddp views", "mural", "mural exact"}
+    assert set(pairs["seconds"]) == {"ddp", "ddp views", "ddp loss", "mural", "mural own loss", "mural exact"}
+    assert set(pairs["queued"]) == set(pairs["seconds"])
     assert pairs["differences"]["mural"] < 1e-4
     assert str(tmp_path) not in output.read_text()
     for ranks in results["shares"].values():
