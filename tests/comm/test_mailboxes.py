@@ -15,6 +15,7 @@ import pytest
 import torch
 from late import LateLanes, LateMemory
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import mural
 from law import Grid, compare, image
@@ -36,13 +37,16 @@ def travelling(way: str) -> Generator[tuple[Transport, Paths]]:
     mesh = mural.init(data=torch.distributed.get_world_size())
     transport, lanes = mesh.transport, LateLanes()
     others = [peer for peer in range(mesh.world) if peer != mesh.rank]
-    if way == "mailbox":
+    if way in ("mailbox", "resting"):
         mail = introduced(transport.group, range(mesh.world), lanes, LateMemory(lanes))
         paths = Paths(lanes, {p: Mailed(mail.outboxes[p], mail.inboxes[p]) for p in others}, way, mail)
     else:
         arena = host_staging.Arena(lanes, host_staging.PageableMemory)
         paths = Paths(lanes, {p: StagedPath(arena) for p in others}, way)
     path_choice.use(transport, paths)
+    if way == "resting":
+        path_choice.rest_on_host(transport, host_staging.PageableMemory)
+        paths = transport.paths["cpu"]
     try:
         yield transport, paths
     finally:
@@ -144,7 +148,7 @@ def lawful(way: str, spatial: tuple[int, int]) -> tuple[float, int, int]:
 def test_the_law_holds_forward_and_backward() -> None:
     for world, spatial in ((2, (2, 1)), (3, (1, 3))):
         counts = []
-        for way in ("mailbox", "staging"):
+        for way in ("mailbox", "staging", "resting"):
             found = run_on(world, lawful, way, spatial)
             assert max(gap for gap, _, _ in found) < 1e-10
             counts.append([rest for _, *rest in found])
@@ -191,10 +195,34 @@ def queues(way: str) -> tuple[int, int, bool]:
     return wrong, len(channels.leaving), counted
 
 
-@pytest.mark.parametrize("way", ["mailbox", "staging"])
+@pytest.mark.parametrize("way", ["mailbox", "staging", "resting"])
 def test_queues_between_pairs_of_ranks(way: str) -> None:
     for world in (2, 3):
         assert run_on(world, queues, way) == [(0, 0, True)] * world
+
+
+def resting() -> tuple[bool, bool, bool]:
+    """Whether a source is released before its message is read, whether memory is taken ahead, and the values."""
+    rank = torch.distributed.get_rank()
+    with travelling("resting") as (transport, _):
+        channels = Channels(transport)
+        channels.begin()
+        data = message(rank, 1 - rank, 0, 1000, torch.float32)
+        storage = StorageWeakRef(data.untyped_storage())
+        channels.send("a message", 1 - rank, data)
+        del data
+        channels.collect()
+        released = storage.expired()
+        posted = channels.post("a message", 1 - rank, 1000, torch.empty(0))
+        (incoming,) = posted.awaited.values()
+        ahead = incoming.target is not None  # type: ignore[attr-defined]
+        equal = torch.equal(channels.wait(posted), message(1 - rank, rank, 0, 1000, torch.float32))
+        channels.finish()
+    return released, ahead, equal
+
+
+def test_messages_that_rest_on_the_host_take_no_memory_of_the_device() -> None:
+    assert run_on(2, resting) == [(True, False, True)] * 2
 
 
 def caught() -> tuple[int, int, int]:

@@ -43,7 +43,7 @@ class Outgoing(Protocol):
         ...
 
     def ready(self) -> None:
-        """Wait until the wire may be sent."""
+        """Wait until the wire may be sent, and release what it was copied from."""
         ...
 
     def begun(self) -> None:
@@ -138,15 +138,17 @@ class StagedOut:
     prompt: ClassVar[bool] = False
     arena: Arena
     buffer: Buffer
-    source: Tensor
+    source: Tensor | None
+    size: int
     copied: Moment
 
     @property
     def wire(self) -> Tensor:
-        return self.buffer.memory[: self.source.nbytes]
+        return self.buffer.memory[: self.size]
 
     def ready(self) -> None:
         self.arena.lanes.finish(self.copied)
+        self.source = None
 
     def begun(self) -> None:
         pass
@@ -157,22 +159,27 @@ class StagedOut:
 
 @dataclass
 class StagedIn:
-    """A message that arrives in pinned memory."""
+    """A message that arrives in pinned memory; where it has no target yet, its memory is taken once it is there."""
 
     arena: Arena
     buffer: Buffer
-    target: Tensor
+    count: int
+    dtype: torch.dtype
+    target: Tensor | None
 
     @property
     def wire(self) -> Tensor:
-        return self.buffer.memory[: self.target.nbytes]
+        return self.buffer.memory[: self.count * self.dtype.itemsize]
 
     def arrived(self, turn: TransferTurn) -> Tensor:
-        lanes = self.arena.lanes
-        copied = lanes.copy(bytes_of(self.target), self.wire, False, (turn.now,))
-        lanes.join(copied, self.target)
+        lanes, target, free = self.arena.lanes, self.target, turn.now
+        if target is None:
+            target = torch.empty(self.count, dtype=self.dtype, device=lanes.device)
+            free = lanes.now()
+        copied = lanes.copy(bytes_of(target), self.wire, False, (free,))
+        lanes.join(copied, target)
         self.arena.give(self.buffer, copied)
-        return self.target
+        return target
 
     def skipped(self, turn: TransferTurn) -> None:
         self.arena.give(self.buffer)
@@ -180,18 +187,23 @@ class StagedIn:
 
 @dataclass(frozen=True)
 class StagedPath:
-    """Messages through pinned memory; the wire is the same as for `Direct`."""
+    """Messages through pinned memory; the wire is the same as for `Direct`.
+
+    With `late`, memory for a message is taken when it has arrived, not when it is expected: less memory, and its copy
+    waits for what was computed until then.
+    """
 
     arena: Arena
+    late: bool = False
 
     def send(self, buffer: Tensor, turn: TransferTurn) -> StagedOut:
         staging = self.arena.take(buffer.nbytes)
         copied = self.arena.lanes.copy(staging.memory[: buffer.nbytes], bytes_of(buffer), True, (turn.now,))
-        return StagedOut(self.arena, staging, buffer, copied)
+        return StagedOut(self.arena, staging, buffer, buffer.nbytes, copied)
 
     def receive(self, count: int, like: Tensor) -> StagedIn:
-        target = torch.empty(count, dtype=like.dtype, device=self.arena.lanes.device)
-        return StagedIn(self.arena, self.arena.take(target.nbytes), target)
+        target = None if self.late else torch.empty(count, dtype=like.dtype, device=self.arena.lanes.device)
+        return StagedIn(self.arena, self.arena.take(count * like.element_size()), count, like.dtype, target)
 
 
 @dataclass

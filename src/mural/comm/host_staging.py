@@ -13,7 +13,7 @@ import torch
 from mural.comm.copy_streams import Lanes, Moment
 
 IDLE_BYTES = 2**29
-"""How many bytes may be idle; more are returned to the system."""
+"""How many bytes may be idle, unless told otherwise; more are returned to the system."""
 
 
 class Pinned:
@@ -59,8 +59,8 @@ Buffer = Pinned | PageableMemory
 class Arena:
     """Buffers that messages take and return, each a quarter larger than the message that it was made for."""
 
-    def __init__(self, lanes: Lanes, make: Callable[[int], Buffer] = Pinned):
-        self.lanes, self.make = lanes, make
+    def __init__(self, lanes: Lanes, make: Callable[[int], Buffer] = Pinned, most_idle: float = IDLE_BYTES):
+        self.lanes, self.make, self.most_idle = lanes, make, most_idle
         self.idle: list[Buffer] = []
         self.leaving: list[tuple[Moment, Buffer]] = []
 
@@ -87,5 +87,5 @@ class Arena:
             kept = {id(buffer) for _, buffer in still}
             self.idle += [buffer for _, buffer in self.leaving if id(buffer) not in kept]
             self.leaving = still
-        while sum(buffer.memory.nbytes for buffer in self.idle) > IDLE_BYTES:
+        while sum(buffer.memory.nbytes for buffer in self.idle) > self.most_idle:
             self.idle.remove(max(self.idle, key=lambda buffer: buffer.memory.nbytes))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from mural.comm.copy_streams import CudaLanes, Lanes
 from mural.comm.device_paths import Mailed, Paths, Sized, StagedPath, Way
 from mural.comm.failure.agree import gather, together
-from mural.comm.host_staging import Arena
+from mural.comm.host_staging import Arena, Buffer, Pinned
 from mural.comm.hosts import host
 from mural.comm.messages import Transfer, Transport
 from mural.comm.shared_gpu.introduction import Refused, introduced
@@ -98,6 +99,18 @@ def mailed_paths(staged: Paths, mail: Mail, limit: int = 0) -> Paths:
     ways: dict[int, Way] = {**staged.ways, **boxes}
     some = f" to {len(boxes)} of {len(ways)} ranks, else staged through pinned memory" if len(boxes) < len(ways) else ""
     return Paths(staged.lanes, ways, f"GPU tensors through CUDA IPC{some}", mail)
+
+
+def rest_on_host(transport: Transport, make: Callable[[int], Buffer] = Pinned) -> None:
+    """Have messages that nobody has read yet rest in the host's memory, on all ranks alike: GPU memory is short.
+
+    Nothing goes through mailboxes from now on; they stay as they are, since peers have opened them.
+    """
+    for kind, paths in transport.paths.items():
+        way = StagedPath(Arena(paths.lanes, make, most_idle=inf), late=True)
+        ways: dict[int, Way] = dict.fromkeys(paths.ways, way)
+        words = "GPU tensors staged through pinned memory, where they rest until they are needed"
+        transport.paths[kind] = Paths(paths.lanes, ways, words, paths.mail)
 
 
 def described(paths: Paths | None, more: str) -> Paths | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mural.comm.failure.agree import any_rank
 from mural.comm.failure.shared_fate import settle
+from mural.comm.path_choice import rest_on_host
 from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss
@@ -35,8 +36,12 @@ class Parallel(HeldModel):
 
     def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
         super().__init__(model, plan, mesh, loss, seed, division)
-        if plan.memory and self.device.type == "cuda" and mesh.world == 1 and (plan.offload or not plan.stream):
-            grow_segments()  # ranks that share a GPU hand memory on, which such segments do not allow
+        if plan.memory and self.device.type == "cuda":
+            if "activations" in plan.offload:
+                rest_on_host(self.world_mesh.transport)
+            # Ranks that share a GPU may hand memory on, which such segments do not allow.
+            if "activations" in plan.offload or (mesh.world == 1 and (plan.offload or not plan.stream)):
+                grow_segments()
         self.way = Streamed(self) if plan.stream else Pipelined(self) if plan.piped else Unsplit(self)
         self.offloading = Offloading.of(self) if plan.offload else None
         self.updates = 0
