@@ -21,11 +21,23 @@ from mural.comm.mpi.installation import LAUNCHER_PREFIXES
 from mural.errors import PlanError
 from mural.ranks.join import placement
 
+STARTERS = ("OMPI_MCA_plm_", "PRTE_MCA_plm_")
+"""Variables by which Open MPI is told how to start ranks: a machine without ssh needs one."""
+
 
 def mpirun() -> str | None:
     """The mpirun next to this Python, or the system's."""
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def is_kept(name: str) -> bool:
+    """Whether a new mpirun sees a variable: not what a launcher told this process, but how the user has ranks started.
+
+    >>> is_kept("PATH"), is_kept("OMPI_COMM_WORLD_RANK"), is_kept("OMPI_MCA_plm_rsh_agent")
+    (True, False, True)
+    """
+    return name.startswith(STARTERS) or not name.startswith(LAUNCHER_PREFIXES)
 
 
 def launch(ranks: int, script: Path, *given: str, options: Sequence[str] = (), limit: float = 600.0) -> None:
@@ -35,7 +47,7 @@ def launch(ranks: int, script: Path, *given: str, options: Sequence[str] = (), l
         raise PlanError(f"this needs MPI: {missing}")
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     many = ["--oversubscribe", "--bind-to", "none"]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    inherited = {name: value for name, value in os.environ.items() if is_kept(name)}
     command = [str(program), "-n", str(ranks), *root, *many, *options, sys.executable, str(script), *given]
     with subprocess.Popen(command, env=inherited | {"OMP_NUM_THREADS": "1"}) as process:
         try:
