@@ -65,9 +65,9 @@ class Results:
             f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}. "
             f"Commands: {commands}."
         )
-        cores = [v["cores"] for v in self.versions if v.get("cores")]
-        if cores:
-            text += f" Several at a time, as long as each rank had one of {max(cores)} cores."
+        if any(v.get("cores") for v in self.versions):
+            where = "" if last["device"].startswith("CPU") else ", on one GPU"
+            text += f" With `--cores`, several ran at a time{where}, each rank on a core of its own."
         if max(loads) > at["cores"]:
             text += " **The machine was busy before, with other work or with the part before this one.**"
         failed = [f"\n\nFailed: {r['name']}: {r['error'].splitlines()[-1]}" for r in self.failures]

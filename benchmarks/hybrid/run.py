@@ -106,7 +106,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="only print the names, with the seconds that each takes")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after about this long (60)")
     parser.add_argument(
-        "--cores", type=int, default=0, help="run several at a time on the CPU, as long as each rank has one of these"
+        "--cores", type=int, default=0, help="run several at a time, as long as each rank has one of these (0: one)"
     )
     parser.add_argument("--name", default="", help="instead of the device in the names of files: another machine")
     parser.add_argument("--output", type=Path, help="folder of the results")
@@ -119,8 +119,6 @@ def arguments() -> argparse.Namespace:
         if getattr(options, name) <= 0:
             parser.error(f"--{name} must be above 0, but is {getattr(options, name)}")
     options.parts, options.device = options.parts.split(","), device_of(options)
-    if options.cores and options.device != "cpu":
-        parser.error("--cores runs jobs side by side on the CPU, but the device is a GPU: add --device cpu")
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     return options
@@ -165,7 +163,7 @@ def carry_out(part: str, options: argparse.Namespace, folder: Path, load: float)
     try:
         if options.cores:
             longest = sorted(noted, key=lambda each: -expected(each.job, page.results_of(HERE)))
-            side_by_side(log, longest, options.cores, limit=options.limit, line=page.line)
+            side_by_side(log, longest, options.cores, device=device, limit=options.limit, line=page.line)
         else:
             on_ranks(log, noted, device=device, limit=options.limit, line=page.line)
     finally:
