@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from harness.results import Record
 from harness.tables import NONE, environment, markdown
@@ -15,20 +15,25 @@ Row = tuple[str, int, str]
 
 
 class Splits:
-    """What was found, by cell: cells of equal cuts have one measurement in common."""
+    """What was found, by cell: cells of equal cuts have one measurement in common.
+
+    Layers that are measured again may cut a cell elsewhere. Until these cuts have run, the cell keeps those that ran.
+    """
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.records = records
         self.cuts = {r["name"]: r for r in records if r["kind"] == "cuts"}
         run = {(r["model"], r["stages"], tuple(r["names"])): r for r in records if r["kind"] == "split"}
         self.run = run.values()
+        asked = {name: r for r in self.run for name in r["cells"]}
         self.of: dict[Cell, Record] = {}
         for model, stages, level in ordered(self.cuts):
             for by in BY:
                 cell = Cell(model, stages, level, by)
-                names = self.cuts.get(cell.name, {}).get("names")
-                if names is not None and (model, stages, tuple(names)) in run:
-                    self.of[cell] = run[model, stages, tuple(names)]
+                names = self.cuts.get(cell.name, {}).get("names", ())
+                record = run.get((model, stages, tuple(names)), asked.get(cell.name))
+                if record is not None:
+                    self.of[cell] = record
 
     @property
     def rows(self) -> list[Row]:
@@ -139,9 +144,12 @@ def memory(found: Splits) -> tuple[list[str], list[list[str]]]:
     return ["model", "stages", "level", *TITLES.values(), "memory ÷ layers"], rows
 
 
-def memory_cell(record: Record | None, cuts: Mapping[str, float]) -> str:
-    """What the rank grew by that grew most, and what was predicted."""
-    return NONE if record is None else f"{grown(record) / 2**20:.0f} ({cuts['memory'] / 2**20:.0f})"
+def memory_cell(record: Record | None, cuts: Record) -> str:
+    """What the rank grew by that grew most, and what was predicted if it was for these cuts."""
+    if record is None:
+        return NONE
+    predicted = f" ({cuts['memory'] / 2**20:.0f})" if cuts["names"] == record["names"] else ""
+    return f"{grown(record) / 2**20:.0f}{predicted}"
 
 
 def failures(records: Sequence[Record]) -> list[str]:
