@@ -17,7 +17,7 @@ SIZES = (
 )  # fmt: skip
 RANKS = (
     "2 ranks", "3 ranks", "4 ranks", "6 ranks", "8 ranks", "12 ranks", "16 ranks", "on 2, 4 and 8 ranks",
-    "2 to 16 ranks", "1, 3 and 4 ranks", "5 and 4 ranks", "12 and 18 ranks", "2 CPU", "4 CPU",
+    "2 to 16 ranks", "1, 3 and 4 ranks", "5 and 4 ranks", "2 CPU", "4 CPU",
     "10 CPU", "2 GPU", "4 GPU", "10 GPU", "4 data ranks", "16 data ranks", "on 2", "on 3", "on 4", "on 5", "on 6",
     "on 8", "on 9", "on 10", "on 12", "on 28", "of 2", "of 8", "of 10", "of 28", "against 8", "9, 10, 12 and 28",
     "8 V100s", "2 cores", "16 cores", "4 hosts", "2 nodes", "2 processes", "8 processes",
@@ -28,7 +28,7 @@ COUNTS = (
     "4 stages", "8 stages", "2 to 4 stages", "1 micro-batch", "8 micro-batches",
     "32 micro-batches", "with 8", "with 32", "2 images", "8 images", "25 images", "32 images", "34 images", "with 35",
     "batch 1", "batch 10", "batch 200", "batch 800", "at 50", "at 100", "at 200", "at 400", "at 800",
-    "400 iterations", "4,000 iterations", "1 target", "7 targets", "1, 4 and 7 targets", "with 1, 4 and 7",
+    "400 iterations", "4,000 iterations", "after 100", "7 targets", "1, 4 and 7 targets", "with 1, 4 and 7",
     "2 chunks", "8 chunks", "in 4", "in 8", "64 tensors", "in 4,096", "in 32,768", "within 20%", "2 · (N − 1)",
     "N · (1 + 1/K)",
 )  # fmt: skip

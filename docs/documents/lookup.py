@@ -205,7 +205,7 @@ def published(benchmark: str) -> Any:
 
 
 def cell(wanted: Cell) -> float:
-    """The number in a cell; of a percentage, the share."""
+    """The number in a cell, the first if there are several; of a percentage, the share."""
     page = (BENCHMARKS / wanted.benchmark / "README.md").read_text(encoding="utf-8")
     begin, end = f"<!-- {wanted.mark}: written by run.py --page -->", f"<!-- end of {wanted.mark} -->"
     column: int | None = None
@@ -214,7 +214,8 @@ def cell(wanted: Cell) -> float:
         if wanted.column in cells:
             column = cells.index(wanted.column)
         elif column is not None and all(map(str.startswith, cells, wanted.row)):
-            return float(cells[column].rstrip("%")) / (100 if cells[column].endswith("%") else 1)
+            first = cells[column].partition(" ")[0]
+            return float(first.rstrip("%")) / (100 if first.endswith("%") else 1)
     raise LookupError(f"benchmarks/{wanted.benchmark}/README.md has no {wanted.row} with {wanted.column!r}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from documents.lookup import Field, Made, median, ms, record
 from documents.nodes_004 import INFERENCE, PROFILE, PROFILES, TRAFFIC
-from documents.row import NOT_RUN, Row, Verdict, say
+from documents.row import Row, Verdict, say
 
 FILE = "hybrid/traffic-cpu.json"
 LENET = 5
@@ -108,11 +108,7 @@ MODEL = (
     Row(
         "profile of a node under model parallelism, figure",
         "computation, communication and idle time, without numbers",
-        "–",
-        PROFILE,
-        Verdict.NOT_MEASURED,
-        NOT_RUN,
-        then=say(
+        say(
             "AlexNet on 4 ranks: {compute:.0%} computing, {messages:.0%} communicating, {idle:.0%} idle under model "
             "parallelism; {hybrid:.0%}, {hybrid_messages:.0%} and {hybrid_idle:.0%} as a hybrid",
             compute=spent("model", "compute"),
@@ -122,6 +118,9 @@ MODEL = (
             hybrid_messages=spent("hybrid", "communicating"),
             hybrid_idle=spent("hybrid", "idle"),
         ),
+        PROFILE,
+        Verdict.NOT_COMPARABLE,
+        "the figure has no numbers",
     ),
     Row(
         "figures, flow of data forward and backward",
