@@ -121,7 +121,8 @@ def cuts(by: str, names: list[str], memory: int) -> dict[str, Any]:
 
 
 def split(by: str, names: list[str], seconds: float, grown: int) -> dict[str, Any]:
-    about = {"kind": "split", "name": f"resnet50/4/layer/{by}", "model": "resnet50", "stages": 4, "names": names}
+    cell = f"resnet50/4/layer/{by}"
+    about = {"kind": "split", "name": cell, "cells": [cell], "model": "resnet50", "stages": 4, "names": names}
     return about | {"seconds": [seconds], "fitted": 0.9 * seconds, "by_layers": seconds, "grown": [0, grown]}
 
 
@@ -150,6 +151,20 @@ def test_cells_of_equal_cuts_share_a_measurement_and_are_compared_with_cuts_by_l
     assert f"| ResNet-50, 160² | 4 | layer {row}" in text
     assert "| ResNet-50, 160² | 4 | layer | 256 (256) | 256 (256) | 256 (256) | 128 (128) | 0.50 |" in text
     assert "| U-Net of width 16, 224² | 8 | module | – | too few cuts | – | – | – | – |" in text
+
+
+def test_a_cell_keeps_the_cuts_that_ran_until_others_have(splits_page: Any) -> None:
+    """Layers that were measured again cut it elsewhere; without that, its step was lost."""
+    naive, even, other = ["layer2"], ["layer3"], ["layer3.1"]
+    records = [HEADER, {"kind": "versions", "torch": "2.11", "device": "CPU"}]
+    records += [cuts("layers", naive, 2**28), split("layers", naive, 1.0, 2**28), split("measured", even, 0.8, 2**28)]
+    records += [cuts("measured", other, 2**29)]
+    text = splits_page.text_of(records)
+    assert "| 1000 (900 · 1000) | – | 800 (720 · 800) | – | – | 0.80 · 0.80 |" in text
+    assert "| ResNet-50, 160² | 4 | layer | 256 (256) | – | 256 | – | – |" in text
+    text = splits_page.text_of([*records, split("measured", other, 0.7, 2**29)])
+    assert "| 1000 (900 · 1000) | – | 700 (630 · 700) | – | – | 0.70 · 0.70 |" in text
+    assert "| ResNet-50, 160² | 4 | layer | 256 (256) | – | 512 (512) | – | – |" in text
 
 
 @pytest.mark.slow
