@@ -93,6 +93,15 @@ def test_messages_that_share_a_link_wait_for_each_other() -> None:
     assert cost(parameter_server(4), 4.0, added) == 12
 
 
+def test_an_exchange_takes_longer_than_a_message() -> None:
+    """On two ranks both counted as one message, so rings were predicted a third too fast."""
+    assert [load.handled for load in loads(tree(2), 8.0)] == [1, 1]
+    assert [load.handled for load in loads(ring(2), 8.0)] == [2, 2]
+    assert [load.handled for load in loads(parameter_server(4), 8.0)] == [3, 3]
+    each = Gauge(latency=1.0, message=0.5)
+    assert (cost(tree(2), 8, each), cost(butterfly(2), 8, each), cost(ring(2), 8, each)) == (2, 1.5, 3)
+
+
 @pytest.mark.parametrize(("name", "by_itself"), [
     ("tree", 1.0),
     ("butterfly", 1.0),

@@ -3,7 +3,7 @@
 A call takes `start` seconds, and each of its rounds the sum of
 
     latency                     once
-    message                     for each message of the busiest rank but the first
+    message                     for each message that the busiest rank sends or receives, but the first
     per_byte                    for each byte of the busiest rank
     first_per_byte              for each byte of its messages' first segments: nothing overlaps with these
     medium_per_byte             for each byte of all ranks, who share the memory of a machine
@@ -75,10 +75,9 @@ class Gauge:
 
 def asked(load: Load) -> tuple[float, ...]:
     """How often a round needs each constant but the start."""
-    messages = max(load.messages, 1)
-    first = min(load.port, messages * SEGMENT_BYTES)
+    first = min(load.port, max(load.messages, 1) * SEGMENT_BYTES)
     left = float(load.outside > 0)
-    return 1.0, messages - 1, load.port, first, load.total, load.added, left, load.outside
+    return 1.0, load.handled - 1, load.port, first, load.total, load.added, left, load.outside
 
 
 def gauge(team: Team, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> Gauge:

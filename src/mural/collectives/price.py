@@ -30,7 +30,7 @@ class Load:
     """The load of one round on the links, in bytes and messages."""
 
     messages: int
-    """The most that one rank sends or receives."""
+    """The most that one rank sends, or receives."""
     port: float
     """The most bytes that one rank sends, or receives."""
     outside: float
@@ -39,6 +39,8 @@ class Load:
     """The bytes of all messages."""
     added: float
     """The most bytes that one rank adds up."""
+    handled: int = 1
+    """The most messages that one rank sends and receives together: two, where neighbours exchange."""
 
 
 class RoundTimes(Protocol):
@@ -90,10 +92,10 @@ def loads(collective: Collective, size: float, nodes: Sequence[Sequence[int]] = 
 def load_of(sends: Round, chunk: float, node: dict[int, int]) -> Load:
     """The load of a round whose chunks have so many bytes."""
     leaving, arriving, out, into = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
-    messages, added = Counter[tuple[str, int]](), Counter[int]()
+    sent, received, added = Counter[int](), Counter[int](), Counter[int]()
     for (source, destination), between in by_pair(sends).items():
-        messages[">", source] += 1
-        messages["<", destination] += 1
+        sent[source] += 1
+        received[destination] += 1
         leaving[source] += len(between)
         arriving[destination] += len(between)
         if node.get(source) != node.get(destination):
@@ -106,11 +108,12 @@ def load_of(sends: Round, chunk: float, node: dict[int, int]) -> Load:
         return max((n for counter in counters for n in counter.values()), default=0)
 
     return Load(
-        max(messages.values(), default=0),
-        chunk * most(leaving, arriving),
-        chunk * most(out, into),
-        chunk * sum(leaving.values()),
-        chunk * most(added),
+        messages=most(sent, received),
+        port=chunk * most(leaving, arriving),
+        outside=chunk * most(out, into),
+        total=chunk * sum(leaving.values()),
+        added=chunk * most(added),
+        handled=most(sent + received),
     )
 
 
