@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
     add_selection(parser)
     add_files(parser, 8, f"folder of the results; of {ELAPSED} and {SOCKETS}, a file .jsonl")
     parser.add_argument("--collect", type=Path, nargs="+", help="only put such files .jsonl together, for the page")
-    parser.add_argument("--name", default="", help="put before the name of the file of `measured`: another machine's")
+    parser.add_argument("--name", default="", help="put before the name of a file of results: another machine's")
     parser.add_argument("--page", action="store_true", help="only write README.md and the figures from results/")
     options = parser.parse_args()
     options.parts = options.parts.split(",")
@@ -167,6 +167,12 @@ def write_lines(options: argparse.Namespace) -> None:
         print(text.text_of([*log.records, *read(log.path)]))
 
 
+def file_name(options: argparse.Namespace, part: str) -> str:
+    """The file of a part in results/: those of other machines have names of their own."""
+    named = options.name and part in ("measured", *LINES)
+    return f"{options.name}-{part}.json" if named else f"{part}.json"
+
+
 def main() -> None:
     """Do the parts, print, write; or only list, put files together, or write the page."""
     options = arguments()
@@ -174,7 +180,7 @@ def main() -> None:
         page.write(HERE)
         return
     if options.collect:
-        name = f"{lines_of(options)}.json"
+        name = file_name(options, lines_of(options))
         print(collect(options.collect, HERE / "results" / name), "records in", name)
         return
     if options.list:
@@ -196,7 +202,7 @@ def main() -> None:
         print(page.TEXTS[part](results))
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / f"{options.name + '-' if options.name and part == 'measured' else ''}{part}.json"
+            file = folder / file_name(options, part)
             file.write_text(page.as_json(rounded(results)))
             print(f"written: {file.name}")
 
