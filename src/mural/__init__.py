@@ -1,5 +1,7 @@
 """mural trains vision models on images too large for one device, exactly as one device would."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mural import comm
@@ -44,14 +46,14 @@ __all__ = [
 ]
 
 
+LATER = {"Trainer": "mural.train", "predict": "mural.prediction"}
+"""Names whose modules import what most programs do not need."""
+
+
 def __getattr__(name: str) -> Any:
-    """`Trainer` and `predict`, when first asked for: their checkpoints import what most programs do not need."""
-    if name == "predict":
-        from mural.prediction import predict  # noqa: PLC0415
-
-        return predict
-    if name == "Trainer":
-        from mural.train import Trainer  # noqa: PLC0415
-
-        return Trainer
+    """`Trainer`, `predict`, and parts of the package such as `mural.models`, when they are first asked for."""
+    if name in LATER:
+        return getattr(import_module(LATER[name]), name)
+    if not name.startswith("_") and find_spec(f"mural.{name}") is not None:
+        return import_module(f"mural.{name}")
     raise AttributeError(f"module 'mural' has no attribute {name!r}")

@@ -165,7 +165,7 @@ def check_batches(images: Sequence[Tensor], domains: Sequence[str]) -> None:
     if len(images) != len(domains):
         raise DataError(
             f"{len(images)} batches for the {len(domains)} domains {list(domains)}: give the images of each, in this "
-            f"order, as network.arranged({{name: images}}) puts them"
+            f"order, as network(*network.arranged({{name: images}})) does"
         )
     for name, image in zip(domains, images, strict=True):
         if 0 in image.shape:
