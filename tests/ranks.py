@@ -1,4 +1,4 @@
-"""A pool of rank processes per world size that lives for the whole test run.
+"""A pool of rank processes per world size that lives for the whole test run, as long as there are not too many ranks.
 
 They meet over gloo, or over the backend that the environment's MURAL_TEST_BACKEND names: `strict` behaves like NCCL on
 the CPU, and `nccl` is NCCL itself, with tensors on the GPUs, which ranks share where there are fewer than ranks.
@@ -24,7 +24,10 @@ DEVICE = "cuda" if BACKEND == "nccl" else "cpu"
 FORKS = mp.get_context("forkserver")
 """Starts processes as copies of one that has imported mural: a rank is there in a tenth of a second, not in three."""
 FORKS.set_forkserver_preload(["mural"])
+MOST_RANKS = 20
+"""Idle ranks keep a quarter of a gigabyte each, and more after large cases: pools that were not used for longest end."""
 _pools: dict[tuple[int, str], Pool] = {}
+"""By world size and backend, the one that was used last at the end."""
 
 
 class RankError(AssertionError):
@@ -119,8 +122,10 @@ class Pool:
 def run_on(world: int, function: Callable[..., Any], *args: Any, backend: str = BACKEND) -> list[Any]:
     """The results of `function(*args)` on every rank of a world, whose processes start once; anew after a failure."""
     key = (world, backend)
-    if key not in _pools:
-        _pools[key] = Pool(world, backend)
+    pool = _pools.pop(key, None)
+    while pool is None and _pools and world + sum(ranks for ranks, _ in _pools) > MOST_RANKS:
+        restart(*next(iter(_pools)))
+    _pools[key] = pool or Pool(world, backend)
     try:
         return _pools[key].run(function, *args)
     except BaseException:
