@@ -101,6 +101,16 @@ def test_an_image_that_the_model_does_not_take() -> None:
         mural.plan(net(), (3, 512), memory="1GiB")
 
 
+@pytest.mark.parametrize(("model", "image"), [
+    (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)), (3, 32, 32)),
+    (nn.Conv2d(3, 4, 5, stride=2), (3, 33, 47)),
+    (nn.Conv3d(1, 4, 3), (1, 9, 8, 7)),
+], ids=["classes of images", "a smaller result", "volumes"])  # fmt: skip
+def test_targets_are_those_of_the_models_result(model: nn.Module, image: tuple[int, ...]) -> None:
+    """A classifier was refused: the default was a class for each pixel of the image."""
+    assert mural.plan(model, image, batch=2, memory="1GiB").memory == "1GiB"
+
+
 def test_the_command_prints_and_writes_it(tmp_path: Path) -> None:
     called = ["plan", "mural.models:UNet", "--arguments", "width = 4, depth = 2", "--image", "3,64,64"]
     found = CliRunner().invoke(app, [*called, "--memory", "1GiB", "--output", str(tmp_path / "plan.toml")])

@@ -32,7 +32,9 @@ def plan(
     batch: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 1,
     target: Annotated[
         str | None,
-        typer.Option(help="Shape of one image's target: '' for a class; a class for each pixel unless given."),
+        typer.Option(
+            help="Shape of one image's target: '' for a class. Unless given, a class for each position of the result."
+        ),
     ] = None,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16 under autocast.")] = "float32",
     hardware: Annotated[str, typer.Option(help="h200, or here to measure this machine.")] = "h200",

@@ -16,6 +16,7 @@ from mural.engine.fitting_tile import fitting_tile, foreseen_step
 from mural.engine.parallel import Parallel
 from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError, UnsupportedOp
+from mural.graph.capture import capture
 from mural.planner.memory_mix import STREAMED, Given, Mix, MixQuestion
 from mural.plans import Plan, bytes_of
 from mural.ranks import Mesh
@@ -45,9 +46,9 @@ def plan(
     """The fastest plan for steps on images of that shape, (C, H, W), within a device's memory, as "16GiB".
 
     Nothing runs, and no GPU is needed: the step is rehearsed on tensors without memory. `target` is the shape of one
-    image's target, of type `target_dtype`; a class for each pixel unless given. `optimizer` is how many numbers it
-    keeps for each of a parameter's (Adam 2, momentum 1). `plan.explain()` says what was considered. Raises PlanError
-    where nothing fits.
+    image's target, of type `target_dtype`; unless given, a class for each position of the model's result, or one for
+    the image. `optimizer` is how many numbers it keeps for each of a parameter's (Adam 2, momentum 1).
+    `plan.explain()` says what was considered. Raises PlanError where nothing fits.
 
     >>> found = plan(nn.Conv2d(3, 2, 3, padding=1), (3, 64, 64), memory="1GiB")
     >>> found.recompute, found.offload, found.stream
@@ -58,10 +59,23 @@ def plan(
     known = Hardware.named(hardware)
     limit = bytes_of(memory) if memory else known.memory
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    wanted = tuple(image[1:] if target is None else target)
-    given: list[Given] = [((batch, *image), kind), ((batch, *wanted), target_dtype)]
+    wanted = classes_of(model, (batch, *image)) if target is None else (batch, *target)
+    given: list[Given] = [((batch, *image), kind), (wanted, target_dtype)]
     lower = torch.bfloat16 if precision == "bfloat16" else None
     return answered(MixQuestion(model, loss, given, known, limit, lower, optimizer), memory, hardware, precision)
+
+
+def classes_of(model: nn.Module, images: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of classes for what the model makes of images: (N, K, …) scores have (N, …) classes.
+
+    >>> classes_of(nn.Conv2d(3, 2, 3), (4, 3, 64, 64)), classes_of(nn.Linear(64, 2), (4, 64))
+    ((4, 62, 62), (4,))
+    """
+    try:
+        batch, _, *positions = capture(model, images).outputs[0].shape
+    except (RuntimeError, ValueError, TypeError, IndexError):  # the rehearsal says what is wrong
+        batch, _, *positions = images
+    return (batch, *positions)
 
 
 def answered(question: MixQuestion, memory: str, hardware: str, precision: Literal["float32", "bfloat16"]) -> Plan:
