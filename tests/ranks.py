@@ -25,7 +25,7 @@ FORKS = mp.get_context("forkserver")
 """Starts processes as copies of one that has imported mural: a rank is there in a tenth of a second, not in three."""
 FORKS.set_forkserver_preload(["mural"])
 MOST_RANKS = 20
-"""Idle ranks keep a quarter of a gigabyte each, and more after large cases: pools that were not used for longest end."""
+"""Idle ranks keep a quarter of a gigabyte each, more after large cases: pools that were not used for longest end."""
 _pools: dict[tuple[int, str], Pool] = {}
 """By world size and backend, the one that was used last at the end."""
 
