@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mural.cost.meta_results import result_of
+
 
 class Tally(TorchDispatchMode):
     """Counts the bytes of all storages that were made while it is active: now (`live`) and at most (`peak`).
@@ -53,7 +55,7 @@ class Tally(TorchDispatchMode):
                 weakref.finalize(storage, self._leave, storage._cdata).atexit = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = result_of(func, args, kwargs or {})
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.enter(leaf)

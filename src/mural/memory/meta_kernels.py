@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mural.comm.exchange import order_of
 from mural.cost.memory_tally import ROUNDED, Tally
+from mural.cost.meta_results import result_of
 
 aten: Any = torch.ops.aten
 
@@ -40,7 +41,7 @@ class GpuTally(Tally):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.add.Tensor and summed_by_engine():
-            return self.summed(func(*args, **(kwargs or {})))
+            return self.summed(result_of(func, args, kwargs or {}))
         kernel = KERNELS.get(func)
         if kernel is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -71,7 +72,7 @@ def summed_by_engine() -> bool:
 def convolution(tally: GpuTally, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Tensor:
     """A convolution."""
     form = format_of(x, weight)
-    made = torch.empty_like(aten.convolution.default(x, weight, bias, *others), memory_format=form)
+    made = torch.empty_like(result_of(aten.convolution.default, (x, weight, bias, *others), {}), memory_format=form)
     tally.touch(made.numel() * made.element_size() + tally.dense(x, form) + tally.dense(weight, form))
     return made
 
