@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class MixQuestion:
         """The bytes of the smallest block that leaves, as steps on that device have it."""
         return LEAST[self.hardware.kind]
 
-    @property
+    @cached_property
     def kept_numbers(self) -> int:
         """The bytes of what the optimizer keeps."""
         return int(self.numbers * sum(p.nbytes for p in self.model.parameters()))
