@@ -17,7 +17,7 @@ SIZES = (
 )  # fmt: skip
 RANKS = (
     "2 ranks", "3 ranks", "4 ranks", "6 ranks", "8 ranks", "12 ranks", "16 ranks", "on 2, 4 and 8 ranks",
-    "2 to 16 ranks", "1, 3 and 4 ranks", "5 and 4 ranks", "2 CPU", "4 CPU",
+    "2 to 16 ranks", "5 and 4 ranks", "2 CPU", "4 CPU",
     "10 CPU", "2 GPU", "4 GPU", "10 GPU", "4 data ranks", "16 data ranks", "on 2", "on 3", "on 4", "on 5", "on 6",
     "on 8", "on 9", "on 10", "on 12", "on 28", "of 2", "of 8", "of 10", "of 28", "against 8", "9, 10, 12 and 28",
     "8 V100s", "2 cores", "16 cores", "4 hosts", "2 nodes", "2 processes", "8 processes",
