@@ -38,6 +38,7 @@ from mural.collectives.price import (
     tree_formula,
     working_memory,
 )
+from mural.collectives.rounds import Collective
 from mural.collectives.team import team_of
 from mural.errors import PlanError, UnsupportedOp
 from ranks import run_on
@@ -100,6 +101,7 @@ def test_an_exchange_takes_longer_than_a_message() -> None:
     assert [load.handled for load in loads(parameter_server(4), 8.0)] == [3, 3]
     each = Gauge(latency=1.0, message=0.5)
     assert (cost(tree(2), 8, each), cost(butterfly(2), 8, each), cost(ring(2), 8, each)) == (2, 1.5, 3)
+    assert cost(Collective("silent", 2, 1, ((),)), 8, each) == 1, "a round without messages has none too few"
 
 
 @pytest.mark.parametrize(("name", "by_itself"), [

@@ -77,7 +77,7 @@ def asked(load: Load) -> tuple[float, ...]:
     """How often a round needs each constant but the start."""
     first = min(load.port, max(load.messages, 1) * SEGMENT_BYTES)
     left = float(load.outside > 0)
-    return 1.0, load.handled - 1, load.port, first, load.total, load.added, left, load.outside
+    return 1.0, max(load.handled, 1) - 1, load.port, first, load.total, load.added, left, load.outside
 
 
 def gauge(team: Team, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> Gauge:
