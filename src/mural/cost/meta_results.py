@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 MOST = 50_000
 """How many results are kept."""
@@ -42,9 +43,10 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen = looks(result)
     except Unlike:
         return result
-    if len(_known) >= MOST:
-        _known.clear()
-    _known[key] = seen
+    if held(result) == held(made(seen)):
+        if len(_known) >= MOST:
+            _known.clear()
+        _known[key] = seen
     return result
 
 
@@ -68,6 +70,12 @@ def looks(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value), *map(looks, value)
     return type(value), value
+
+
+def held(result: Any) -> int:
+    """The bytes of the memory that a result holds: more than it shows, if it is a part of what was made."""
+    storages = (leaf.untyped_storage() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def made(seen: Any) -> Any:
