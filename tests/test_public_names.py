@@ -20,7 +20,7 @@ def test_parts_of_the_package_need_no_import_of_their_own() -> None:
     parts = [part.name for part in pkgutil.iter_modules(mural.__path__) if not part.name.startswith("_")]
     assert [name for name in parts if not hasattr(mural, name)] == []
     with pytest.raises(AttributeError, match="module 'mural' has no attribute 'modells'"):
-        _ = mural.modells  # type: ignore[attr-defined]
+        _ = mural.modells
 
 
 def test_what_most_programs_do_not_need_is_imported_when_it_is_asked_for() -> None:

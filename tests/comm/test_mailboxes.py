@@ -21,7 +21,7 @@ import mural
 from law import Grid, compare, image
 from mural.comm import Transport, host_staging, path_choice
 from mural.comm.channels import Channels
-from mural.comm.device_paths import Mailed, Paths, Sized, StagedPath
+from mural.comm.device_paths import Mailed, Paths, Sized, StagedIn, StagedPath
 from mural.comm.messages import Transfer
 from mural.comm.shared_gpu import mailbox
 from mural.comm.shared_gpu.introduction import Refused, introduced
@@ -215,7 +215,8 @@ def resting() -> tuple[bool, bool, bool]:
         released = storage.expired()
         posted = channels.post("a message", 1 - rank, 1000, torch.empty(0))
         (incoming,) = posted.awaited.values()
-        ahead = incoming.target is not None  # type: ignore[attr-defined]
+        assert isinstance(incoming, StagedIn)
+        ahead = incoming.target is not None
         equal = torch.equal(channels.wait(posted), message(1 - rank, rank, 0, 1000, torch.float32))
         channels.finish()
     return released, ahead, equal

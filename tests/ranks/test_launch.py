@@ -331,7 +331,7 @@ def joined(command: list[str], folder: Path, **environ: str) -> list[str]:
         start_new_session=True,
     )
     try:
-        out, messages = run.communicate(timeout=300)
+        out, messages = run.communicate(timeout=120)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
