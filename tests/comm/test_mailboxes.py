@@ -211,7 +211,9 @@ def resting() -> tuple[bool, bool, bool]:
         storage = StorageWeakRef(data.untyped_storage())
         channels.send("a message", 1 - rank, data)
         del data
-        channels.collect()
+        end = time.monotonic() + 30
+        while not storage.expired() and time.monotonic() < end:  # the copy to the host may be late
+            channels.collect()
         released = storage.expired()
         posted = channels.post("a message", 1 - rank, 1000, torch.empty(0))
         (incoming,) = posted.awaited.values()
