@@ -21,8 +21,10 @@ from choice.parts import (
     HOST,
     LEAN,
     MIXES,
-    MORE_TILES,
+    MORE,
+    PLACES,
     TOY,
+    USUAL,
     Part,
     Sizes,
     all_parts,
@@ -75,6 +77,13 @@ def test_what_need_not_run() -> None:
     assert expected(Part("unet", 2048, 8, "all"), found) == 0 < expected(Part("unet", 2048, 8, "keep"), found)
 
 
+def test_more_mixes_run_where_fewer_than_twelve_of_the_usual_ones_do() -> None:
+    few = prediction(**dict.fromkeys((*USUAL[:11], "flat2"), foreseen(4)))
+    enough = prediction(**dict.fromkeys((*USUAL[:12], "flat2"), foreseen(4)))
+    part = Part("unet", 2048, 8, "flat2")
+    assert (not_run(part, few), not_run(part, enough)) == (None, "enough others run")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", all_parts(TOY)[:: len(MIXES)], ids=lambda part: part.setting)
 def test_under_a_toys_cap_mixes_do_what_they_are_named_after(part: Part) -> None:
@@ -109,6 +118,10 @@ def test_mixes_become_plans(toy_plans: dict[str, dict[str, Any]]) -> None:
     assert toy_plans["again50+host"]["offload"] == ["activations"]
     assert toy_plans["all"]["recompute"] == "all"
     assert toy_plans["tile1"]["stream"] == [64, 64]
+    assert toy_plans["flat2"]["stream"] == [64, 128]
+    halves = [set(toy_plans[place + HOST]["recompute"]) for place in PLACES]
+    assert halves[0] | halves[1] == set(toy_plans["again100+host"]["recompute"]) > halves[2]
+    assert not halves[0] & halves[1]
 
 
 @pytest.mark.slow
@@ -151,7 +164,7 @@ def test_tables_from_records() -> None:
     summary = "| U-Net, 1 × 2048² | 8 | 1 | 3 blocks | 110 | tile1: some | 100 | 1.10 | 1.000 | 0.800 | 0.91 |"
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert summary in text
-    assert rows[len(MORE_TILES) - len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
+    assert rows[len(MORE) - len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
     assert "| **chosen** | 3 blocks | 110 | 1.10 | 100 | 7.00 | 7.00 | 1.000 | 6.00 | 8.00 | 2.00 | 0 |" in text
     assert "| all | some | out of memory | – | 100 | – | 8.00 |" in text
     assert "| keep | some | predicted too large | – | 100 | – | 12.00 |" in text

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.results import Record, read
 from harness.tables import NONE, environment, gib, markdown, ms, place, ratio
 
-from choice.parts import BATCHES, CHOSEN, FIXED, MIXES, MORE_TILES, Part, not_run
+from choice.parts import BATCHES, CHOSEN, FIXED, MIXES, MORE, Part, not_run
 
 TITLES = {"unet": "U-Net", "resnet50": "ResNet-50", "swin_t": "Swin-T"}
 
@@ -106,7 +106,7 @@ HEAD = (
 def mix_rows(one: Compared) -> list[list[str]]:
     """The mixes of a setting: measured ones by time, then those that failed, then those that did not run."""
     ran = sorted(one.measured, key=one.seconds)
-    others = [m for m in MIXES if m not in one.measured and (m in one.failed or m not in MORE_TILES)]
+    others = [m for m in MIXES if m not in one.measured and (m in one.failed or m not in MORE)]
     others.sort(key=lambda mix: mix not in one.failed)
     rows: list[list[str]] = []
     for mix in (*ran, *others):

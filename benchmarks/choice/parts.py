@@ -26,13 +26,23 @@ TILES = {"tile1": 1.0, "tile75": 0.75, "tile50": 0.5}
 """Streamed: the largest tile that fits, its sides times this."""
 MORE_TILES = {f"tile{percent}": percent / 100 for percent in (95, 90, 85, 80, 70, 65, 60, 55, 45)}
 """Others, for images of which only tiles fit."""
+STRIPS = {"flat2": (0.5, 2.0), "flat4": (0.25, 4.0), "tall2": (2.0, 0.5), "flat1": (0.5, 1.0), "tall1": (1.0, 0.5)}
+"""Tiles that are no squares: the sides of the largest that fits times these, as far as the image goes."""
+MORE_AGAIN = {f"again{percent}": sixteenths / 16 for percent, sixteenths in zip(
+    ("06", "19", "31", "44", "56", "69", "81", "94"), range(1, 16, 2), strict=True
+)}  # fmt: skip
+"""The shares of ranked blocks between those of `AGAIN`."""
+PLACES = ("first", "last", "other")
+"""As one would choose blocks by hand: the first half of them, the last, or every other one."""
 ENOUGH = 12
-"""So many mixes are compared with the chosen one; where fewer fit, there are more tiles."""
+"""So many mixes are compared with the chosen one; where fewer run, there are those of `MORE` too."""
 LEAN = "lean+host"
 """All blocks are computed again but those that, computed again alone, exceed the room whatever leaves. It is no prefix
 of the ranked blocks, so the planner does not consider it."""
 ALONE = ("keep", "again25", "again50", "again75", "again100", "all")
-FIXED = (*ALONE, *(name + HOST for name in AGAIN), LEAN, *TILES, *MORE_TILES)
+MORE = (*(name + HOST for name in (*MORE_AGAIN, *PLACES)), *MORE_TILES, *STRIPS)
+USUAL = (*ALONE, *(name + HOST for name in AGAIN), LEAN, *TILES)
+FIXED = (*USUAL, *MORE)
 MIXES = (CHOSEN, *FIXED)
 BATCHES = {"unet": 1, "resnet50": 5, "swin_t": 3}
 """Images of a step: ResNet-50 and Swin-T then need about 17 GiB at 2048² when everything is kept."""
@@ -122,23 +132,22 @@ def selected(parts: list[Part], only: list[str]) -> list[Part]:
 
 def not_run(part: Part, predicted: Mapping[str, Any]) -> str | None:
     """Why a mix need not run, by the prediction of its setting; None: it runs."""
-    mix = predicted["mixes"][part.mix]
-    if part.mix in MORE_TILES and sum(fits(predicted, name) for name in FIXED if name not in MORE_TILES) >= ENOUGH:
-        return "enough others fit"
+    if part.mix in MORE and sum(hindrance(predicted, name) is None for name in USUAL) >= ENOUGH:
+        return "enough others run"
+    return hindrance(predicted, part.mix)
+
+
+def hindrance(predicted: Mapping[str, Any], name: str) -> str | None:
+    """Why a mix cannot run, is another one's again, or is not worth its time; None: it may be compared."""
+    mix = predicted["mixes"][name]
     if "impossible" in mix:
         return f"impossible: {mix['impossible']}"
     if mix["same_as"]:
         return f"the same as {mix['same_as']}"
-    if not fits(predicted, part.mix):
+    if mix["peak"] > OVER * predicted["limit"]:
         return "predicted too large"
     limit = SLOW * predicted["mixes"][CHOSEN].get("seconds", mix["seconds"])
     return "predicted too slow" if mix["seconds"] > limit else None
-
-
-def fits(predicted: Mapping[str, Any], name: str) -> bool:
-    """Whether a mix is another one than those before it, and may fit."""
-    mix = predicted["mixes"][name]
-    return "plan" in mix and not mix["same_as"] and mix["peak"] <= OVER * predicted["limit"]
 
 
 def expected(part: Part, predicted: Mapping[str, Any] | None) -> float:

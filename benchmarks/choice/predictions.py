@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import mural
 from choice.nets import CHANNELS, built, target_of
-from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, MORE_TILES, TILES, Part
+from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, MORE_AGAIN, MORE_TILES, PLACES, STRIPS, TILES, Part
 from mural.cost.hardware import Hardware
 from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
 from mural.engine.offloading import TENSORS
@@ -27,6 +27,8 @@ from mural.plans import bytes_of
 
 HARDWARE = {False: "h200", True: "cpu"}
 """What is predicted for. Toys are too small for a GPU: its workspaces alone take more, and it keeps small blocks."""
+SHARES = {name: (share, share) for name, share in (TILES | MORE_TILES).items()} | STRIPS
+"""The sides of a tile over those of the largest that fits."""
 NUMBERS = 0.0
 """SGD keeps none."""
 TRACES: dict[tuple[str, int, bool], dict[frozenset[str], StepTrace]] = {}
@@ -65,18 +67,25 @@ class Setting:
     def plan(self, name: str) -> mural.Plan:
         """The plan of a mix of the fixed set."""
         usual: dict[str, Any] = {"memory": self.memory, "precision": "bfloat16"}
-        share = (TILES | MORE_TILES).get(name)
-        if share is not None:
-            return mural.Plan(stream=tuple(scaled(side, share) for side in self.tile), **usual)
+        if (shares := SHARES.get(name)) is not None:
+            tile = (scaled(side, share) for side, share in zip(self.tile, shares, strict=True))
+            return mural.Plan(stream=tuple(min(side, self.part.size) for side in tile), **usual)
         if name == "all":
             return mural.Plan(recompute="all", **usual)
         if name == LEAN:
             alone = {block: mural.Plan(recompute=(block,), offload=("activations",), **usual) for block in self.blocks}
             lean = [block for block, plan in alone.items() if self.mix(plan).peak <= self.question.room]
             return mural.Plan(recompute=tuple(lean), offload=("activations",), **usual)
-        count = round(AGAIN[name.removesuffix(HOST)] * len(self.blocks))
         leaving = ("activations",) if name.endswith(HOST) else ()
-        return mural.Plan(recompute=tuple(self.blocks[:count]), offload=leaving, **usual)
+        return mural.Plan(recompute=self.again(name.removesuffix(HOST)), offload=leaving, **usual)
+
+    def again(self, name: str) -> tuple[str, ...]:
+        """The blocks that a mix computes again: of those that free most for each second, or by their place."""
+        if name in PLACES:
+            ordered = [block for block in block_names(self.model) if block in self.blocks]
+            half = len(ordered) // 2
+            return tuple({"first": ordered[:half], "last": ordered[half:], "other": ordered[::2]}[name])
+        return tuple(self.blocks[: round((AGAIN | MORE_AGAIN)[name] * len(self.blocks))])
 
     def mix(self, plan: mural.Plan) -> Mix:
         """The mix of a plan, with its peak and its seconds."""
