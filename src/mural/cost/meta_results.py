@@ -43,7 +43,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen = looks(result)
     except Unlike:
         return result
-    if held(result) == held(made(seen)):
+    if held(result) == held(made(seen)) and not storages(result).keys() & storages((args, kwargs)).keys():
         if len(_known) >= MOST:
             _known.clear()
         _known[key] = seen
@@ -74,8 +74,16 @@ def looks(value: Any) -> Any:
 
 def held(result: Any) -> int:
     """The bytes of the memory that a result holds: more than it shows, if it is a part of what was made."""
-    storages = (leaf.untyped_storage() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    return sum(storages(result).values())
+
+
+def storages(value: Any) -> dict[int, int]:
+    """The bytes of each piece of memory that tensors lie in, by its address in torch.
+
+    An operation may return an argument's memory though its schema says otherwise: `aten._unsafe_view` does.
+    """
+    found = (leaf.untyped_storage() for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return {storage._cdata: storage.nbytes() for storage in found}
 
 
 def made(seen: Any) -> Any:
