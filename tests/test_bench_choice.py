@@ -153,7 +153,8 @@ def measured(mix: str, seconds: float, peak: float, loss: float = 0.5) -> dict[s
 
 
 def test_tables_from_records() -> None:
-    mixes = {"chosen": foreseen(7, words="3 blocks"), "keep": foreseen(12), "all": foreseen(8), "tile1": foreseen(4)}
+    three = foreseen(7, words="3 blocks") | {"plan": {"recompute": ["a", "b", "c"], "offload": [], "stream": None}}
+    mixes = {"chosen": three, "keep": foreseen(12), "all": foreseen(8), "tile1": foreseen(4)}
     text = page.tables([
         prediction(**mixes),
         measured("chosen", 0.11, 7.0),
@@ -161,7 +162,7 @@ def test_tables_from_records() -> None:
         {"kind": "failure", "name": "unet/2048/8/all", "why": "memory", "message": "OutOfMemoryError"},
         {"kind": "failure", "name": "unet/2048/16", "why": "late", "message": "a prediction"},
     ])  # fmt: skip
-    summary = "| U-Net, 1 × 2048² | 8 | 1 | 3 blocks | 110 | tile1: some | 100 | 1.10 | 1.000 | 0.800 | 0.91 |"
+    summary = "| U-Net, 1 × 2048² | 8 | 1 | 1 | 3 blocks | 110 | tile1: some | 100 | 1.10 | 1.000 | 0.800 | 0.91 |"
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert summary in text
     assert rows[len(MORE) - len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
@@ -169,6 +170,16 @@ def test_tables_from_records() -> None:
     assert "| all | some | out of memory | – | 100 | – | 8.00 |" in text
     assert "| keep | some | predicted too large | – | 100 | – | 12.00 |" in text
     assert "| U-Net, 1 × 2048² | 2 | 0.502500 | 1.0e-02 | 0.0e+00 |" in text
+
+
+def test_what_does_the_same_as_the_chosen_mix_is_no_rival() -> None:
+    """Swin-T's choice was 18% slower than «another» mix that computes the same blocks again, measured later."""
+    mixes = {"chosen": foreseen(7), "again44+host": foreseen(7), "all": foreseen(6, moved=1)}
+    found = [measured("chosen", 0.24, 7.0), measured("again44+host", 0.2, 7.0), measured("all", 0.2, 6.0)]
+    (one,) = page.compared([prediction(**mixes), *found])
+    assert one.twins == ["chosen", "again44+host"]
+    assert one.rivals == ["all"]
+    assert one.chosen_over_best == pytest.approx(0.22 / 0.2)
 
 
 @pytest.mark.slow

@@ -50,14 +50,26 @@ def growth_rows(found: Found) -> list[list[str]]:
     for count in COUNTS:
         plan = PLANS[count.model]
         limits = {n: found.one("limit", count.case(n, 0), count.bytes) for n in count.ranks}
-        largest = {n: record["largest"] for n, record in limits.items() if record and record["largest"]}
+        largest = {n: record["largest"] if record else fitting(found, count, n) for n, record in limits.items()}
         theirs = {n: (size / plan.published[1]) ** plan.dims for n, size in plan.published.items() if n > 1}
-        for n in (n for n in count.ranks if n > 1 and {1, n} <= set(largest)):
+        for n in (n for n in count.ranks if n > 1 and limits[1] and largest[1] and largest[n]):
             sizes = [extents_text((largest[k],) * plan.dims) for k in (1, n)]
-            grown = (largest[n] / largest[1]) ** plan.dims
+            grown = f"{(largest[n] / largest[1]) ** plan.dims:.1f}"
+            if limits[n] is None:  # the search was not finished
+                sizes[1], grown = f"at least {sizes[1]}", f"at least {grown}"
             told = f"{theirs[n]:.1f}" if n in theirs else NONE
-            rows.append([f"**{count.model}**", str(count.cap), str(n), *sizes, f"{grown:.1f}", told])
+            rows.append([f"**{count.model}**", str(count.cap), str(n), *sizes, grown, told])
     return rows
+
+
+def fitting(found: Found, count: Count, ranks: int) -> int:
+    """The largest extent that fitted on some ranks, other than those of utilisation and memory; else 0."""
+    sizes = [
+        case.extents[0]
+        for case, record in found.of("measure", model=count.model, ranks=ranks)
+        if record.get("cap") == count.bytes and case == count.case(ranks, case.extents[0])
+    ]
+    return max((size for size in sizes if size not in (ONE_K, count.extent)), default=0)
 
 
 def memory_rows(found: Found) -> list[list[str]]:
