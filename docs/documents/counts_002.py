@@ -116,7 +116,8 @@ NUMBERS_OF_GPUS = (
         "figures 2 to 5, utilization",
         "the same image on more workers utilizes each GPU better",
         say(
-            "from one rank to ten, CNN2D at 2048²: {one:.0%} and {ten:.0%}; FCN2D at 1024²: {fcn:.0%} and {fcn_ten:.0%}",
+            "from one rank to ten, CNN2D at 2048²: {one:.0%} and {ten:.0%}; FCN2D at 1024²: {fcn:.0%} and "
+            "{fcn_ten:.0%}",
             one=busy(1),
             ten=busy(10),
             fcn=busy(1, "FCN2D", 1024),
