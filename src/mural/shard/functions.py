@@ -230,7 +230,7 @@ def carried_out(cls: Any, *args: Any, **kwargs: Any) -> Any:
     plain = super(_base, cls).apply
     if not kwargs and LEAVES.issuperset(map(type, args)):
         return plain(*args)
-    sharded = sharded_in((args, kwargs))
+    sharded = sharded_in(args, kwargs)
     if not sharded:
         return plain(*args, **kwargs)
     return bridged(cls, sharded, by_position(cls, args, kwargs) if kwargs else args)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
 
 from mural.comm.exchange import ExchangeRoute
 from mural.geometry import Box, Cuts, Interval, Needs
 from mural.ranks.mesh import Mesh
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MIN_EXTENT = 2
 """A windowed operation's output with fewer positions per rank than this becomes replicated along that dim."""
@@ -76,6 +82,11 @@ class Layout:
         """The shape of this rank's piece."""
         return tuple(interval.size for interval in self.box)
 
+    @cached_property
+    def size(self) -> torch.Size:
+        """The global shape, as torch gives it."""
+        return torch.Size(self.shape)
+
     def axes_of(self, dims: Iterable[int]) -> tuple[str, ...]:
         """The mesh axes that cut those dims."""
         return tuple(axis for d in dims if self.is_cut(d) and (axis := self.axes[d]) is not None)
@@ -93,13 +104,11 @@ class Layout:
 
     def gathered(self, dims: Iterable[int]) -> Layout:
         """The layout with some dims replicated."""
-        chosen = set(dims)
-        return replace(self, cuts=tuple(None if d in chosen else c for d, c in enumerate(self.cuts)))
+        return _gathered(self, tuple(dims))
 
     def with_cut(self, dim: int, cuts: Cuts | None, extent: int) -> Layout:
         """The layout with one dim's extent and cuts replaced."""
-        shape = (*self.shape[:dim], extent, *self.shape[dim + 1 :])
-        return replace(self, shape=shape, cuts=(*self.cuts[:dim], cuts, *self.cuts[dim + 1 :]))
+        return _with_cut(self, dim, cuts, extent)
 
     def uncut_resized(self, shape: Sequence[int]) -> Layout:
         """The layout of a local result of that local shape: cut dims keep their extent, others take the local one."""
@@ -107,12 +116,7 @@ class Layout:
 
     def pick(self, dims: Sequence[int | None], shape: Sequence[int]) -> Layout:
         """The layout whose dim i is this layout's dim dims[i] (None: a new, uncut dim of extent shape[i])."""
-        return replace(
-            self,
-            shape=tuple(shape),
-            axes=tuple(None if d is None else self.axes[d] for d in dims),
-            cuts=tuple(None if d is None else self.cuts[d] for d in dims),
-        )
+        return _picked(self, tuple(dims), tuple(shape))
 
     def wants(self) -> tuple[Want, ...]:
         """This layout as a need."""
@@ -122,10 +126,41 @@ class Layout:
         )
 
 
-# Layouts recur in every step: with one object for each, comparing them is comparing addresses.
+def recurring(function: Callable[Concatenate[Layout, P], T]) -> Callable[Concatenate[Layout, P], T]:
+    """The function of a layout, which remembers its results: layouts recur in every step, but for those of tiles.
+
+    With one object for each layout, comparing them is comparing addresses, and a box is found once.
+    """
+    remembered = lru_cache(maxsize=16384)(function)
+
+    @wraps(function)
+    def found(layout: Layout, *args: P.args, **kwargs: P.kwargs) -> T:
+        return (function if layout.mesh.tiled else remembered)(layout, *args, **kwargs)
+
+    return found
 
 
-@lru_cache(maxsize=16384)
+@recurring
+def _gathered(layout: Layout, dims: tuple[int, ...]) -> Layout:
+    if all(layout.cuts[d] is None for d in dims):
+        return layout
+    return replace(layout, cuts=tuple(None if d in dims else c for d, c in enumerate(layout.cuts)))
+
+
+@recurring
+def _with_cut(layout: Layout, dim: int, cuts: Cuts | None, extent: int) -> Layout:
+    shape = (*layout.shape[:dim], extent, *layout.shape[dim + 1 :])
+    return replace(layout, shape=shape, cuts=(*layout.cuts[:dim], cuts, *layout.cuts[dim + 1 :]))
+
+
+@recurring
+def _picked(layout: Layout, dims: tuple[int | None, ...], shape: tuple[int, ...]) -> Layout:
+    axes = tuple(None if d is None else layout.axes[d] for d in dims)
+    cuts = tuple(None if d is None else layout.cuts[d] for d in dims)
+    return replace(layout, shape=shape, axes=axes, cuts=cuts)
+
+
+@recurring
 def _resized(layout: Layout, extents: tuple[tuple[int, int], ...]) -> Layout:
     wanted = dict(extents)
     shape = tuple(wanted.get(d, n) for d, n in enumerate(layout.shape))
@@ -133,7 +168,7 @@ def _resized(layout: Layout, extents: tuple[tuple[int, int], ...]) -> Layout:
     return replace(layout, shape=shape, cuts=cuts)
 
 
-@lru_cache(maxsize=16384)
+@recurring
 def _uncut_resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
     whole = [c is None or c.parts == 1 for c in layout.cuts]
     extents = tuple(n if w else g for n, g, w in zip(shape, layout.shape, whole, strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Reads, Window, slice_of
 from mural.shard.autocasting import is_autocast
-from mural.shard.layout import Layout, Want
+from mural.shard.layout import Layout, Want, recurring
 from mural.shard.parts import cut_out, padded
 from mural.shard.relayout import pull
 from mural.shard.tensor import ShardedTensor
@@ -73,8 +73,22 @@ def tile(x: Tensor, rule: Windowed, out: Box) -> Tensor:
 
 def output_layout(layout: Layout, rule: Windowed) -> Layout:
     """The layout of a rule's output; its other dims are those of the input."""
-    first = layout.ndim - len(rule.dims)
-    return layout.resized({first + i: r.out_extent for i, r in enumerate(rule.dims) if not is_identity(r)})
+    return output_of(layout, rule.dims)
+
+
+@recurring
+def output_of(layout: Layout, dims: tuple[Reads, ...]) -> Layout:
+    """The layout of what reads its last dims so."""
+    first = layout.ndim - len(dims)
+    return layout.resized({first + i: r.out_extent for i, r in enumerate(dims) if not is_identity(r)})
+
+
+@recurring
+def output_of_whole(layout: Layout, dims: tuple[Reads, ...]) -> Layout | None:
+    """The same if ranks have whole images before and after, and this one has any; None otherwise."""
+    target = output_of(layout, dims)
+    cut = any(layout.is_cut(d) or target.is_cut(d) for d in range(layout.ndim - len(dims), layout.ndim))
+    return None if cut or 0 in layout.local_shape else target
 
 
 def wants_of(layout: Layout, target: Layout, rule_dims: tuple[Reads, ...]) -> tuple[Want, ...]:
@@ -139,11 +153,8 @@ def of_whole_images(x: ShardedTensor, rule: Windowed, call: Callable[[Tensor], T
 
     torch pads inside its kernels; a window around the piece would be a copy.
     """
-    dims = range(x.ndim - len(rule.dims), x.ndim)
-    if any(x.placement.is_cut(d) for d in dims) or not x.local.numel():
-        return None
-    target = output_layout(x.placement, rule)
-    if any(target.is_cut(d) for d in dims):
+    target = output_of_whole(x.placement, rule.dims)
+    if target is None:
         return None
     local = call(x.local)
     return ShardedTensor(local, target.uncut_resized(local.shape))

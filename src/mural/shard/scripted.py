@@ -45,7 +45,7 @@ def watched(call: Callable[..., Any]) -> Callable[..., Any]:
     def checked(function: Any, *args: Any, **kwargs: Any) -> Any:
         if _watchers:
             raise _watchers[-1](refusal(function))
-        if sharded := sharded_in((args, kwargs)):
+        if sharded := sharded_in(args, kwargs):
             error = UnsupportedOp(f"{refusal(function)}; or give it .full() if the whole tensor fits on one rank")
             sharded[0].mesh.transport.raised(error)
             raise error

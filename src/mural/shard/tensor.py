@@ -6,7 +6,7 @@ communication is a node between them. A call that bypasses that level raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class ShardedTensor(Tensor):
     def __new__(
         cls: type[ShardedTensor], local: Tensor, placement: Layout, aliased: str = "", folds: Folds = ()
     ) -> ShardedTensor:
-        if tuple(local.shape) != placement.local_shape:
+        if local.shape != placement.local_shape:
             raise LayoutError(
                 f"a piece of shape {tuple(local.shape)} was given for the place {placement.box} of a tensor of "
                 f"shape {placement.shape}: the piece's shape must be {placement.local_shape}"
@@ -58,13 +58,16 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def _wrapping(cls, carrier: Tensor, placement: Layout, aliased: str = "", folds: Folds = ()) -> ShardedTensor:
-        shape = folded_shape(placement.shape, folds)
+        size, trains = (
+            torch.Size(folded_shape(placement.shape, folds)) if folds else placement.size,
+            carrier.requires_grad,
+        )
         wrapper: ShardedTensor = Tensor._make_wrapper_subclass(  # type: ignore[assignment]
-            cls, shape, dtype=carrier.dtype, device=carrier.device, requires_grad=carrier.requires_grad
+            cls, size, dtype=carrier.dtype, device=carrier.device, requires_grad=trains
         )
         wrapper._local, wrapper.placement, wrapper.aliased, wrapper.folds = carrier, placement, aliased, folds
-        wrapper.extents = torch.Size(shape)
-        if carrier.requires_grad:
+        wrapper.extents = size
+        if trains:
             with torch._C.DisableTorchFunctionSubclass():
                 wrapper._backward_hooks = REFUSING
         hide_from_compiler(cls)
@@ -164,11 +167,11 @@ class ShardedTensor(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = usual_names(args, kwargs or {})
-        sharded = sharded_in((args, kwargs))
+        sharded = sharded_in(args, kwargs)
         try:
-            check_operands(func, sharded)
+            folded = check_operands(func, sharded)
             entry = TABLE.get(func)
-            if any(t.folds for t in sharded):
+            if folded:
                 return FOLDED.get(entry[0] if entry else "", FOLDED[""])(func, args, kwargs)
             if entry is not None:
                 return entry[1](func, args, kwargs)
@@ -208,11 +211,15 @@ class ShardedTensor(Tensor):
         )
 
 
+OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+"""Names that torch takes for others."""
+
+
 def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call with torch's usual names: `axis` and `keepdims` are `dim` and `keepdim`, the input comes first."""
-    if not kwargs:
+    if not kwargs or (args and OTHER_NAMES.keys().isdisjoint(kwargs)):
         return args, kwargs
-    renamed = {{"axis": "dim", "keepdims": "keepdim"}.get(k, k): v for k, v in kwargs.items()}
+    renamed = {OTHER_NAMES.get(k, k): v for k, v in kwargs.items()}
     if not args:
         first = next((k for k in ("input", "self", "x") if isinstance(renamed.get(k), Tensor)), None)
         if first is not None:
@@ -224,33 +231,42 @@ LEAVES = frozenset({int, float, bool, str, type(None), Tensor, torch.nn.Paramete
 """The types of most arguments, which hold no sharded tensors."""
 
 
-def sharded_in(tree: Any) -> list[ShardedTensor]:
+def sharded_in(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> list[ShardedTensor]:
     """Every sharded tensor among the arguments of a call."""
     found: list[ShardedTensor] = []
-    collect(tree, found)
+    collect(args, found)
+    if kwargs:
+        collect(kwargs.values(), found)
     return found
 
 
-def collect(tree: Any, found: list[ShardedTensor]) -> None:
-    """Append the sharded tensors of a tuple, list or dict to a list."""
-    for item in tree.values() if isinstance(tree, dict) else tree:
-        if type(item) in LEAVES:
+def collect(items: Iterable[Any], found: list[ShardedTensor]) -> None:
+    """Append the sharded tensors among some values, and in tuples, lists and dicts of them, to a list."""
+    for item in items:
+        kind = type(item)
+        if kind in LEAVES:
             continue
-        if isinstance(item, ShardedTensor):
+        if kind is ShardedTensor or isinstance(item, ShardedTensor):
             found.append(item)
-        elif isinstance(item, (tuple, list, dict)):
+        elif isinstance(item, (tuple, list)):
             collect(item, found)
+        elif isinstance(item, dict):
+            collect(item.values(), found)
 
 
-def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
-    """Raise if the sharded operands come from different meshes, or bypassed this level."""
-    for tensor in sharded:
-        if tensor.mesh is not sharded[0].mesh and tensor.mesh != sharded[0].mesh:
-            raise LayoutError(f"{name_of(func)} got tensors from two meshes, {tensor.mesh} and {sharded[0].mesh}")
+def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> bool:
+    """Whether any operand has folds; raises if they come from different meshes, or bypassed this level."""
+    folded = False
+    first = sharded[0].placement.mesh if sharded else None
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in sharded:
+            mesh = tensor.placement.mesh
+            if mesh is not first and mesh != first:
+                raise LayoutError(f"{name_of(func)} got tensors from two meshes, {mesh} and {first}")
+            folded = folded or bool(tensor.folds)
+            carrier = tensor._local if tensor.margin is None else tensor.carrier
             if not tensor.requires_grad:
-                if tensor.carrier.requires_grad:
+                if carrier.requires_grad:  # type: ignore[union-attr]
                     mirror_gradient(tensor)
             elif (node := tensor.grad_fn) is not None:
                 raise UnsupportedOp(
@@ -260,21 +276,22 @@ def check_operands(func: Any, sharded: Sequence[ShardedTensor]) -> None:
                     f"give tensors to a Function as arguments, or (DDP with find_unused_parameters or static_graph) "
                     f"return the loss from the wrapped module"
                 )
-            elif not tensor.carrier.requires_grad and torch.is_grad_enabled():
+            elif not carrier.requires_grad and torch.is_grad_enabled():  # type: ignore[union-attr]
                 # A nested checkpoint unpacked it: torch gave the wrapper its flag back, not the piece.
                 tensor._local = tensor.local.detach().requires_grad_()
+    return folded
 
 
 def run_replicated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The plain call, for tensors that every rank holds whole."""
-    like = sharded_in((args, kwargs))[0]
+    like = sharded_in(args, kwargs)[0]
     plain_args, plain_kwargs = pytree.tree_map(local_of, (args, kwargs))
     result = func(*plain_args, **plain_kwargs)
 
     def wrap(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        for tensor in sharded_in((args, kwargs)):
+        for tensor in sharded_in(args, kwargs):
             if tensor.local is value:
                 return tensor
         return replicated(value, like.placement)

@@ -81,6 +81,7 @@ class Regrouped:
     folds: list[int] = field(default_factory=list[int])
     lost: list[int] = field(default_factory=list[int])
     aligned: dict[int, Cuts] = field(default_factory=dict[int, Cuts])
+    made: Layout | None = None
 
     def add(self, *dims: tuple[int, str | None, Cuts | None]) -> None:
         """One more dim of the tensor, which merges these dims of the layout."""
@@ -89,8 +90,10 @@ class Regrouped:
 
     def layout(self, old: Layout) -> Layout:
         """The new layout."""
-        shape, axes, cuts = zip(*self.dims, strict=True) if self.dims else ((), (), ())
-        return replace(old, shape=shape, axes=axes, cuts=cuts)
+        if self.made is None:
+            shape, axes, cuts = zip(*self.dims, strict=True) if self.dims else ((), (), ())
+            self.made = replace(old, shape=shape, axes=axes, cuts=cuts)
+        return self.made
 
     @property
     def fold(self) -> Folds:

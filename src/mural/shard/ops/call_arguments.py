@@ -15,18 +15,20 @@ def dim_of(dim: int, ndim: int, name: str) -> int:
 
 def bound(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str], *defaults: Any) -> list[Any]:
     """Arguments in the order of their names; the last names have the defaults."""
-    if not kwargs and len(args) == len(names):
-        return list(args)
-    values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    unknown = [k for k, v in kwargs.items() if k not in names and v is not None]
-    if unknown or len(args) > len(names):
+    given, required = len(args), len(names) - len(defaults)
+    if not kwargs and required <= given <= len(names):
+        return [*args, *defaults[given - required :]]
+    unknown = [key for key, value in kwargs.items() if key not in names[given:] and value is not None]
+    if unknown or given > len(names):
         raise TypeError(
             f"unexpected arguments {unknown or args[len(names) :]}: a rule for sharded tensors takes {names}"
         )
-    values |= dict(zip(names, args, strict=False)) | kwargs
-    if missing := [name for name in names if name not in values]:
+    if missing := [name for name in names[given:required] if name not in kwargs]:
         raise TypeError(f"missing arguments {missing}")
-    return [values[name] for name in names]
+    by_name = [kwargs[name] for name in names[given:required]]
+    first = max(given, required)
+    optional = zip(names[first:], defaults[first - required :], strict=True)
+    return [*args, *by_name, *(kwargs.get(name, default) for name, default in optional)]
 
 
 def dims_of(dim: Any, ndim: int, name: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ def refusal(why: str) -> Rule:
     """A rule that refuses tensors that are cut; tensors that every rank holds whole go to torch."""
 
     def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        cut = [t for t in sharded_in((args, kwargs)) if t.placement.cut_dims]
+        cut = [t for t in sharded_in(args, kwargs) if t.placement.cut_dims]
         if not cut:
             return run_replicated(func, args, kwargs)
         raise UnsupportedOp(

@@ -15,6 +15,7 @@ from mural.errors import PlanError, ShapeError, UnsupportedOp
 from mural.shard.autocasting import is_autocast
 from mural.shard.halo.fuse import mapped
 from mural.shard.in_time import lowered, raised_again
+from mural.shard.layout import Layout, recurring
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.cuda_kernels import Buffers, batch_norm_cuda
 from mural.shard.ops.norm.normalized_rows import NormRows, normalize
@@ -64,6 +65,12 @@ def batch_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return raised_again(of_batch(func, piece, *rest), x)
 
 
+@recurring
+def axes_but_channels(layout: Layout) -> tuple[str, ...]:
+    """The mesh axes that cut batch and image."""
+    return layout.axes_of(d for d in range(layout.ndim) if d != 1)
+
+
 def of_batch(
     func: Callable[..., Any], x: ShardedTensor, running: Buffers, affine: Buffers, momentum: float, eps: float
 ) -> ShardedTensor:
@@ -74,7 +81,9 @@ def of_batch(
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     if by_rank():
         return batch_norm_by_rank(x, running, affine, momentum, eps)
-    axes = x.placement.axes_of(d for d in range(x.ndim) if d != 1)
+    axes = axes_but_channels(x.placement)
+    if not axes and not x.mesh.tiled and x.local.numel():
+        return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     rows = NormRows(x.local.shape[0], x.shape[1], x.shape[1], count, per_image=False)
     if x.mesh.tiled:
 
@@ -83,8 +92,6 @@ def of_batch(
             update(var, statistics[1] * (count / (count - 1)), momentum)
 
         return normalize_tile(x, rows, affine, axes, eps, learn)
-    if not axes and x.local.numel():
-        return ShardedTensor(func(x.local, mean, var, weight, bias, True, momentum, eps), x.placement)
     if x.local.is_cuda:
         fast = batch_norm_cuda(x, weight, bias, running, axes, momentum, eps)
         if fast is not None:

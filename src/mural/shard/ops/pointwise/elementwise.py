@@ -17,7 +17,7 @@ from mural.shard.layout import Layout, Want
 from mural.shard.ops.call_arguments import bound
 from mural.shard.relayout import pull
 from mural.shard.table import functions, name_of, register
-from mural.shard.tensor import ShardedTensor, sharded_in
+from mural.shard.tensor import ShardedTensor, local_of, sharded_in
 from mural.shard.tiles import common_tile
 
 UNARY = """
@@ -144,9 +144,8 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if kwargs.get("out") is not None:
         raise LayoutError(f"{name}(out=…) is not supported for sharded tensors: use its result")
     inplace = func in INPLACE or bool(kwargs.get("inplace"))
-    x = args[0] if args else None
-    if isinstance(x, ShardedTensor) and x.margin is None and name not in VIEWS and is_lone(args, kwargs):
-        return of_one(func, x, args, kwargs, inplace)
+    if name not in VIEWS and (alike := in_one_place(args, kwargs)):
+        return of_pieces(func, name, args, kwargs, alike, inplace)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if inplace:
@@ -174,23 +173,43 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return wrap(result, layout, args[0] if args else None, shared)
 
 
-def is_lone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has no tensor other than its first argument."""
-    return not any(isinstance(a, (Tensor, list, tuple)) for a in (*args[1:], *kwargs.values()))
+def in_one_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ShardedTensor]:
+    """The tensors of a call if the first argument is one, and all are sharded, in one place and without margins."""
+    first = args[0] if args else None
+    if not isinstance(first, ShardedTensor):
+        return []
+    found: list[ShardedTensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, ShardedTensor):
+            if value.placement is not first.placement or value.margin is not None:
+                return []
+            found.append(value)
+        elif isinstance(value, (Tensor, list, tuple)):
+            return []
+    return found
 
 
-def of_one(
-    func: Callable[..., Any], x: ShardedTensor, args: tuple[Any, ...], kwargs: dict[str, Any], inplace: bool
-) -> Any:
-    """An operation on one tensor without a margin, on its piece: the fast path."""
-    sites = x.sites if x.sites and enabled() else ()
+def of_pieces(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], alike: list[ShardedTensor],
+    inplace: bool,
+) -> Any:  # fmt: skip
+    """An operation on tensors in one place, on their pieces: the fast path."""
+    x = alike[0]
+    sites = x.sites
+    if sites and len(alike) > 1:
+        sites = tuple(dict.fromkeys(s for t in alike for s in t.sites)) if all(t.sites for t in alike) else ()
+    if sites and not enabled():
+        sites = ()
     if inplace:
-        check_writable(x, name_of(func))
-    result = func(x.local, *args[1:], **kwargs)
+        check_writable(x, name)
+    if len(alike) == 1:
+        result = func(x.local, *args[1:], **kwargs)
+    else:
+        result = func(*map(local_of, args), **{key: local_of(value) for key, value in kwargs.items()})
     if not inplace or result is NotImplemented:
-        return wrap(result, x.placement, x, Operands(None, sites))
+        return wrap(result, x.placement, x, Operands(None, sites) if sites else NOTHING)
     if x.dtype != result.dtype:
-        raise LayoutError(f"{name_of(func)} in place changed the type from {x.dtype} to {result.dtype}")
+        raise LayoutError(f"{name} in place changed the type from {x.dtype} to {result.dtype}")
     x.sites = sites
     return written(x, result)
 
@@ -248,7 +267,7 @@ def write_wide(func: Callable[..., Any], leaves: Sequence[Any], spec: Any, share
 
 def write_to_plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An in-place write of sharded values to a plain tensor, which stays plain and so takes all values."""
-    cut = [t for t in sharded_in((args, kwargs)) if t.placement.cut_dims]
+    cut = [t for t in sharded_in(args, kwargs) if t.placement.cut_dims]
     if cut and any(t.requires_grad for t in cut):
         raise LayoutError(
             f"{name_of(func)} writes a sharded tensor in place to a plain one, which every rank holds whole: "

@@ -146,6 +146,6 @@ def cells(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 @register("along a dim", "_pack_padded_sequence")
 def of_packed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sequences of several lengths in one list: refused, unless every rank holds them all."""
-    if any(t.placement.cut_dims for t in sharded_in((args, kwargs))):
+    if any(t.placement.cut_dims for t in sharded_in(args, kwargs)):
         raise UnsupportedOp(f"{name_of(func)}: {PACKED}")
     return run_replicated(func, *pytree.tree_map(settled, (args, kwargs)))

@@ -40,16 +40,27 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+ALONE: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean}
+"""torch's own calls, which are the result where no dim that is summed is cut."""
+
+
+def type_of_sum(name: str, x: Tensor) -> torch.dtype:
+    """The type in which torch gives a sum or a mean of such values; it is asked with a number."""
+    number = x.new_zeros(1)
+    return (torch.mean if "mean" in name else torch.count_nonzero if "count" in name else torch.sum)(number).dtype
+
+
 @register("reduction", "sum", "mean", "nansum", "nanmean", "count_nonzero")
 def sums(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Sums and means over the global positions."""
     name = name_of(func)
     x, dim, keepdim, dtype = bound(args, kwargs, ("input", "dim", "keepdim", "dtype"), None, False, None)
     dims = dims_of(dim, x.ndim, name)
-    probe = (torch.sum if name != "count_nonzero" else torch.count_nonzero)(x.local[(slice(0, 1),) * x.ndim])
     if name in ("mean", "nanmean") and not (dtype or x.dtype).is_floating_point and not (dtype or x.dtype).is_complex:
         raise RuntimeError(f"{name} needs a floating point tensor, not {x.dtype}: call .float() first")
-    result = dtype or (probe.dtype if name not in ("mean", "nanmean") else torch.mean(x.local.new_zeros(1)).dtype)
+    if name in ALONE and x.local.numel() and not x.mesh.tiled and not x.placement.axes_of(dims):
+        return reduced(x, ALONE[name](x.local, dims, keepdim=True, dtype=dtype), dims, keepdim)
+    result = dtype or type_of_sum(name, x.local)
     values = x.local
     if name in ("nansum", "nanmean"):
         values = torch.nan_to_num(values, 0.0, float("inf"), float("-inf"))

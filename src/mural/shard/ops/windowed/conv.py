@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from mural.geometry import Window
 from mural.shard.autocasting import is_autocast
 from mural.shard.halo.conv_strips import ConvArguments, strip_conv, strips
 from mural.shard.halo.fuse import through
-from mural.shard.layout import Layout
+from mural.shard.layout import Layout, recurring
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.few_outputs import pointwise
 from mural.shard.parts import cut_out
@@ -122,25 +123,46 @@ def rule_of_windows(found: ConvWindows, weight: Tensor, bias: Tensor | None) -> 
     return Windowed(f"conv{n}d", found.windows, run)
 
 
-@lru_cache(maxsize=4096)
+@recurring
 def whole_output(
-    layout: Layout, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
+    layout: Layout, weight: torch.Size, bias: torch.Size | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Layout | None:
-    """The layout of a convolution's output if ranks have whole images before and after it: torch's own is exact."""
-    dims = range(layout.ndim - len(kernel), layout.ndim)
-    found = conv_windows(layout.shape[dims.start :], kernel, stride, padding, dilation, groups)
+    """The layout of a convolution's output if ranks have whole images before and after it: torch's own is exact.
+
+    None where they have not, this rank has no image, or torch would raise.
+    """
+    channel = layout.ndim - len(weight) + 1
+    dims = range(channel + 1, layout.ndim)
+    if len(weight) < 3 or channel not in (0, 1) or layout.shape[channel] != weight[1] * groups or weight[0] % groups:
+        return None
+    if 0 in layout.local_shape or any(layout.is_cut(d) for d in (channel, *dims)):
+        return None
+    if bias not in (None, weight[:1]) or negative(padding):
+        return None
+    found = conv_windows(layout.shape[dims.start :], tuple(weight[2:]), stride, padding, dilation, groups)
     target = layout.resized({d: w.out_extent for d, w in zip(dims, found.windows, strict=True) if not is_identity(w)})
-    return None if any(layout.is_cut(d) or target.is_cut(d) for d in dims) else target
+    if any(target.is_cut(d) for d in dims):
+        return None
+    return target.uncut_resized((*target.local_shape[:channel], weight[0], *target.local_shape[dims.start :]))
 
 
-def whole_channels(x: ShardedTensor, weight: Tensor, bias: Tensor | None, dims: int) -> ShardedTensor:
-    """The tensor with its channels whole on every rank, if a permutation has cut them."""
-    if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or isinstance(bias, ShardedTensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+def check_plain(x: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise unless the image is sharded, and weight and bias are not."""
+    if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or isinstance(bias, ShardedTensor):
         raise UnsupportedOp(
             "a convolution whose weight or bias is computed from the image has no rule: scale its input or its output"
         )
+
+
+def whole_channels(x: ShardedTensor, dims: int) -> ShardedTensor:
+    """The tensor with its channels whole on every rank, if a permutation has cut them."""
     channel = x.ndim - dims - 1
     return gather(x, (channel,), "convolution") if channel >= 0 and x.placement.is_cut(channel) else x
+
+
+def negative(padding: Any) -> bool:
+    """Whether a padding, or one of several, is below zero."""
+    return not isinstance(padding, str) and min((padding,) if isinstance(padding, int) else padding) < 0
 
 
 def check_parameters(
@@ -155,7 +177,7 @@ def check_parameters(
         )
     if bias is not None and tuple(bias.shape) != (outputs,):
         raise RuntimeError(f"the bias has shape {tuple(bias.shape)}, but the convolution has {outputs} outputs")
-    if not isinstance(amounts, str) and min((amounts,) if isinstance(amounts, int) else amounts) < 0:
+    if negative(amounts):
         raise RuntimeError(f"negative padding {amounts} is not supported")
     if weight.dtype != x.dtype and not is_autocast(x.device):
         raise RuntimeError(f"input is {x.dtype} and weight {weight.dtype}: they should be the same")
@@ -165,21 +187,22 @@ def check_parameters(
 def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """A convolution: by halo strips if they apply, otherwise on the attached window."""
     x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
-    n = weight.ndim - 2
-    x = whole_channels(x, weight, bias, n)
+    n, given = weight.ndim - 2, (frozen(stride), frozen(padding), frozen(dilation), groups)
+    check_plain(x, weight, bias)
+    # A tile has a layout of its own, so nothing that is remembered for layouts would be found again.
+    whole = (
+        None if x.mesh.tiled else whole_output(x.placement, weight.shape, None if bias is None else bias.shape, *given)
+    )
+    if whole is not None:
+        return ShardedTensor(func(x.local, weight, bias, stride, padding, dilation, groups), whole)
+    x = whole_channels(x, n)
     if weight.shape[0] % groups:
         raise RuntimeError(f"{weight.shape[0]} output channels are not a multiple of {groups} groups")
     check_parameters(x, weight, bias, weight.shape[1] * groups, weight.shape[0], padding)
-    kernel = tuple(weight.shape[2:])
-    given = kernel, frozen(stride), frozen(padding), frozen(dilation), groups
-    found = conv_windows(x.placement.shape[x.ndim - n :], *given)
+    found = conv_windows(x.placement.shape[x.ndim - n :], tuple(weight.shape[2:]), *given)
     rule = rule_of_windows(found, weight, bias)
-    if x.mesh.tiled:  # a tile has a layout of its own, so nothing that is remembered for layouts would be found again
+    if x.mesh.tiled:
         return windowed_tile(x, rule)
-    whole = whole_output(x.placement, *given)
-    if whole is not None and x.local.numel():
-        local = func(x.local, weight, bias, stride, padding, dilation, groups)
-        return ShardedTensor(local, whole.uncut_resized(local.shape))
     target = output_layout(x.placement, rule)
 
     def usual() -> ShardedTensor:
@@ -190,6 +213,23 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         return windowed(x, rule)
 
     return through(x, rule, usual, weight, 2.0 * weight.numel())
+
+
+@lru_cache(maxsize=4096)
+def transposed_windows(
+    extents: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...], pads: tuple[int, ...],
+    more: tuple[int, ...], dilations: tuple[int, ...],
+) -> tuple[Window, ...]:  # fmt: skip
+    """The windows of a transposed convolution; `more` is the padding of its output."""
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
+        raise RuntimeError(f"output_padding {more} must be smaller than stride {strides} or dilation {dilations}")
+    windows = tuple(
+        Window.transposed(e, k, s, p, o, d)
+        for e, k, s, p, o, d in zip(extents, kernel, strides, pads, more, dilations, strict=True)
+    )
+    if any(w.out_extent < 1 for w in windows):
+        raise RuntimeError(f"a transposed convolution with padding {pads} has no output on extents {extents}")
+    return windows
 
 
 def transposed_rule(
@@ -203,17 +243,9 @@ def transposed_rule(
     dilation: Any = 1,
 ) -> Windowed:
     """The rule of a transposed convolution of an image with these extents."""
-    n = len(extents)
+    n, kernel = len(extents), tuple(weight.shape[2:])
     strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
-    kernel, more = tuple(weight.shape[2:]), each(output_padding, n)
-    if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
-        raise RuntimeError(f"output_padding {more} must be smaller than stride {strides} or dilation {dilations}")
-    windows = tuple(
-        Window.transposed(e, k, s, p, o, d)
-        for e, k, s, p, o, d in zip(extents, kernel, strides, pads, more, dilations, strict=True)
-    )
-    if any(w.out_extent < 1 for w in windows):
-        raise RuntimeError(f"a transposed convolution with padding {pads} has no output on extents {extents}")
+    windows = transposed_windows(extents, kernel, strides, pads, each(output_padding, n), dilations)
 
     def run(piece: Tensor, places: tuple[Place, ...]) -> Tensor:
         if any(place.have[0].size == 0 for place in places):
@@ -255,7 +287,8 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
     n = int(name_of(func)[-2])
     bias, _, padding, more, groups, _ = rest
-    x = whole_channels(x, weight, bias, n)
+    check_plain(x, weight, bias)
+    x = whole_channels(x, n)
     check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
     rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)
     whole = of_whole_images(x, rule, lambda piece: func(piece, weight, *rest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import inf, prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from mural.shard.autocasting import without_autocast
 from mural.shard.halo.fuse import through
 from mural.shard.halo.pool_borders import Kernel, pooled
 from mural.shard.ops.call_arguments import bound
-from mural.shard.ops.windowed.conv import each
+from mural.shard.ops.windowed.conv import each, frozen
 from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, pad_border, windowed, windowed_tile
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
@@ -36,8 +37,9 @@ def pooled_extent(extent: int, kernel: int, stride: int, padding: int, dilation:
     return out - 1 if ceil_mode and (out - 1) * stride >= extent + padding else out
 
 
+@lru_cache(maxsize=4096)
 def pool_windows(
-    extents: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    extents: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> tuple[Window, ...]:
     """The windows of a pool."""
     n = len(extents)
@@ -65,7 +67,7 @@ def max_pool_rule(
 ) -> Windowed:
     """The rule of max-pooling: the border is −∞."""
     n = len(extents)
-    windows = pool_windows(extents, kernel, stride, padding, dilation, ceil_mode)
+    windows = pool_windows(tuple(extents), frozen(kernel), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
     kernels, dilations = each(kernel, n), each(dilation, n)
     strides = tuple(w.num for w in windows)
 
@@ -89,7 +91,7 @@ def avg_pool_rule(
     n = len(extents)
     if divisor_override == 0:
         raise RuntimeError("divisor_override must not be zero")
-    windows = pool_windows(extents, kernel, stride, padding, 1, ceil_mode)
+    windows = pool_windows(tuple(extents), frozen(kernel), frozen(stride), frozen(padding), 1, ceil_mode)
     kernels, pads = each(kernel, n), each(padding, n)
     if n == 3 and any(e + 2 * p < k for e, p, k in zip(extents, pads, kernels, strict=True)):
         raise RuntimeError(f"avg_pool3d: the kernel {kernels} is larger than the padded image {tuple(extents)}")
