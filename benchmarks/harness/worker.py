@@ -26,6 +26,8 @@ from mural.errors import PeerError
 
 MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """What torch, CUDA and cuDNN say when memory was missing."""
+WARM = 2
+"""Steps before one is recorded: in the second, the costs of exchanges may be measured, by messages of their own."""
 
 
 class Rank:
@@ -102,6 +104,8 @@ class Rank:
         """Seconds of this rank's own part of the step, each rank in turn alone on the device."""
         problem = self.take(case)
         tape = Tape()
+        for _ in range(WARM):
+            problem.step()
         with recording(tape):
             recorded = float(problem.step())
         times: list[float] = []
@@ -124,7 +128,8 @@ class Rank:
         """
         problem = self.take(case)
         tape = Tape()
-        problem.step()
+        for _ in range(WARM):
+            problem.step()
         with recording(tape):
             problem.step()
         wall: list[float] = []
@@ -146,7 +151,8 @@ class Rank:
         """Seconds of this rank's part alone, and of plain torch on an image of its piece's extents, alternating."""
         problem = self.take(case)
         tape = Tape()
-        problem.step()
+        for _ in range(WARM):
+            problem.step()
         with recording(tape):
             problem.step()
         plain = Problem(replace(problem.case, extents=problem.extents, sharded=False), self.device)

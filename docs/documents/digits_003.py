@@ -64,20 +64,21 @@ def exchanges(variant: str) -> Field:
     return Field("data_parallel/sixteen.json", ("records", about, "exchanges", variant))
 
 
-def elapsed(ranks: int, width: int, algorithm: str, field: str = "seconds") -> Field:
-    """Seconds of a training over gloo on two cores, or of its averages."""
+def elapsed(cores: str, ranks: int, width: int, algorithm: str, field: str = "seconds") -> Field:
+    """Seconds of a training over gloo on two or sixteen cores, or of its averages."""
     path = ("records", {"kind": "elapsed", "name": f"gloo/{ranks}/{width}"}, "found", algorithm, field)
-    return Field("allreduce/two-elapsed.json", path)
+    return Field(f"allreduce/{cores}-elapsed.json", path)
 
 
-def trained_over_ring(algorithm: str, width: int) -> Made:
-    """The seconds of a training on 80 processes over those by a ring."""
-    return elapsed(80, width, algorithm) / elapsed(80, width, "ring")
+def trained_over_ring(algorithm: str, width: int, cores: str = "two", ranks: int = 80) -> Made:
+    """The seconds of a training on some processes over those by a ring."""
+    return elapsed(cores, ranks, width, algorithm) / elapsed(cores, ranks, width, "ring")
 
 
-def crowded(algorithm: str) -> Made:
-    """Seconds in averages on 80 processes over those on 2, which have a core each."""
-    return elapsed(80, 512, algorithm, "averaging") / elapsed(2, 512, algorithm, "averaging")
+def crowded(algorithm: str, cores: str = "two", each: int = 2, width: int = 512) -> Made:
+    """Seconds in averages on 80 processes over those on as many as have a core each."""
+    found = (elapsed(cores, ranks, width, algorithm, "averaging") for ranks in (80, each))
+    return next(found) / next(found)
 
 
 PARTITIONING = (
@@ -169,6 +170,8 @@ EXPERIMENT = (
         say(
             "80 processes on 2 cores, a training over that by a ring: tree {tree:.2f}, butterfly {butterfly:.2f}, the "
             "ring that waits {waits:.2f} at width 32; {tree_wide:.2f}, {butterfly_wide:.2f} and {waits_wide:.2f} at "
+            "width 4096. 80 processes on 16 cores, width 32: {sixteen:.2f}, {sixteen_butterfly:.2f} and "
+            "{sixteen_waits:.2f}; 16 processes on 16 cores, tree {alone:.2f} at width 32 and {alone_wide:.2f} at "
             "width 4096. The all-reduce alone on 8 ranks of 16 cores, butterfly over ring: {small:.2f} at 8 KiB, about "
             "a message of our digits, {large:.2f} at 64 MiB",
             tree=trained_over_ring("tree", 32),
@@ -177,6 +180,11 @@ EXPERIMENT = (
             tree_wide=trained_over_ring("tree", 4096),
             butterfly_wide=trained_over_ring("butterfly", 4096),
             waits_wide=trained_over_ring("ring-blocking", 4096),
+            sixteen=trained_over_ring("tree", 32, "sixteen"),
+            sixteen_butterfly=trained_over_ring("butterfly", 32, "sixteen"),
+            sixteen_waits=trained_over_ring("ring-blocking", 32, "sixteen"),
+            alone=trained_over_ring("tree", 32, "sixteen", 16),
+            alone_wide=trained_over_ring("tree", 4096, "sixteen", 16),
             small=over_ring("butterfly", 8, 8 * KIB),
             large=over_ring("butterfly", 8, 64 * MIB),
         ),
@@ -215,11 +223,16 @@ EXPERIMENT = (
         "more processes than cores slow the training down, the tree more than the rings",
         say(
             "2 cores, time in averages on 80 processes over that with a core each, width 512: tree {tree:.1f}, "
-            "butterfly {butterfly:.1f}, ring {ring:.1f}, the ring that waits {waits:.1f} times",
+            "butterfly {butterfly:.1f}, ring {ring:.1f}, the ring that waits {waits:.1f} times; 16 cores, width 32: "
+            "{sixteen:.1f}, {sixteen_butterfly:.1f}, {sixteen_ring:.1f} and {sixteen_waits:.1f} times",
             tree=crowded("tree"),
             butterfly=crowded("butterfly"),
             ring=crowded("ring"),
             waits=crowded("ring-blocking"),
+            sixteen=crowded("tree", "sixteen", 16, 32),
+            sixteen_butterfly=crowded("butterfly", "sixteen", 16, 32),
+            sixteen_ring=crowded("ring", "sixteen", 16, 32),
+            sixteen_waits=crowded("ring-blocking", "sixteen", 16, 32),
         ),
         ELAPSED,
         Verdict.CONTRADICTED,
