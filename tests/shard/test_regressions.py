@@ -198,3 +198,21 @@ def view_in_place() -> float:
 
 def test_write_to_a_view_that_stayed_in_place() -> None:
     assert run_on(2, view_in_place) == [0.0, 0.0]
+
+
+def pooled_under_autocast(largest: bool) -> float:
+    """Averages of whole images had weights that autocast had rounded: their gradients were not torch's."""
+    x, y = image(2, 4, 13, 11).float().requires_grad_(), image(2, 4, 13, 11).float()
+    sharded = Grid((1,), data=2).shard(y).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (x, sharded):
+            pool = F.adaptive_max_pool2d if largest else F.adaptive_avg_pool2d
+            pool(given, 3).float().square().sum().backward()
+    assert x.grad is not None
+    assert isinstance(sharded.grad, mural.ShardedTensor)
+    return difference(sharded.grad.full(), x.grad)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_adaptive_pools_of_whole_images_are_torchs(largest: bool) -> None:
+    assert run_on(2, pooled_under_autocast, largest) == [0.0, 0.0]

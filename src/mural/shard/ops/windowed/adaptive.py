@@ -17,7 +17,7 @@ from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import same_value
 from mural.shard.ops.windowed.pool import MAX, sum_pool
 from mural.shard.relayout import merged, stacked
-from mural.shard.rules import Place, Windowed, in_plain_type, windowed
+from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -93,6 +93,10 @@ def adaptive_pool(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     sizes = tuple(e if s is None else int(s) for e, s in zip(extents, wanted, strict=True))
     if x.ndim not in (n + 1, n + 2) or min(sizes) < 1 or not x.is_floating_point():
         raise UnsupportedOp(f"{name} of {x.dtype} of shape {tuple(x.shape)} to {sizes}: it takes floats, to at least 1")
+    rule = adaptive_rule(extents, sizes, largest)
+    whole = None if x.mesh.tiled else of_whole_images(x, rule, lambda piece: func(piece, sizes))
+    if whole is not None:
+        return whole
     return adaptive(in_plain_type(x, lambda small: func(small, (3,) * n)), sizes, largest)
 
 

@@ -133,7 +133,7 @@ def whole_output(
     """
     channel = layout.ndim - len(weight) + 1
     dims = range(channel + 1, layout.ndim)
-    if len(weight) < 3 or channel not in (0, 1) or layout.shape[channel] != weight[1] * groups or weight[0] % groups:
+    if channel not in (0, 1) or layout.shape[channel] != weight[1] * groups or weight[0] % groups:
         return None
     if 0 in layout.local_shape or any(layout.is_cut(d) for d in (channel, *dims)):
         return None
@@ -146,11 +146,15 @@ def whole_output(
     return target.uncut_resized((*target.local_shape[:channel], weight[0], *target.local_shape[dims.start :]))
 
 
-def check_plain(x: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise unless the image is sharded, and weight and bias are not."""
+def check_plain(x: Any, weight: Tensor, bias: Tensor | None, n: int) -> None:
+    """Raise unless the image is sharded, and weight and bias are not; the weight of `n` spatial dims has two more."""
     if not isinstance(x, ShardedTensor) or isinstance(weight, ShardedTensor) or isinstance(bias, ShardedTensor):
         raise UnsupportedOp(
             "a convolution whose weight or bias is computed from the image has no rule: scale its input or its output"
+        )
+    if weight.ndim != n + 2:
+        raise RuntimeError(
+            f"a convolution of {n} spatial dims takes a weight of {n + 2} dims, not one of shape {tuple(weight.shape)}"
         )
 
 
@@ -179,16 +183,17 @@ def check_parameters(
         raise RuntimeError(f"the bias has shape {tuple(bias.shape)}, but the convolution has {outputs} outputs")
     if negative(amounts):
         raise RuntimeError(f"negative padding {amounts} is not supported")
-    if weight.dtype != x.dtype and not is_autocast(x.device):
-        raise RuntimeError(f"input is {x.dtype} and weight {weight.dtype}: they should be the same")
+    for name, given in (("weight", weight), ("bias", bias)):
+        if given is not None and given.dtype != x.dtype and not is_autocast(x.device):
+            raise RuntimeError(f"input is {x.dtype} and {name} {given.dtype}: they should be the same")
 
 
 @register("windowed", "conv1d", "conv2d", "conv3d")
 def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """A convolution: by halo strips if they apply, otherwise on the attached window."""
     x, weight, bias, stride, padding, dilation, groups = bound(args, kwargs, CONV, None, 1, 0, 1, 1)
-    n, given = weight.ndim - 2, (frozen(stride), frozen(padding), frozen(dilation), groups)
-    check_plain(x, weight, bias)
+    n, given = int(name_of(func)[-2]), (frozen(stride), frozen(padding), frozen(dilation), groups)
+    check_plain(x, weight, bias, n)
     # A tile has a layout of its own, so nothing that is remembered for layouts would be found again.
     whole = (
         None if x.mesh.tiled else whole_output(x.placement, weight.shape, None if bias is None else bias.shape, *given)
@@ -287,7 +292,7 @@ def conv_transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     x, weight, *rest = bound(args, kwargs, TRANSPOSED, None, 1, 0, 0, 1, 1)
     n = int(name_of(func)[-2])
     bias, _, padding, more, groups, _ = rest
-    check_plain(x, weight, bias)
+    check_plain(x, weight, bias, n)
     x = whole_channels(x, n)
     check_parameters(x, weight, bias, weight.shape[0], weight.shape[1] * groups, (*each(padding, n), *each(more, n)))
     rule = transposed_rule(tuple(x.shape[x.ndim - n :]), weight, *rest)
