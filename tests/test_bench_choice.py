@@ -60,7 +60,7 @@ def test_the_fixed_set_has_twelve_mixes_and_more() -> None:
 def foreseen(peak: float, seconds: float = 0.1, **more: Any) -> dict[str, Any]:
     plan = {"recompute": [], "offload": [], "stream": None}
     mix = {"plan": plan, "peak": int(peak * GIB), "seconds": seconds, "moved": 0, "words": "some", "same_as": None}
-    return mix | more
+    return mix | {"again": plan["recompute"], "tiles": []} | more
 
 
 def prediction(**mixes: dict[str, Any]) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def measured(mix: str, seconds: float, peak: float, loss: float = 0.5) -> dict[s
 
 
 def test_tables_from_records() -> None:
-    three = foreseen(7, words="3 blocks") | {"plan": {"recompute": ["a", "b", "c"], "offload": [], "stream": None}}
-    mixes = {"chosen": three, "keep": foreseen(12), "all": foreseen(8), "tile1": foreseen(4)}
+    three = foreseen(7, words="3 blocks", again=["a", "b", "c"])
+    mixes = {"chosen": three, "keep": foreseen(12), "all": foreseen(8), "tile1": foreseen(4, tiles=[[64, 64]])}
     text = page.tables([
         prediction(**mixes),
         measured("chosen", 0.11, 7.0),
@@ -162,7 +162,8 @@ def test_tables_from_records() -> None:
         {"kind": "failure", "name": "unet/2048/8/all", "why": "memory", "message": "OutOfMemoryError"},
         {"kind": "failure", "name": "unet/2048/16", "why": "late", "message": "a prediction"},
     ])  # fmt: skip
-    summary = "| U-Net, 1 × 2048² | 8 | 1 | 1 | 3 blocks | 110 | tile1: some | 100 | 1.10 | 1.000 | 0.800 | 0.91 |"
+    ratios = "1.10 | 1.10 | 1.00 | 1.000 | 0.800 | 0.91"
+    summary = f"| U-Net, 1 × 2048² | 8 | 1 | 1 | 3 blocks | 110 | tile1: some | 100 | {ratios} |"
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
     assert summary in text
     assert rows[len(MORE) - len(MIXES) :][:4] == ["| tile1", "| **chosen**", "| all", "| keep"]
@@ -177,9 +178,22 @@ def test_what_does_the_same_as_the_chosen_mix_is_no_rival() -> None:
     mixes = {"chosen": foreseen(7), "again44+host": foreseen(7), "all": foreseen(6, moved=1)}
     found = [measured("chosen", 0.24, 7.0), measured("again44+host", 0.2, 7.0), measured("all", 0.2, 6.0)]
     (one,) = page.compared([prediction(**mixes), *found])
-    assert one.twins == ["chosen", "again44+host"]
+    assert one.twins("chosen") == ["chosen", "again44+host"]
     assert one.rivals == ["all"]
-    assert one.chosen_over_best == pytest.approx(0.22 / 0.2)
+    assert one.chosen_over_best() == pytest.approx(0.22 / 0.2)
+    assert one.apart("chosen") == pytest.approx(0.24 / 0.2)
+
+
+def test_tiles_that_run_as_the_same_bands_are_one_mix() -> None:
+    """Flat tiles once beat the chosen square ones by 10%: both ran as the same bands, whose steps differ by more."""
+    bands, others = {"tiles": [[256, 4096]]}, {"tiles": [[144, 4096]]}
+    mixes = {"chosen": foreseen(3, **bands), "tile75": foreseen(3, **others), "tile65": foreseen(3, **others)}
+    mixes["flat2"] = foreseen(3, **bands)
+    found = {"chosen": 1.4, "flat2": 1.2, "tile75": 1.3, "tile65": 1.7}
+    (one,) = page.compared([prediction(**mixes), *(measured(mix, seconds, 3.0) for mix, seconds in found.items())])
+    assert one.rivals == ["tile75"]
+    assert one.chosen_over_best() == one.chosen_over_best(min) == 1.0
+    assert one.seconds_ratio("tile75") == pytest.approx(0.1 / 1.5)
 
 
 @pytest.mark.slow

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from harness.results import Record, read
 from harness.tables import NONE, environment, gib, markdown, ms, place, ratio
 
-from choice.parts import BATCHES, CHOSEN, FIXED, MIXES, MORE, Part, not_run
+from choice.parts import BATCHES, CHOSEN, FIXED, MIXES, MORE, Part, doing, not_run
 
 TITLES = {"unet": "U-Net", "resnet50": "ResNet-50", "swin_t": "Swin-T"}
 
@@ -30,16 +29,17 @@ class Compared:
         """Model, images and cap."""
         return f"{images_of(self.part)}, {self.part.cap} GiB"
 
-    @property
-    def twins(self) -> list[str]:
-        """The measured mixes that do what the chosen one does: it was measured as often."""
-        wanted = doing(self.predicted["mixes"][CHOSEN])
-        return [mix for mix in self.measured if doing(self.predicted["mixes"][mix]) == wanted]
+    def twins(self, mix: str) -> list[str]:
+        """The measured mixes that do what this one does: it was measured as often."""
+        wanted = doing(self.predicted["mixes"][mix])
+        return [other for other in self.measured if doing(self.predicted["mixes"][other]) == wanted]
 
     @property
     def rivals(self) -> list[str]:
-        """The measured mixes that do something else."""
-        return [mix for mix in FIXED if mix in self.measured and mix not in self.twins]
+        """The measured mixes that do something else than the chosen one, each once."""
+        found = (mix for mix in FIXED if mix in self.measured)
+        different = {doing(self.predicted["mixes"][mix]): mix for mix in reversed([*found])}
+        return [mix for mix in different.values() if mix not in self.twins(CHOSEN)][::-1]
 
     @property
     def best(self) -> str | None:
@@ -47,20 +47,21 @@ class Compared:
         return min(self.measured, key=self.seconds, default=None)
 
     def seconds(self, mix: str) -> float:
-        """The median of a mix's steps."""
+        """The median of a mix's steps, under this name."""
         return statistics.median(self.measured[mix]["seconds"])
 
-    @property
-    def chosen_steps(self) -> list[float]:
-        """The steps of the chosen mix, under any name."""
-        return [seconds for mix in self.twins for seconds in self.measured[mix]["seconds"]]
+    def steps(self, mix: str) -> list[float]:
+        """The steps of a mix, under any name."""
+        return [seconds for twin in self.twins(mix) for seconds in self.measured[twin]["seconds"]]
 
-    @property
-    def chosen_over_best(self) -> float | None:
-        """The chosen mix's seconds divided by those of the best that was measured; 1 where nothing else was faster."""
-        if not self.chosen_steps or not self.rivals:
+    def chosen_over_best(self, reduced: Callable[[list[float]], float] = statistics.median) -> float | None:
+        """The chosen mix's seconds divided by those of the best that was measured; 1 where nothing else was faster.
+
+        Of a mix's steps, the medians are compared, or what `reduced` makes of them.
+        """
+        if not self.steps(CHOSEN) or not self.rivals:
             return None
-        return max(1.0, statistics.median(self.chosen_steps) / min(map(self.seconds, self.rivals)))
+        return max(1.0, reduced(self.steps(CHOSEN)) / min(reduced(self.steps(mix)) for mix in self.rivals))
 
     def over_best(self, mix: str) -> float | None:
         """A mix's seconds divided by the best one's."""
@@ -79,16 +80,12 @@ class Compared:
 
     def seconds_ratio(self, mix: str) -> float | None:
         """The predicted seconds divided by the measured ones."""
-        return self.predicted["mixes"][mix]["seconds"] / self.seconds(mix) if mix in self.measured else None
+        steps = self.steps(mix) if mix in self.measured else []
+        return self.predicted["mixes"][mix]["seconds"] / statistics.median(steps) if steps else None
 
-
-def doing(mix: Record) -> Any:
-    """What a mix does: two of the same are one mix, whatever they are called. None: it cannot be."""
-    if "plan" not in mix:
-        return None
-    plan = mix["plan"]
-    again = plan["recompute"] if isinstance(plan["recompute"], str) else frozenset(plan["recompute"])
-    return again, mix["moved"] > 0, tuple(plan["stream"] or ())
+    def apart(self, mix: str) -> float | None:
+        """The slowest step of a mix divided by the fastest, under all its names."""
+        return max(self.steps(mix)) / min(self.steps(mix)) if self.steps(mix) else None
 
 
 def images_of(part: Part) -> str:
@@ -162,23 +159,25 @@ def mix_rows(one: Compared) -> list[list[str]]:
 
 SUMMARY = (
     "model and images", "cap, GiB", "other mixes measured", "out of memory", "chosen", "step, ms",
-    "best of the others", "step, ms",
-    "chosen ÷ best", "peak, predicted ÷ measured", "the furthest of all mixes", "step, predicted ÷ measured",
+    "best of the others", "step, ms", "chosen ÷ best", "by fastest steps", "its slowest step ÷ its fastest",
+    "peak, predicted ÷ measured", "the furthest of all mixes", "step, predicted ÷ measured",
 )  # fmt: skip
 
 
 def summary_row(one: Compared) -> list[str]:
     """The chosen mix of a setting next to the best one."""
-    rival = min(one.rivals, key=one.seconds, default=None)
+    rival = min(one.rivals, key=lambda mix: statistics.median(one.steps(mix)), default=None)
     words = one.predicted["mixes"][CHOSEN].get("words", NONE)
     peaks = [found for mix in one.measured if (found := one.peak_ratio(mix)) is not None]
     furthest = max(peaks, key=lambda found: abs(found - 1), default=None)
-    took = why(one.failed[CHOSEN]) if CHOSEN in one.failed else ms(one.chosen_steps)
+    took = why(one.failed[CHOSEN]) if CHOSEN in one.failed else ms(one.steps(CHOSEN))
     other = f"{rival}: {one.predicted['mixes'][rival]['words']}" if rival else NONE
     return [
         images_of(one.part), str(one.part.cap), str(len(one.rivals)), str(len(one.failed)), words, took, other,
-        ms(one.measured[rival]["seconds"]) if rival else NONE, ratio(one.chosen_over_best),
-        ratio(one.peak_ratio(CHOSEN), 3), ratio(furthest, 3), ratio(one.seconds_ratio(CHOSEN)),
+        ms(one.steps(rival)) if rival else NONE, ratio(one.chosen_over_best()),
+        ratio(one.chosen_over_best(min)),
+        ratio(one.apart(CHOSEN)), ratio(one.peak_ratio(CHOSEN), 3), ratio(furthest, 3),
+        ratio(one.seconds_ratio(CHOSEN)),
     ]  # fmt: skip
 
 

@@ -130,6 +130,16 @@ def selected(parts: list[Part], only: list[str]) -> list[Part]:
 # -- what a prediction says about a part -------------------------------------------------------------------------------
 
 
+def doing(mix: Mapping[str, Any]) -> Any:
+    """What a mix does: two of the same are one mix, whatever they are called. None: it cannot be.
+
+    Tiles of any form are the same bands of rows where values are kept on the host.
+    """
+    if "plan" not in mix:
+        return None
+    return frozenset(mix["again"]), mix["moved"] > 0, tuple(map(tuple, mix["tiles"]))
+
+
 def not_run(part: Part, predicted: Mapping[str, Any]) -> str | None:
     """Why a mix need not run, by the prediction of its setting; None: it runs."""
     if part.mix in MORE and sum(hindrance(predicted, name) is None for name in USUAL) >= ENOUGH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -14,16 +15,32 @@ from torch.nn import functional as F
 
 import mural
 from choice.nets import CHANNELS, built, target_of
-from choice.parts import AGAIN, BATCHES, CHOSEN, FIXED, HOST, LEAN, MORE_AGAIN, MORE_TILES, PLACES, STRIPS, TILES, Part
+from choice.parts import (
+    AGAIN,
+    BATCHES,
+    CHOSEN,
+    FIXED,
+    HOST,
+    LEAN,
+    MORE_AGAIN,
+    MORE_TILES,
+    PLACES,
+    STRIPS,
+    TILES,
+    Part,
+    doing,
+)
 from mural.cost.hardware import Hardware
 from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
 from mural.engine.offloading import TENSORS
 from mural.engine.recompute import block_names
+from mural.engine.stream_report import PredictedStep
 from mural.errors import PlanError, UnsupportedOp
 from mural.memory.offload.step_trace import StepTrace
 from mural.planner.memory_mix import STREAMED, Mix, MixQuestion
 from mural.planner.one_device import answered
 from mural.plans import bytes_of
+from mural.ranks.mesh import SPATIAL
 
 HARDWARE = {False: "h200", True: "cpu"}
 """What is predicted for. Toys are too small for a GPU: its workspaces alone take more, and it keeps small blocks."""
@@ -54,6 +71,7 @@ class Setting:
         # Where no block has room to be computed again, the mixes have them in the model's order.
         self.blocks = self.question.ranked_blocks(self.question.trace()) or block_names(self.model)
         self.held = streaming(self.model)
+        self.steps: dict[tuple[int, ...], PredictedStep] = {}
 
     @cached_property
     def tile(self) -> tuple[int, ...]:
@@ -87,12 +105,23 @@ class Setting:
             return tuple({"first": ordered[:half], "last": ordered[half:], "other": ordered[::2]}[name])
         return tuple(self.blocks[: round((AGAIN | MORE_AGAIN)[name] * len(self.blocks))])
 
+    def named(self, plan: mural.Plan) -> list[str]:
+        """The blocks that a plan computes again, by name."""
+        return block_names(self.model) if isinstance(plan.recompute, str) else list(plan.recompute)
+
+    def step(self, tile: tuple[int, ...]) -> PredictedStep:
+        """The streamed step with that tile."""
+        if tile not in self.steps:
+            limit = self.question.limit
+            self.steps[tile] = foreseen_step(self.held, self.given, tile, memory=limit, hardware=self.hardware)
+        return self.steps[tile]
+
     def mix(self, plan: mural.Plan) -> Mix:
         """The mix of a plan, with its peak and its seconds."""
         if plan.stream is not None:
-            step = foreseen_step(self.held, self.given, plan.stream, memory=self.question.limit, hardware=self.hardware)
+            step = self.step(plan.stream)
             return Mix(step.peak.bytes, STREAMED * (step.cost.seconds() or 0.0), stream=plan.stream)
-        again = tuple(block_names(self.model)) if isinstance(plan.recompute, str) else plan.recompute
+        again = tuple(self.named(plan))
         found = list(self.question._of(self.question.trace(again), again))
         return found[-1 if plan.offload else 0]
 
@@ -104,11 +133,13 @@ class Setting:
         except (PlanError, UnsupportedOp) as error:
             return {"impossible": str(error)}
         fields = ("memory", "precision", "recompute", "offload", "stream")
+        tiles = [] if plan.stream is None else tiles_of(self.step(plan.stream))
         # Offload on a CPU counts only what backward needs, less than the cap; without a cap, all that may leave does.
         ran = replace(plan, memory="") if self.toy else plan
         return {
             "plan": {field: getattr(ran, field) for field in fields}, "peak": mix.peak, "seconds": mix.seconds,
-            "moved": mix.moved, "words": words(mix, len(self.blocks)), "same_as": None,
+            "moved": mix.moved, "words": words(mix, len(self.blocks), tiles), "same_as": None, "tiles": tiles,
+            "again": self.named(plan),
         } | ({"explained": plan.explain()} if name == CHOSEN else {})  # fmt: skip
 
 
@@ -134,14 +165,23 @@ def scaled(tile: int, share: float) -> int:
     return -(-int(tile * share) // LEAST) * LEAST
 
 
-def words(mix: Mix, blocks: int) -> str:
+def tiles_of(step: PredictedStep) -> list[list[int]]:
+    """The tiles that a step goes through, and those of passes that have others: bands, where values are on the host."""
+    grids = [step.needs.grid, *(grid for _, grid in sorted(step.needs.grids.items()))]
+    return [[max(i.size for i in grid.cuts[a].intervals()) for a in SPATIAL if a in grid.cuts] for grid in grids]
+
+
+def words(mix: Mix, blocks: int, tiles: Sequence[Sequence[int]] = ()) -> str:
     """A mix in words.
 
     >>> words(Mix(0, 0.0, ("a",), True, 2**30), 9)
     '1 of 9 blocks again, 1.0 GiB to the host'
+    >>> words(Mix(0, 0.0, stream=(64, 64)), 9, [[8, 512], [16, 512]])
+    'tiles of 64 × 64, as bands of 8 × 512'
     """
     if mix.stream is not None:
-        return f"tiles of {' × '.join(map(str, mix.stream))}"
+        asked, ran = (" × ".join(map(str, tile)) for tile in (mix.stream, tiles[0] if tiles else mix.stream))
+        return f"tiles of {asked}" if asked == ran else f"tiles of {asked}, as bands of {ran}"
     again = f"{len(mix.recompute)} of {blocks} blocks again" if mix.recompute else "everything kept"
     return f"{again}, {mix.moved / 2**30:.1f} GiB to the host" if mix.offload else again
 
@@ -155,9 +195,7 @@ def predicted(part: Part, toy: bool) -> dict[str, Any]:
     for name in FIXED:
         mix = mixes[name] = setting.described(name)
         if "plan" in mix:
-            plan = mix["plan"]
-            again = block_names(setting.model) if plan["recompute"] == "all" else plan["recompute"]
-            first = seen.setdefault((frozenset(again), mix["moved"] > 0, plan["stream"]), name)
+            first = seen.setdefault(doing(mix), name)
             mix["same_as"] = None if first == name else first
     return {
         "limit": setting.question.limit, "room": setting.question.room, "blocks": setting.blocks, "mixes": mixes,
