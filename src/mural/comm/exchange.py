@@ -234,9 +234,19 @@ def dense(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def saving_hooks() -> bool:
-    """Whether hooks on saved tensors are active, as they are in a checkpoint and in its recompute."""
+    """Whether hooks on saved tensors are active, as they are in a checkpoint and in its recompute.
+
+    Those that give back what they got do not count.
+    """
     engine: Any = torch._C._autograd  # type: ignore[attr-defined]  # torch's stubs leave it out
-    return engine._top_saved_tensors_default_hooks(True) is not None
+    found = engine._top_saved_tensors_default_hooks(True)
+    return found is not None and not hasattr(found[0], "__gives_back__")
+
+
+def gives_back(save: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """A hook for saved tensors whose counterpart gives back just what was saved: nothing is computed again."""
+    save.__gives_back__ = True  # type: ignore[attr-defined]
+    return save
 
 
 def mark() -> None:

@@ -21,6 +21,7 @@ from mural.engine.memory_room import HOST_SHARE, free_for_each
 from mural.errors import PlanError
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
+from mural.memory.offload.called_tensors import Calls
 from mural.memory.offload.dense_blocks import make_dense
 from mural.memory.offload.hosted_updates import HostedUpdates
 from mural.memory.offload.known_steps import KnownStep, KnownStorages, described
@@ -225,7 +226,11 @@ class Offloading:
         self.plan = None
         step = NotedStep(self.memory, outside, self.kinds, self.device, self._tensors(), self.least)
         watched = "parameters" in self.kinds or self.limit is not None
-        with self.gates.open(step), Operations(step) if watched else nullcontext():
+        with (
+            self.gates.open(step),
+            Calls(step) if outside else nullcontext(),
+            Operations(step) if watched else nullcontext(),
+        ):
             yield
         trace = step.trace()
         if self.device.type == "cuda":
@@ -234,13 +239,14 @@ class Offloading:
             cuda = self.device.type == "cuda"
             for old in [*self.known][: 1 - MOST_KINDS]:
                 del self.known[old]
-            self.known[key] = KnownStep(step.moments, step.births, trace, self._planned(trace), not cuda)
+            calls = frozenset(step.calls)
+            self.known[key] = KnownStep(step.moments, step.births, calls, trace, self._planned(trace), not cuda)
 
     def _run(self, key: Any, known: KnownStep, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
         times = None if known.timed else MomentTimes(self.device)
         self.plan = known.plan
-        step = PlannedStep(self.memory, known.plan, known.moments, known.births, outside, times)
-        with self.gates.open(step):
+        step = PlannedStep(self.memory, known.plan, known.moments, known.births, known.calls, outside, times)
+        with self.gates.open(step), Calls(step) if step.lasting else nullcontext():
             yield
         step.end()
         if step.lost:

@@ -19,6 +19,6 @@ def hide_from_compiler(kind: type) -> None:
     if _told or rules is None:
         return
     dynamo.config.nontraceable_tensor_subclasses.add(kind)
-    for name in ("mural.shard", "mural.comm"):
+    for name in ("mural.shard", "mural.comm", "mural.memory"):
         rules.add(name)
     _told.append(dynamo)

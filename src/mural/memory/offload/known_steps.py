@@ -17,10 +17,13 @@ from mural.memory.offload.swapped_memory import strong
 
 @dataclass
 class KnownStep:
-    """A kind of step: its moments, the memory that is saved at some, its trace and its plan."""
+    """A kind of step: its moments, the memory that is saved at some, the calls that get what was there before, its
+    trace and its plan.
+    """
 
     moments: list[int]
     births: dict[int, int]
+    calls: frozenset[tuple[int, int]]
     trace: StepTrace
     plan: SwapPlan
     timed: bool

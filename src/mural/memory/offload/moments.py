@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from mural.comm.exchange import gives_back
 from mural.memory.offload.swapped_memory import Swapped
 from mural.shard import ShardedTensor
 
@@ -43,6 +44,11 @@ def is_backward(moment: int) -> bool:
 def has_storage(tensor: Tensor) -> bool:
     """Whether a tensor has memory of its own that could leave: not one that wraps others, and no sparse one."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
+def made(x: ShardedTensor) -> Tensor:
+    """The tensor that the last operation made: the extended piece, of which the owned one may be cut out later."""
+    return x.local if x.margin is None else x.margin.extended
 
 
 class Saved:
@@ -106,7 +112,7 @@ class Gates:
         if self.step is None:
             return
         for leaf in (output,) if isinstance(output, Tensor) else pytree.tree_leaves(output):
-            tensor = leaf.local if isinstance(leaf, ShardedTensor) else leaf
+            tensor = made(leaf) if isinstance(leaf, ShardedTensor) else leaf
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(partial(self._backward, module))
 
@@ -119,9 +125,22 @@ class Gates:
     def open(self, step: StepMoments) -> Generator[None]:
         """A block whose moments a step is told of."""
         self.step = step
-        hooks = torch.autograd.graph.saved_tensors_hooks(step.save, step.take) if self.saving else nullcontext()
         try:
-            with hooks:
+            with keeping(step) if self.saving else nullcontext():
                 yield
         finally:
             self.step = None
+
+
+def keeping(step: StepMoments) -> torch.autograd.graph.saved_tensors_hooks:
+    """A block in which a step is told what autograd keeps. It keeps just that: nothing is computed again from it."""
+
+    def save(tensor: Tensor) -> Any:
+        with UNWATCHED():
+            return step.save(tensor)
+
+    def take(kept: Any) -> Tensor:
+        with UNWATCHED():
+            return step.take(kept)
+
+    return torch.autograd.graph.saved_tensors_hooks(gives_back(save), take)

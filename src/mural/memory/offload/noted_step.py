@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
 from mural.memory.offload.moments import BEGIN, TAKEN, Saved, gated_by, has_storage
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
-from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
+from mural.memory.offload.swapped_memory import Swapped, SwappedMemory, may_be_emptied
 from mural.memory.offload.used_tensors import tensors_used
 from mural.shard import ShardedTensor
 
@@ -65,11 +65,13 @@ class NotedStep:
         self.moments: list[int] = []
         self.births: dict[int, int] = {}
         """The moments at which memory was saved first, and its number."""
+        self.calls: set[tuple[int, int]] = set()
+        """The moments after which calls got memory that was there before, and its number."""
         self.bytes: list[int] = []
         own = GpuGauge(device) if device.type == "cuda" else KnownGauge(device, self._alive)
         self.gauge: Gauge = own if gauge is None else gauge
         for storage, kind in outside:
-            self._note(storage, kind if storage.resizable() else "fixed", lasting=True).uses = [-1]
+            self._note(storage, kind if may_be_emptied(storage) else "fixed", lasting=True).uses = [-1]
         self._begin(BEGIN)
         self._end()
 
@@ -118,6 +120,12 @@ class NotedStep:
             if one is not None:
                 one.used(len(self.moments) - 1)
 
+    def called(self, tensor: Tensor) -> None:
+        """Note that a call gets a tensor after the last moment."""
+        number = self.number.get(tensor.untyped_storage()._cdata)
+        if number is not None and self.noted[number].swapped.lasting:
+            self.calls.add((len(self.moments) - 1, number))
+
     def _open(self, one: NotedMemory, k: int) -> None:
         one.gates.append(k)
         if one.swapped.storage.cdata in self.memory.absent:
@@ -164,7 +172,7 @@ class NotedStep:
         return None if number is None else self.noted[number]
 
     def _may_leave(self, storage: UntypedStorage) -> bool:
-        return storage.nbytes() >= self.least and storage.device == self.device and storage.resizable()
+        return storage.nbytes() >= self.least and storage.device == self.device and may_be_emptied(storage)
 
     def _note(self, storage: UntypedStorage, kind: Kind, lasting: bool = False) -> NotedMemory:
         one = NotedMemory(self.memory.entry(storage, lasting, changes=kind == "gradients"), kind)

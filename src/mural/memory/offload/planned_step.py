@@ -1,12 +1,12 @@
 """A step that runs as planned: memory leaves after a moment, is free from a later one, and comes back in time.
 
-Each moment is compared with the one that was noted. Where they differ, the plan ends: everything comes back, and the
-next step is noted anew. The result is the same in any case.
+Each moment is compared with the one that was noted, and each call that gets memory which leaves. Where they differ, the
+plan ends: everything comes back, and the next step is noted anew. The result is the same in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
@@ -19,7 +19,9 @@ from mural.memory.offload.swapped_memory import Swapped, SwappedMemory
 
 
 class PlannedStep:
-    """The step that runs; `moments` are those that were noted, `births` the memory that is saved first at some."""
+    """The step that runs; `moments` are those that were noted, `births` the memory that is saved first at some, and
+    `calls` those that get memory which was there before.
+    """
 
     def __init__(
         self,
@@ -27,18 +29,22 @@ class PlannedStep:
         plan: SwapPlan,
         moments: Sequence[int],
         births: Mapping[int, int],
+        calls: Set[tuple[int, int]],
         outside: Iterable[tuple[UntypedStorage, Kind]],
         times: MomentTimes | None = None,
     ):
-        self.memory, self.moments, self.times = memory, moments, times
+        self.memory, self.moments, self.calls, self.times = memory, moments, calls, times
         self.left, self.freed, self.fetched = (by_moment(plan.absences, name) for name in ("left", "freed", "fetched"))
         self.busy = {*(k + 1 for k in self.left), *self.freed, *self.fetched}
         leaving = {absence.memory for absence in plan.absences}
         self.births = {k: number for k, number in births.items() if number in leaving}
         self.storages: dict[int, Swapped] = {}
+        self.lasting: dict[int, int] = {}
+        """The numbers of memory that was there before and leaves, by its storage."""
         for number, (storage, kind) in enumerate(outside):
             if number in leaving:
                 self.storages[number] = memory.entry(storage, lasting=True, changes=kind == "gradients")
+                self.lasting[storage._cdata] = number
         self.saved: dict[int, Swapped] = {}
         """What autograd saved of this step and may leave, by its storage."""
         self.k, self.lost = 0, False
@@ -80,6 +86,16 @@ class PlannedStep:
                 self._open(tensor)
         self._end()
 
+    def called(self, tensor: Tensor) -> None:
+        """A call gets a tensor: a call that was not noted ends the plan, as backward may use the tensor again."""
+        number = self.lasting.get(tensor.untyped_storage()._cdata)
+        if number is None or self.lost:
+            return
+        if (self.k - 1, number) in self.calls:
+            self._open(tensor)
+        else:
+            self._lose()
+
     def end(self) -> None:
         """After the last moment that was noted."""
         self._begin(BEGIN)
@@ -99,11 +115,15 @@ class PlannedStep:
         if self.lost:
             return k
         if k >= len(self.moments) or self.moments[k] != what:
-            self.lost = True
-            self.memory.all_here()
+            self._lose()
         elif k in self.busy:
             self._move(k)
         return k
+
+    def _lose(self) -> None:
+        """End the plan: everything comes back, and stays."""
+        self.lost = True
+        self.memory.all_here()
 
     def _move(self, k: int) -> None:
         """Do what is planned for a moment."""

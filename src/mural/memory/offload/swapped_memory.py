@@ -83,7 +83,7 @@ class SwappedMemory:
         copies: list[tuple[Swapped, Tensor, Tensor]] = []
         for one in ones:
             storage = one.found()
-            if storage is None or one.state != "here":
+            if storage is None or one.state != "here" or not may_be_emptied(storage):
                 continue
             if not one.current or one.changes:
                 one.host = self.host.take(one.size) if one.host is None else one.host
@@ -97,7 +97,7 @@ class SwappedMemory:
     def free(self, one: Swapped) -> None:
         """Give the memory of a storage to others, from when its bytes have left."""
         storage = one.found()
-        if storage is None or one.state != "leaving" or not (one.lasting or one.alone()):
+        if storage is None or one.state != "leaving" or not may_be_emptied(storage) or not (one.lasting or one.alone()):
             return
         self._wait(one)
         storage.resize_(0)
@@ -180,6 +180,11 @@ class SwappedMemory:
         if self.host.lanes is not None and one.moment is not None:
             self.host.lanes.wait([one.moment])
         one.moment = None
+
+
+def may_be_emptied(storage: UntypedStorage) -> bool:
+    """Whether torch alone uses a storage: no array of NumPy shares it, and no other process."""
+    return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
 
 
 def strong(storage: StorageWeakRef) -> Any:
