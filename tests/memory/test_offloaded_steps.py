@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -343,6 +344,22 @@ def test_optimizers_that_look_at_everything_are_refused() -> None:
     pm.step(torch.zeros(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
     with pytest.raises(mural.MuralError, match="LBFGS"):
         optimizer.step(lambda: torch.zeros(()))
+
+
+@pytest.mark.parametrize("memory", ["", "1KB"])
+def test_an_optimizer_ends_with_its_last_use(memory: str) -> None:
+    """Those of one model, made in turn, all stayed, each with its numbers."""
+    pm, made = mural.parallelize(Spec().build(), mural.Plan(offload=("optimizer",), memory=memory)), list[Any]()
+    assert pm.offloading is not None
+    for _ in range(3):
+        optimizer = torch.optim.Adam(pm.parameters())
+        pm.step(torch.zeros(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+        optimizer.step()
+        made.append(weakref.ref(optimizer))
+        del optimizer
+    gc.collect()
+    assert all(one() is None for one in made)
+    assert not pm.offloading.optimizers
 
 
 def test_no_hook_outlives_its_model() -> None:

@@ -12,6 +12,7 @@ Each parameter is updated by itself, so the result is that of one update of all.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ class HostedUpdates:
                 f"{type(optimizer).__name__} looks at all parameters together, so its numbers cannot rest on the host: "
                 f'leave "optimizer" out of offload, or use one that works value by value, such as Adam or SGD'
             )
-        self.optimizer, self.host, self.least = optimizer, host, least
+        self.held, self.host, self.least = weakref.ref(optimizer), host, least
         self.buffers: list[HostBuffer] = []
         self.resting: dict[tuple[int, str], Tensor] = {}
         """Where the numbers rest that are on the device now."""
@@ -44,6 +45,14 @@ class HostedUpdates:
         self.numbers = 0
         """For how many parameters the optimizer kept numbers when they were last put together."""
         self.options: list[dict[str, Any]] = []
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, which ends when nobody else uses it."""
+        found = self.held()
+        if found is None:
+            raise RuntimeError("the optimizer is gone, and so are its updates")
+        return found
 
     def run(self, room: int) -> None:
         """Update all parameters within so many bytes on the device, and leave nothing to do for the optimizer."""
