@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -150,27 +150,52 @@ class Offloading:
 
     # -- updates -------------------------------------------------------------------------------------------------------
 
-    def before_update(self, optimizer: Optimizer, args: Any) -> None:
-        """An optimizer is about to update: where its numbers have no room on the device, that is done here."""
-        if optimizer not in self.optimizers:
-            mine = {id(p) for p in self.parameters()}
-            if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-                return
-            self.optimizers[optimizer] = HostedUpdates(optimizer, HostMemory(self.device), self.least)
-        room = self._room(optimizer)
-        if room is not None:
-            if any(argument is not None for argument in args[1:]):
-                raise PlanError("an optimizer whose numbers rest on the host takes no closure: call step() without one")
-            self.optimizers[optimizer].run(room)
+    def before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer is about to update: its arguments, where its numbers may have no room on the device.
 
-    def after_update(self, optimizer: Optimizer, args: Any) -> None:
+        The update is then done as part of the closure, which follows all hooks.
+        """
+        if optimizer not in self.optimizers:
+            if not self._updates_mine(optimizer):
+                return None
+            self.optimizers[optimizer] = HostedUpdates(optimizer, HostMemory(self.device), self.least)
+        updates = self.optimizers[optimizer]
+        updates.chunked = False
+        if self.limit is None:
+            return None
+        if not updates.by_parameter:
+            self._check_room(optimizer)
+            return None
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+
+        def closure() -> Any:
+            loss = None if given is None else given()
+            room = self._room(optimizer)
+            if room is not None:
+                updates.run(room)
+            return loss
+
+        return ((optimizer, closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+
+    def _updates_mine(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer updates parameters of the model."""
+        mine = {id(p) for p in self.parameters()}
+        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+    def _check_room(self, optimizer: Optimizer) -> None:
+        """Raise if an optimizer that may not update in chunks has no room for its numbers."""
+        if self._room(optimizer) is not None:
+            enough = ceil(sum(self._needed(optimizer)) / TENSORS)
+            raise PlanError(
+                f"what {type(optimizer).__name__} keeps has no room within memory = {self.limit} bytes, and cannot "
+                f"rest on the host: its step is not one of torch.optim's that update each parameter by itself. Set "
+                f'memory = "{enough}", leave "optimizer" out of offload, or use an optimizer such as AdamW or SGD'
+            )
+
+    def after_update(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer has updated."""
         updates = self.optimizers.get(optimizer)
-        if updates is None:
-            return
-        if updates.params:
-            updates.restore()
-        elif updates.numbers != len(optimizer.state):
+        if updates is not None and not updates.chunked and updates.numbers != len(optimizer.state):
             updates.numbers = len(optimizer.state)
             make_dense((t for t in self._numbers(optimizer) if t.device == self.device), self.dense)
 
@@ -179,15 +204,18 @@ class Offloading:
         limit = self._tensors()
         if limit is None:
             return None
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
-        each = NUMBERS.get(type(optimizer).__name__, 2)
-        whole = fixed + each * sum(p.nbytes for p in parameters)
-        if whole <= limit:
+        fixed, numbers = self._needed(optimizer)
+        if fixed + numbers <= limit:
             return None
         if self.device.type == "cuda":
             fixed = torch.cuda.memory_allocated(self.device)
         return max(limit - fixed, 1)
+
+    def _needed(self, optimizer: Optimizer) -> tuple[int, int]:
+        """The bytes of an optimizer's parameters and gradients, and of its numbers."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
+        return fixed, NUMBERS.get(type(optimizer).__name__, 2) * sum(p.nbytes for p in parameters)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -275,13 +303,12 @@ class Offloading:
         }  # fmt: skip
 
 
-def asked(offloading: Offloading, name: str) -> Callable[..., None]:
+def asked(offloading: Offloading, name: str) -> Callable[..., Any]:
     """What tells of updates, as long as there is the model."""
     held = weakref.ref(offloading)
 
-    def told(optimizer: Optimizer, args: Any, _: Any) -> None:
+    def told(*given: Any) -> Any:
         here = held()
-        if here is not None:
-            getattr(here, name)(optimizer, args)
+        return None if here is None else getattr(here, name)(*given)
 
     return told

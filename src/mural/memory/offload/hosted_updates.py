@@ -7,7 +7,8 @@ parameters in chunks: while one is updated on the device, the numbers of the nex
     inward   ├ 1 ┼ 2 ┼───────┤ 3 ├
     outward                 ├ 1 ┤      ├ 2 ┤      ├ 3 ┤
 
-Each parameter is updated by itself, so the result is that of one update of all.
+Each parameter is updated by itself, so the result is that of one update of all. Only torch's own optimizers are known
+to do so (`BY_PARAMETER`): others may look at all gradients together, or count their steps.
 """
 
 from __future__ import annotations
@@ -21,22 +22,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mural.comm.copy_streams import Moment
-from mural.errors import PlanError
 from mural.memory.host_memory import HostBuffer, HostMemory
 
-WHOLE = tuple(getattr(torch.optim, name) for name in ("LBFGS",) if hasattr(torch.optim, name))
-"""Optimizers that look at all parameters together."""
+
+def own_step(kind: type[Optimizer]) -> Any:
+    """The step of a kind of optimizer, without what torch puts around it to call hooks."""
+    step: Any = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+BY_PARAMETER = frozenset(
+    own_step(getattr(torch.optim, name))
+    for name in (
+        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    )
+)  # fmt: skip
+"""The steps that update each parameter by itself, and change nothing but it and what is kept for it."""
 
 
 class HostedUpdates:
     """The updates of one optimizer; blocks of fewer than `least` bytes stay on the device."""
 
     def __init__(self, optimizer: Optimizer, host: HostMemory, least: int):
-        if isinstance(optimizer, WHOLE):
-            raise PlanError(
-                f"{type(optimizer).__name__} looks at all parameters together, so its numbers cannot rest on the host: "
-                f'leave "optimizer" out of offload, or use one that works value by value, such as Adam or SGD'
-            )
         self.held, self.host, self.least = weakref.ref(optimizer), host, least
         self.buffers: list[HostBuffer] = []
         self.resting: dict[tuple[int, str], Tensor] = {}
@@ -44,7 +52,18 @@ class HostedUpdates:
         self.params: list[list[nn.Parameter]] = []
         self.numbers = 0
         """For how many parameters the optimizer kept numbers when they were last put together."""
-        self.options: list[dict[str, Any]] = []
+        self.chunked = False
+        """Whether the last update went in chunks."""
+        hooks = optimizer._optimizer_step_post_hooks
+        others = dict(hooks)
+        hooks.clear()
+        optimizer.register_step_post_hook(lambda *_: self.restore())
+        hooks.update(others)  # they see all parameters again
+
+    @property
+    def by_parameter(self) -> bool:
+        """Whether updating the parameters in chunks is known to be the same as updating all."""
+        return own_step(type(self.optimizer)) in BY_PARAMETER
 
     @property
     def optimizer(self) -> Optimizer:
@@ -56,9 +75,7 @@ class HostedUpdates:
 
     def run(self, room: int) -> None:
         """Update all parameters within so many bytes on the device, and leave nothing to do for the optimizer."""
-        groups = self.optimizer.param_groups
-        self.params = [list(group["params"]) for group in groups]
-        self.options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        self.params, self.chunked = [group["params"] for group in self.optimizer.param_groups], True
         try:
             self._run(list(self._chunks(room)))
         except BaseException:
@@ -67,8 +84,7 @@ class HostedUpdates:
 
     def _run(self, chunks: Sequence[list[nn.Parameter]]) -> None:
         """Update one chunk after the other."""
-        step = type(self.optimizer).step
-        step = getattr(step, "__wrapped__", step)
+        step = own_step(type(self.optimizer))
         coming = [self._fetch(chunk) for chunk in chunks[:1]]
         leaving: list[list[tuple[Tensor, Moment]]] = []
         for place, chunk in enumerate(chunks):
@@ -88,15 +104,15 @@ class HostedUpdates:
 
     def restore(self) -> None:
         """Give the optimizer its parameters back."""
-        for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
-            group["params"] = params
+        if self.params:
+            for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
+                group["params"] = params
         self.params = []
 
     def _offer(self, chunk: Sequence[nn.Parameter]) -> None:
-        """Let the optimizer see some parameters alone, as if nothing was updated yet."""
+        """Let the optimizer see some parameters alone."""
         mine = {id(p) for p in chunk}
-        for group, params, options in zip(self.optimizer.param_groups, self.params, self.options, strict=True):
-            group.update(options)
+        for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
             group["params"] = [p for p in params if id(p) in mine]
 
     def _chunks(self, room: int) -> Iterator[list[nn.Parameter]]:
