@@ -456,6 +456,43 @@ def test_optimizers_that_may_look_at_everything_need_room(kind: Any) -> None:
     assert same(found[0], found[2])
 
 
+def updated_in_backward(pm: Parallel) -> tuple[list[torch.optim.Optimizer], list[Any]]:
+    """Optimizers, one for each parameter, that step as soon as its gradient is there; and what ends that."""
+    adams = {p: torch.optim.Adam([p], 1e-2) for p in pm.parameters()}
+    hooks = [p.register_post_accumulate_grad_hook(lambda p: adams[p].step()) for p in adams]
+    return list(adams.values()), hooks
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("plan", [ALL, replace(ALL, memory="8KB"), *(replace(ALL, offload=(k,)) for k in KINDS[1:])])
+def test_optimizers_in_backward_are_refused(plan: mural.Plan, steps: int) -> None:
+    """Updates were lost when parameters came back from the host, and numbers that were there ended the process."""
+    model, found = Spec(depth=2).build(), list[Any]()
+    for one in (mural.Plan(), plan):
+        pm = mural.parallelize(deepcopy(model), one)
+        first = trained(pm, steps)
+        if one.offload:
+            optimizers, hooks = updated_in_backward(pm)
+            with pytest.raises(mural.PlanError, match=r"Adam.step\(\) was called while a step of the model ran"):
+                trained(pm)
+            assert not any(optimizer.state for optimizer in optimizers)
+            for hook in hooks:
+                hook.remove()
+        pm.zero_grad()
+        found.append([first, trained(pm)])
+    assert same(*found)
+
+
+@pytest.mark.parametrize("memory", ["", "8KB"])
+def test_optimizers_in_backward_while_activations_are_away(memory: str) -> None:
+    model, found = Spec(depth=2, norm="batch").build(), list[Any]()
+    for plan in (mural.Plan(), mural.Plan(offload=("activations",), memory=memory)):
+        pm = mural.parallelize(deepcopy(model), plan)
+        updated_in_backward(pm)
+        found.append(trained(pm))
+    assert same(*found)
+
+
 @pytest.mark.parametrize("memory", ["", "1KB"])
 def test_an_optimizer_ends_with_its_last_use(memory: str) -> None:
     """Those of one model, made in turn, all stayed, each with its numbers."""

@@ -87,7 +87,9 @@ class Offloading:
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, HostedUpdates] = weakref.WeakKeyDictionary()
         self.plan: SwapPlan | None = None
         """What was planned for the last step; None while it is noted."""
-        if "optimizer" in self.kinds:
+        self.running = False
+        """Whether a step runs."""
+        if self.kinds & {"parameters", "optimizer"}:
             handles = [
                 register_optimizer_step_pre_hook(asked(self, "before_update")),
                 register_optimizer_step_post_hook(asked(self, "after_update")),
@@ -155,6 +157,14 @@ class Offloading:
 
         The update is then done as part of the closure, which follows all hooks.
         """
+        if self.running and self._updates_mine(optimizer):
+            raise PlanError(
+                f"{type(optimizer).__name__}.step() was called while a step of the model ran, as from a hook of a "
+                f"gradient: parameters, or what the optimizer keeps, may then be on the host. Call it after the step, "
+                f'or leave "parameters" and "optimizer" out of offload'
+            )
+        if "optimizer" not in self.kinds:
+            return None
         if optimizer not in self.optimizers:
             if not self._updates_mine(optimizer):
                 return None
@@ -227,6 +237,7 @@ class Offloading:
         self.memory.host.begin(0)
         self.memory.moved = [0, 0]
         known = self.known.get(key)
+        self.running = True
         try:
             if not self.gated:
                 yield from self._around(outside)
@@ -238,6 +249,7 @@ class Offloading:
             else:
                 yield from self._run(key, known, outside)
         finally:
+            self.running = False
             self.memory.all_here()
             self.memory.forget(s._cdata for s, _ in outside)
 
