@@ -22,7 +22,7 @@ from mural.errors import PlanError
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
 from mural.memory.offload.dense_blocks import make_dense
-from mural.memory.offload.hosted_updates import HostedUpdates
+from mural.memory.offload.hosted_updates import HostedUpdates, needed
 from mural.memory.offload.known_steps import KnownStep, KnownStorages, described
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates, has_storage
@@ -40,8 +40,6 @@ DENSE = {"cuda": 2**25, "cpu": 2**11}
 """Blocks into which smaller tensors are put that leave together: parameters, and numbers of the optimizer."""
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
-NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
-"""How many numbers an optimizer keeps for each of a parameter's; others two."""
 MOMENTS = 24
 """About so many modules without large parameters are moments, too."""
 MOST_KINDS = 8
@@ -153,10 +151,7 @@ class Offloading:
     # -- updates -------------------------------------------------------------------------------------------------------
 
     def before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An optimizer is about to update: its arguments, where its numbers may have no room on the device.
-
-        The update is then done as part of the closure, which follows all hooks.
-        """
+        """An optimizer is about to update: other arguments for it, if its numbers may have no room on the device."""
         if self.running and self._updates_mine(optimizer):
             raise PlanError(
                 f"{type(optimizer).__name__}.step() was called while a step of the model ran, as from a hook of a "
@@ -173,19 +168,10 @@ class Offloading:
         updates.chunked = False
         if self.limit is None:
             return None
-        if not updates.by_parameter:
-            self._check_room(optimizer)
-            return None
-        given = args[1] if len(args) > 1 else kwargs.get("closure")
-
-        def closure() -> Any:
-            loss = None if given is None else given()
-            room = self._room(optimizer)
-            if room is not None:
-                updates.run(room)
-            return loss
-
-        return ((optimizer, closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+        if updates.by_parameter:
+            return updates.asked_within(lambda: self._room(optimizer), args, kwargs)
+        self._check_room(optimizer)
+        return None
 
     def _updates_mine(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer updates parameters of the model."""
@@ -195,7 +181,7 @@ class Offloading:
     def _check_room(self, optimizer: Optimizer) -> None:
         """Raise if an optimizer that may not update in chunks has no room for its numbers."""
         if self._room(optimizer) is not None:
-            enough = ceil(sum(self._needed(optimizer)) / TENSORS)
+            enough = ceil(sum(needed(optimizer)) / TENSORS)
             raise PlanError(
                 f"what {type(optimizer).__name__} keeps has no room within memory = {self.limit} bytes, and cannot "
                 f"rest on the host: its step is not one of torch.optim's that update each parameter by itself. Set "
@@ -214,18 +200,12 @@ class Offloading:
         limit = self._tensors()
         if limit is None:
             return None
-        fixed, numbers = self._needed(optimizer)
+        fixed, numbers = needed(optimizer)
         if fixed + numbers <= limit:
             return None
         if self.device.type == "cuda":
             fixed = torch.cuda.memory_allocated(self.device)
         return max(limit - fixed, 1)
-
-    def _needed(self, optimizer: Optimizer) -> tuple[int, int]:
-        """The bytes of an optimizer's parameters and gradients, and of its numbers."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
-        return fixed, NUMBERS.get(type(optimizer).__name__, 2) * sum(p.nbytes for p in parameters)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

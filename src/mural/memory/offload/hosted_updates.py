@@ -14,7 +14,7 @@ to do so (`BY_PARAMETER`): others may look at all gradients together, or count t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,16 @@ BY_PARAMETER = frozenset(
     )
 )  # fmt: skip
 """The steps that update each parameter by itself, and change nothing but it and what is kept for it."""
+
+NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
+"""How many numbers an optimizer keeps for each of a parameter's; others two."""
+
+
+def needed(optimizer: Optimizer) -> tuple[int, int]:
+    """The bytes of an optimizer's parameters and gradients, and of what it keeps."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
+    return fixed, NUMBERS.get(type(optimizer).__name__, 2) * sum(p.nbytes for p in parameters)
 
 
 class HostedUpdates:
@@ -72,6 +82,22 @@ class HostedUpdates:
         if found is None:
             raise RuntimeError("the optimizer is gone, and so are its updates")
         return found
+
+    def asked_within(self, room: Callable[[], int | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments of a step that updates within so many bytes, if there are not enough for all.
+
+        It does so as part of its closure, which follows all hooks.
+        """
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+
+        def closure() -> Any:
+            loss = None if given is None else given()
+            most = room()
+            if most is not None:
+                self.run(most)
+            return loss
+
+        return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
     def run(self, room: int) -> None:
         """Update all parameters within so many bytes on the device, and leave nothing to do for the optimizer."""
