@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -295,14 +296,41 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5, centered=True),
     "NAdam": lambda p: torch.optim.NAdam(p),
     "Rprop": lambda p: torch.optim.Rprop(p),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+    "Adagrad": lambda p: torch.optim.Adagrad(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "Muon": lambda p: torch.optim.Muon(q for q in p if q.ndim == 2),
+    "fused": lambda p: torch.optim.Adam(p, fused=True),
+    "of another name": lambda p: Renamed(p),
     "two groups": lambda p: torch.optim.Adam([{"params": (q := list(p))[::2], "lr": 0.1}, {"params": q[1::2]}]),
 }
 
 
+class Renamed(torch.optim.AdamW):
+    """Steps as torch's own does."""
+
+
+class Matrices(nn.Module):
+    """Has parameters of two dims, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 3, 1)
+        self.many = nn.Parameter(torch.rand(8, 8) + torch.eye(8)), nn.Parameter(torch.rand(8, 8) + torch.eye(8))
+        self.one, self.other = self.many
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).movedim(1, -1) @ self.one @ self.other
+        return self.last(x.movedim(-1, 1))
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_in_chunks(name: str) -> None:
-    model, found = Spec(norm="batch", depth=2).build(), []
-    for plan in (mural.Plan(), mural.Plan(offload=("optimizer",), memory="3KB")):
+    model, found = Matrices().double() if name == "Muon" else Spec(norm="batch", depth=2).build(), []
+    for plan in (mural.Plan(), mural.Plan(offload=("optimizer",), memory="1KB" if name == "Muon" else "3KB")):
         pm = mural.parallelize(deepcopy(model), plan)
         optimizer = OPTIMIZERS[name](pm.parameters())
         rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -314,7 +342,8 @@ def test_updates_in_chunks(name: str) -> None:
         found.append([pm.state_dict(), optimizer.state_dict()])
         if pm.offloading is not None:
             (updates,) = pm.offloading.optimizers.values()
-            assert updates.buffers, "its numbers rest on the host"
+            assert updates.chunked
+            assert updates.buffers or name == "Adagrad", "its numbers rest on the host; Adagrad's were there before"
             assert not updates.params, "it has its parameters back"
     assert same(*found)
 
@@ -322,27 +351,162 @@ def test_updates_in_chunks(name: str) -> None:
 def test_an_update_that_fails_leaves_the_optimizer_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """It kept those of the chunk that failed, and never updated the others again."""
     pm = mural.parallelize(Spec(depth=2).build(), mural.Plan(offload=("optimizer",), memory="1KB"))
-    optimizer, plain, calls = torch.optim.Adam(pm.parameters()), torch.optim.Adam.step.__wrapped__, list[int]()  # type: ignore[attr-defined]
+    optimizer, plain, calls = torch.optim.Adam(pm.parameters()), torch.optim.Adam._init_group, list[int]()
 
-    def failing(self: torch.optim.Adam) -> None:
+    def failing(*given: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise RuntimeError("broken")
-        plain(self)
+        return plain(*given)
 
-    monkeypatch.setattr(torch.optim.Adam.step, "__wrapped__", failing)
+    monkeypatch.setattr(torch.optim.Adam, "_init_group", failing)
     pm.step(torch.ones(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
     with pytest.raises(RuntimeError, match="broken"):
         optimizer.step()
     assert len(optimizer.param_groups[0]["params"]) == len(list(pm.parameters()))
 
 
-def test_optimizers_that_look_at_everything_are_refused() -> None:
-    pm = mural.parallelize(Spec().build(), mural.Plan(offload=("optimizer",), memory="1KB"))
-    optimizer = torch.optim.LBFGS(pm.parameters())
-    pm.step(torch.zeros(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
-    with pytest.raises(mural.MuralError, match="LBFGS"):
-        optimizer.step(lambda: torch.zeros(()))
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("memory", ["", "1KB"])
+def test_closures(memory: str, keyword: bool) -> None:
+    """One given by name was called after the update, of which nothing was left to do."""
+    model, found = Spec(norm="batch").build(), list[Any]()
+    for plan in (mural.Plan(), mural.Plan(offload=("optimizer",), memory=memory)):
+        pm = mural.parallelize(deepcopy(model), plan)
+        optimizer = torch.optim.Adam(pm.parameters(), 0.1)
+        for step in range(4):
+
+            def closure(pm: Parallel = pm, step: int = step) -> Tensor:
+                pm.zero_grad()
+                return pm.step(torch.full((1, 2, 8, 8), step + 0.5, dtype=torch.float64), torch.ones(1, 8, 8).long())
+
+            loss: Any = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+            found.append(loss.item())
+        found.append(pm.state_dict())
+    assert same(found[:5], found[5:])
+
+
+@pytest.mark.parametrize("memory", ["", "1KB"])
+def test_hooks_of_updates(memory: str) -> None:
+    """Those before an update in chunks came after it, and those after it saw no parameters."""
+    model, found = Spec(norm="batch").build(), list[Any]()
+
+    def halved(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad.mul_(0.5)
+
+    def decayed(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            p.data.mul_(0.9)
+
+    for plan in (mural.Plan(), mural.Plan(offload=("optimizer",), memory=memory)):
+        pm = mural.parallelize(deepcopy(model), plan)
+        optimizer = torch.optim.SGD(pm.parameters(), 0.1, momentum=0.9)
+        optimizer.register_step_pre_hook(halved)
+        for _ in range(2):
+            optimizer.register_step_post_hook(decayed)
+            for _ in range(2):
+                optimizer.zero_grad()
+                pm.step(torch.ones(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+                optimizer.step()
+        found.append([pm.state_dict(), optimizer.state_dict()])
+    assert same(*found)
+
+
+class Normalised(torch.optim.SGD):
+    """Looks at all gradients together."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.01)
+        return super().step(closure)
+
+
+class Counting(torch.optim.Adam):
+    """Counts its steps."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        self.param_groups[0]["lr"] = 0.1 / self.steps
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Normalised, Counting])
+def test_optimizers_that_may_look_at_everything_need_room(kind: Any) -> None:
+    """They updated chunk by chunk, each time by another norm or as another step."""
+    model, found = Spec().build(), list[Any]()
+    plan = mural.Plan(offload=("optimizer",))
+    for one in (mural.Plan(), plan, replace(plan, memory="1MB"), replace(plan, memory="1KB")):
+        pm = mural.parallelize(deepcopy(model), one)
+        optimizer = kind(pm.parameters(), 0.1)
+
+        def closure(pm: Parallel = pm) -> Tensor:
+            pm.zero_grad()
+            return pm.step(torch.ones(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+
+        if one.memory == "1KB":
+            before = deepcopy(pm.state_dict())
+            with pytest.raises(mural.PlanError, match=kind.__name__ + r".*memory = 1000 bytes.*Set memory = \"\d+\""):
+                optimizer.step(closure)
+            assert same(pm.state_dict(), before)
+        else:
+            for _ in range(3):
+                optimizer.step(closure)
+            found.append(pm.state_dict())
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
+def updated_in_backward(pm: Parallel) -> tuple[list[torch.optim.Optimizer], list[Any]]:
+    """Optimizers, one for each parameter, that step as soon as its gradient is there; and what ends that."""
+    adams = {p: torch.optim.Adam([p], 1e-2) for p in pm.parameters()}
+    hooks = [p.register_post_accumulate_grad_hook(lambda p: adams[p].step()) for p in adams]
+    return list(adams.values()), hooks
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("plan", [ALL, replace(ALL, memory="8KB"), *(replace(ALL, offload=(k,)) for k in KINDS[1:])])
+def test_optimizers_in_backward_are_refused(plan: mural.Plan, steps: int) -> None:
+    """Updates were lost when parameters came back from the host, and numbers that were there ended the process."""
+    model, found = Spec(depth=2).build(), list[Any]()
+    for one in (mural.Plan(), plan):
+        pm = mural.parallelize(deepcopy(model), one)
+        first = trained(pm, steps)
+        if one.offload:
+            optimizers, hooks = updated_in_backward(pm)
+            with pytest.raises(mural.PlanError, match=r"Adam.step\(\) was called while a step of the model ran"):
+                trained(pm)
+            assert not any(optimizer.state for optimizer in optimizers)
+            for hook in hooks:
+                hook.remove()
+        pm.zero_grad()
+        found.append([first, trained(pm)])
+    assert same(*found)
+
+
+@pytest.mark.parametrize("memory", ["", "8KB"])
+def test_optimizers_in_backward_while_activations_are_away(memory: str) -> None:
+    model, found = Spec(depth=2, norm="batch").build(), list[Any]()
+    for plan in (mural.Plan(), mural.Plan(offload=("activations",), memory=memory)):
+        pm = mural.parallelize(deepcopy(model), plan)
+        updated_in_backward(pm)
+        found.append(trained(pm))
+    assert same(*found)
+
+
+@pytest.mark.parametrize("memory", ["", "1KB"])
+def test_an_optimizer_ends_with_its_last_use(memory: str) -> None:
+    """Those of one model, made in turn, all stayed, each with its numbers."""
+    pm, made = mural.parallelize(Spec().build(), mural.Plan(offload=("optimizer",), memory=memory)), list[Any]()
+    assert pm.offloading is not None
+    for _ in range(3):
+        optimizer = torch.optim.Adam(pm.parameters())
+        pm.step(torch.zeros(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+        optimizer.step()
+        made.append(weakref.ref(optimizer))
+        del optimizer
+    gc.collect()
+    assert all(one() is None for one in made)
+    assert not pm.offloading.optimizers
 
 
 def test_no_hook_outlives_its_model() -> None:

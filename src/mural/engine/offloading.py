@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
 from mural.memory.offload.called_tensors import Calls
 from mural.memory.offload.dense_blocks import make_dense
-from mural.memory.offload.hosted_updates import HostedUpdates
+from mural.memory.offload.hosted_updates import HostedUpdates, needed
 from mural.memory.offload.known_steps import KnownStep, KnownStorages, described
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates, has_storage
@@ -41,8 +41,6 @@ DENSE = {"cuda": 2**25, "cpu": 2**11}
 """Blocks into which smaller tensors are put that leave together: parameters, and numbers of the optimizer."""
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
-NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
-"""How many numbers an optimizer keeps for each of a parameter's; others two."""
 MOMENTS = 24
 """About so many modules without large parameters are moments, too."""
 MOST_KINDS = 8
@@ -88,7 +86,9 @@ class Offloading:
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, HostedUpdates] = weakref.WeakKeyDictionary()
         self.plan: SwapPlan | None = None
         """What was planned for the last step; None while it is noted."""
-        if "optimizer" in self.kinds:
+        self.running = False
+        """Whether a step runs."""
+        if self.kinds & {"parameters", "optimizer"}:
             handles = [
                 register_optimizer_step_pre_hook(asked(self, "before_update")),
                 register_optimizer_step_post_hook(asked(self, "after_update")),
@@ -151,27 +151,48 @@ class Offloading:
 
     # -- updates -------------------------------------------------------------------------------------------------------
 
-    def before_update(self, optimizer: Optimizer, args: Any) -> None:
-        """An optimizer is about to update: where its numbers have no room on the device, that is done here."""
+    def before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer is about to update: other arguments for it, if its numbers may have no room on the device."""
+        if self.running and self._updates_mine(optimizer):
+            raise PlanError(
+                f"{type(optimizer).__name__}.step() was called while a step of the model ran, as from a hook of a "
+                f"gradient: parameters, or what the optimizer keeps, may then be on the host. Call it after the step, "
+                f'or leave "parameters" and "optimizer" out of offload'
+            )
+        if "optimizer" not in self.kinds:
+            return None
         if optimizer not in self.optimizers:
-            mine = {id(p) for p in self.parameters()}
-            if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-                return
+            if not self._updates_mine(optimizer):
+                return None
             self.optimizers[optimizer] = HostedUpdates(optimizer, HostMemory(self.device), self.least)
-        room = self._room(optimizer)
-        if room is not None:
-            if any(argument is not None for argument in args[1:]):
-                raise PlanError("an optimizer whose numbers rest on the host takes no closure: call step() without one")
-            self.optimizers[optimizer].run(room)
+        updates = self.optimizers[optimizer]
+        updates.chunked = False
+        if self.limit is None:
+            return None
+        if updates.by_parameter:
+            return updates.asked_within(lambda: self._room(optimizer), args, kwargs)
+        self._check_room(optimizer)
+        return None
 
-    def after_update(self, optimizer: Optimizer, args: Any) -> None:
+    def _updates_mine(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer updates parameters of the model."""
+        mine = {id(p) for p in self.parameters()}
+        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+    def _check_room(self, optimizer: Optimizer) -> None:
+        """Raise if an optimizer that may not update in chunks has no room for its numbers."""
+        if self._room(optimizer) is not None:
+            enough = ceil(sum(needed(optimizer)) / TENSORS)
+            raise PlanError(
+                f"what {type(optimizer).__name__} keeps has no room within memory = {self.limit} bytes, and cannot "
+                f"rest on the host: its step is not one of torch.optim's that update each parameter by itself. Set "
+                f'memory = "{enough}", leave "optimizer" out of offload, or use an optimizer such as AdamW or SGD'
+            )
+
+    def after_update(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer has updated."""
         updates = self.optimizers.get(optimizer)
-        if updates is None:
-            return
-        if updates.params:
-            updates.restore()
-        elif updates.numbers != len(optimizer.state):
+        if updates is not None and not updates.chunked and updates.numbers != len(optimizer.state):
             updates.numbers = len(optimizer.state)
             make_dense((t for t in self._numbers(optimizer) if t.device == self.device), self.dense)
 
@@ -180,11 +201,8 @@ class Offloading:
         limit = self._tensors()
         if limit is None:
             return None
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
-        each = NUMBERS.get(type(optimizer).__name__, 2)
-        whole = fixed + each * sum(p.nbytes for p in parameters)
-        if whole <= limit:
+        fixed, numbers = needed(optimizer)
+        if fixed + numbers <= limit:
             return None
         if self.device.type == "cuda":
             fixed = torch.cuda.memory_allocated(self.device)
@@ -200,6 +218,7 @@ class Offloading:
         self.memory.host.begin(0)
         self.memory.moved = [0, 0]
         known = self.known.get(key)
+        self.running = True
         try:
             if not self.gated:
                 yield from self._around(outside)
@@ -211,6 +230,7 @@ class Offloading:
             else:
                 yield from self._run(key, known, outside)
         finally:
+            self.running = False
             self.memory.all_here()
             self.memory.forget(s._cdata for s, _ in outside)
 
@@ -281,13 +301,12 @@ class Offloading:
         }  # fmt: skip
 
 
-def asked(offloading: Offloading, name: str) -> Callable[..., None]:
+def asked(offloading: Offloading, name: str) -> Callable[..., Any]:
     """What tells of updates, as long as there is the model."""
     held = weakref.ref(offloading)
 
-    def told(optimizer: Optimizer, args: Any, _: Any) -> None:
+    def told(*given: Any) -> Any:
         here = held()
-        if here is not None:
-            getattr(here, name)(optimizer, args)
+        return None if here is None else getattr(here, name)(*given)
 
     return told

@@ -7,12 +7,14 @@ parameters in chunks: while one is updated on the device, the numbers of the nex
     inward   ├ 1 ┼ 2 ┼───────┤ 3 ├
     outward                 ├ 1 ┤      ├ 2 ┤      ├ 3 ┤
 
-Each parameter is updated by itself, so the result is that of one update of all.
+Each parameter is updated by itself, so the result is that of one update of all. Only torch's own optimizers are known
+to do so (`BY_PARAMETER`): others may look at all gradients together, or count their steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,36 +22,86 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mural.comm.copy_streams import Moment
-from mural.errors import PlanError
 from mural.memory.host_memory import HostBuffer, HostMemory
 
-WHOLE = tuple(getattr(torch.optim, name) for name in ("LBFGS",) if hasattr(torch.optim, name))
-"""Optimizers that look at all parameters together."""
+
+def own_step(kind: type[Optimizer]) -> Any:
+    """The step of a kind of optimizer, without what torch puts around it to call hooks."""
+    step: Any = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+BY_PARAMETER = frozenset(
+    own_step(getattr(torch.optim, name))
+    for name in (
+        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    )
+)  # fmt: skip
+"""The steps that update each parameter by itself, and change nothing but it and what is kept for it."""
+
+NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
+"""How many numbers an optimizer keeps for each of a parameter's; others two."""
+
+
+def needed(optimizer: Optimizer) -> tuple[int, int]:
+    """The bytes of an optimizer's parameters and gradients, and of what it keeps."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
+    return fixed, NUMBERS.get(type(optimizer).__name__, 2) * sum(p.nbytes for p in parameters)
 
 
 class HostedUpdates:
     """The updates of one optimizer; blocks of fewer than `least` bytes stay on the device."""
 
     def __init__(self, optimizer: Optimizer, host: HostMemory, least: int):
-        if isinstance(optimizer, WHOLE):
-            raise PlanError(
-                f"{type(optimizer).__name__} looks at all parameters together, so its numbers cannot rest on the host: "
-                f'leave "optimizer" out of offload, or use one that works value by value, such as Adam or SGD'
-            )
-        self.optimizer, self.host, self.least = optimizer, host, least
+        self.held, self.host, self.least = weakref.ref(optimizer), host, least
         self.buffers: list[HostBuffer] = []
         self.resting: dict[tuple[int, str], Tensor] = {}
         """Where the numbers rest that are on the device now."""
         self.params: list[list[nn.Parameter]] = []
         self.numbers = 0
         """For how many parameters the optimizer kept numbers when they were last put together."""
-        self.options: list[dict[str, Any]] = []
+        self.chunked = False
+        """Whether the last update went in chunks."""
+        hooks = optimizer._optimizer_step_post_hooks
+        others = dict(hooks)
+        hooks.clear()
+        optimizer.register_step_post_hook(lambda *_: self.restore())
+        hooks.update(others)  # they see all parameters again
+
+    @property
+    def by_parameter(self) -> bool:
+        """Whether updating the parameters in chunks is known to be the same as updating all."""
+        return own_step(type(self.optimizer)) in BY_PARAMETER
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, which ends when nobody else uses it."""
+        found = self.held()
+        if found is None:
+            raise RuntimeError("the optimizer is gone, and so are its updates")
+        return found
+
+    def asked_within(self, room: Callable[[], int | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments of a step that updates within so many bytes, if there are not enough for all.
+
+        It does so as part of its closure, which follows all hooks.
+        """
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+
+        def closure() -> Any:
+            loss = None if given is None else given()
+            most = room()
+            if most is not None:
+                self.run(most)
+            return loss
+
+        return ((args[0], closure, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
     def run(self, room: int) -> None:
         """Update all parameters within so many bytes on the device, and leave nothing to do for the optimizer."""
-        groups = self.optimizer.param_groups
-        self.params = [list(group["params"]) for group in groups]
-        self.options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        self.params, self.chunked = [group["params"] for group in self.optimizer.param_groups], True
         try:
             self._run(list(self._chunks(room)))
         except BaseException:
@@ -58,8 +110,7 @@ class HostedUpdates:
 
     def _run(self, chunks: Sequence[list[nn.Parameter]]) -> None:
         """Update one chunk after the other."""
-        step = type(self.optimizer).step
-        step = getattr(step, "__wrapped__", step)
+        step = own_step(type(self.optimizer))
         coming = [self._fetch(chunk) for chunk in chunks[:1]]
         leaving: list[list[tuple[Tensor, Moment]]] = []
         for place, chunk in enumerate(chunks):
@@ -79,15 +130,15 @@ class HostedUpdates:
 
     def restore(self) -> None:
         """Give the optimizer its parameters back."""
-        for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
-            group["params"] = params
+        if self.params:
+            for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
+                group["params"] = params
         self.params = []
 
     def _offer(self, chunk: Sequence[nn.Parameter]) -> None:
-        """Let the optimizer see some parameters alone, as if nothing was updated yet."""
+        """Let the optimizer see some parameters alone."""
         mine = {id(p) for p in chunk}
-        for group, params, options in zip(self.optimizer.param_groups, self.params, self.options, strict=True):
-            group.update(options)
+        for group, params in zip(self.optimizer.param_groups, self.params, strict=True):
             group["params"] = [p for p in params if id(p) in mine]
 
     def _chunks(self, room: int) -> Iterator[list[nn.Parameter]]:
