@@ -113,6 +113,36 @@ def test_a_hook_on_a_gradient_that_reads_another_weight() -> None:
     assert steps(hooked, PARAMETERS) == steps(hooked, mural.Plan())
 
 
+class Renormed(nn.Module):
+    """An embedding that writes to its weight in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.codes = net(), nn.Embedding(5, 3, max_norm=0.5).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + self.codes(torch.arange(5))[x.numel() % 5].view(1, 3, 1, 1)
+
+
+def updated_in_backward() -> nn.Module:
+    """Weights that a hook updates as soon as their gradient is there, without an optimizer."""
+    model = net()
+
+    def update(p: Tensor) -> None:
+        p.data.add_(p.grad, alpha=-0.1)  # type: ignore[arg-type]
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(update)
+    return model
+
+
+@pytest.mark.parametrize("make", [Renormed, updated_in_backward])
+def test_weights_that_a_step_writes_to(make: Callable[[], nn.Module]) -> None:
+    """What was written was lost: the host had copied the weight before."""
+    assert steps(make, PARAMETERS) == steps(make, mural.Plan())
+
+
 def as_array(pm: Parallel) -> float:
     return float(next(iter(pm.parameters())).detach().numpy().sum())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+
+T = TypeVar("T", bound=Tensor)
 
 META_CASTS: list[torch.dtype | None] = [None]
 """The type that calls on tensors without memory are cast to, innermost block last; None: they are not."""
@@ -17,6 +20,15 @@ def is_autocast(device: torch.device) -> bool:
     if device.type == "meta":
         return META_CASTS[-1] is not None
     return torch.is_autocast_enabled(device.type)
+
+
+def in_plain_type(x: T, probe: Callable[[Tensor], Tensor]) -> T:
+    """The tensor in the type of torch's own result: under autocast, torch is asked with one small image."""
+    if not is_autocast(x.device):
+        return x
+    small = torch.ones((1, 1, *(4,) * (x.ndim - 2)), dtype=x.dtype, device=x.device)
+    with torch.no_grad():
+        return x.to(probe(small).dtype)  # type: ignore[return-value]
 
 
 Casts = tuple[str, bool, torch.dtype]

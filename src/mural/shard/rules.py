@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Reads, Window, slice_of
-from mural.shard.autocasting import is_autocast
 from mural.shard.layout import Layout, Want, recurring
 from mural.shard.parts import cut_out, padded
 from mural.shard.relayout import pull
@@ -71,14 +70,9 @@ def tile(x: Tensor, rule: Windowed, out: Box) -> Tensor:
     return rule.run(x, places)
 
 
-def output_layout(layout: Layout, rule: Windowed) -> Layout:
-    """The layout of a rule's output; its other dims are those of the input."""
-    return output_of(layout, rule.dims)
-
-
 @recurring
-def output_of(layout: Layout, dims: tuple[Reads, ...]) -> Layout:
-    """The layout of what reads its last dims so."""
+def output_layout(layout: Layout, dims: tuple[Reads, ...]) -> Layout:
+    """The layout of the output of a rule for the last dims; its other dims are those of the input."""
     first = layout.ndim - len(dims)
     return layout.resized({first + i: r.out_extent for i, r in enumerate(dims) if not is_identity(r)})
 
@@ -86,7 +80,7 @@ def output_of(layout: Layout, dims: tuple[Reads, ...]) -> Layout:
 @recurring
 def output_of_whole(layout: Layout, dims: tuple[Reads, ...]) -> Layout | None:
     """The same if ranks have whole images before and after, and this one has any; None otherwise."""
-    target = output_of(layout, dims)
+    target = output_layout(layout, dims)
     cut = any(layout.is_cut(d) or target.is_cut(d) for d in range(layout.ndim - len(dims), layout.ndim))
     return None if cut or 0 in layout.local_shape else target
 
@@ -105,7 +99,7 @@ def windowed(x: ShardedTensor, rule: Windowed) -> ShardedTensor:
     """A rule's result on a sharded tensor: exchange what the windows reach, then run valid."""
     if x.mesh.tiled:
         return windowed_tile(x, rule)
-    target = output_layout(x.placement, rule)
+    target = output_layout(x.placement, rule.dims)
     piece = pull(x, wants_of(x.placement, target, rule.dims), rule.name)
     first = x.ndim - len(rule.dims)
     outs = target.box[first:]
@@ -176,15 +170,6 @@ def run_empty(piece: Tensor, rule: Windowed, outs: Box) -> Tensor:
     result = rule.run(dummy, places)
     kept = (slice(0, 0) if n == 0 else slice(None) for n in piece.shape[:lead])
     return result[(*kept, *(slice(0, o.size) for o in outs))]
-
-
-def in_plain_type(x: ShardedTensor, probe: Callable[[Tensor], Tensor]) -> ShardedTensor:
-    """The tensor in the type of torch's own result: under autocast, torch is asked with one small image."""
-    if not is_autocast(x.device):
-        return x
-    small = torch.ones((1, 1, *(4,) * (x.ndim - 2)), dtype=x.dtype, device=x.device)
-    with torch.no_grad():
-        return x.to(probe(small).dtype)  # type: ignore[return-value]
 
 
 def pad_border(piece: Tensor, places: tuple[Place, ...], value: float) -> Tensor:

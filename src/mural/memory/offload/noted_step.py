@@ -19,7 +19,7 @@ from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
 from mural.memory.offload.moments import BEGIN, TAKEN, Saved, gated_by, has_storage
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory, may_be_emptied
-from mural.memory.offload.used_tensors import tensors_used
+from mural.memory.offload.used_tensors import tensors_used, tensors_written
 from mural.shard import ShardedTensor
 
 USED = 0.6
@@ -120,6 +120,13 @@ class NotedStep:
             if one is not None:
                 one.used(len(self.moments) - 1)
 
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """Note that an operation writes to tensors: parameters then stay, as the host would have old numbers."""
+        for tensor in filter(has_storage, tensors):
+            one = self._known(tensor.untyped_storage())
+            if one is not None and one.kind == "parameters":
+                one.kind = "fixed"
+
     def called(self, tensor: Tensor) -> None:
         """Note that a call gets a tensor after the last moment."""
         number = self.number.get(tensor.untyped_storage()._cdata)
@@ -208,6 +215,8 @@ class Operations(TorchDispatchMode):
             # Autograd takes a sharded tensor that it saved, as a checkpoint's input: its pieces have their own history.
             return ShardedTensor(args[0].local, args[0].placement, args[0].aliased, args[0].folds)
         self.step.used_now(tensors_used(func, args, kwargs or {}))
+        if func._schema.is_mutable:
+            self.step.written(tensors_written(func, args, kwargs or {}))
         try:
             return func(*args, **(kwargs or {}))
         except torch.OutOfMemoryError:

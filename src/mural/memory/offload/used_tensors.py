@@ -20,6 +20,20 @@ def tensors_used(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         yield from tensors_in((*args, *kwargs.values()))
 
 
+def tensors_written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors that an operation writes to.
+
+    >>> import torch
+    >>> x, y = torch.zeros(2), torch.ones(2)
+    >>> [t is x for t in tensors_written(torch.ops.aten.add_.Tensor, (x, y), {})]
+    [True]
+    """
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from tensors_in((given,))
+
+
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
     """The tensors among values, in order."""
     for value in values:

@@ -123,7 +123,7 @@ def site_of(x: ShardedTensor, rule: Windowed, weight: Tensor | None, flops: floa
         dims = whole_dims(rule, layout)
         lead = [max(i.size for i in intervals) for intervals in own_spans(layout)[: layout.ndim - len(dims)]]
         work, width = flops * prod(lead[:-1]), prod(lead) * piece.element_size()
-        site = new_site(x.sites, dims, layout, output_layout(layout, rule), work, width, grad)
+        site = new_site(x.sites, dims, layout, output_layout(layout, rule.dims), work, width, grad)
         memory.enter(key, site)
     if site is not None:
         site.run()

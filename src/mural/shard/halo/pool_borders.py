@@ -182,7 +182,7 @@ def gradient_of(rule: Windowed, piece: Tensor, places: tuple[Place, ...], grad: 
 def pooled(x: ShardedTensor, rule: Windowed, kernel: Kernel) -> ShardedTensor | None:
     """A pool by interior and borders; None if the attached window has to be used."""
     windows = tuple(w for w in rule.dims if isinstance(w, Window))
-    target = output_layout(x.placement, rule)
+    target = output_layout(x.placement, rule.dims)
     plan = borders(x.placement, target, windows, kernel.widest) if x.is_floating_point() else None
     if plan is None or not x.local.shape[0]:
         return None

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
-from mural.shard.autocasting import without_autocast
+from mural.shard.autocasting import in_plain_type, without_autocast
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import same_value
 from mural.shard.ops.windowed.pool import MAX, sum_pool
 from mural.shard.relayout import merged, stacked
-from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, windowed
+from mural.shard.rules import Place, Windowed, of_whole_images, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

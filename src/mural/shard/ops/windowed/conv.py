@@ -208,7 +208,7 @@ def conv(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     rule = rule_of_windows(found, weight, bias)
     if x.mesh.tiled:
         return windowed_tile(x, rule)
-    target = output_layout(x.placement, rule)
+    target = output_layout(x.placement, rule.dims)
 
     def usual() -> ShardedTensor:
         if x.ndim == weight.ndim:

@@ -12,10 +12,11 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.geometry import Reads, Remap, Window, slice_of
 from mural.geometry.interval import Interval
+from mural.shard.autocasting import in_plain_type
 from mural.shard.halo.fuse import through
 from mural.shard.ops.call_arguments import bound, dim_of
 from mural.shard.ops.view.slices import sliced
-from mural.shard.rules import Place, Windowed, in_plain_type, is_identity, pad_border, windowed
+from mural.shard.rules import Place, Windowed, is_identity, pad_border, windowed
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Reads, Window
-from mural.shard.autocasting import without_autocast
+from mural.shard.autocasting import in_plain_type, without_autocast
 from mural.shard.halo.fuse import through
 from mural.shard.halo.pool_borders import Kernel, pooled
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.conv import each, frozen
-from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images, pad_border, windowed, windowed_tile
+from mural.shard.rules import Place, Windowed, of_whole_images, pad_border, windowed, windowed_tile
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 

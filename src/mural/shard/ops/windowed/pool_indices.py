@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Window, slices
+from mural.shard.autocasting import in_plain_type
 from mural.shard.layout import Layout
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.reduce.extremes import lowest
@@ -21,7 +22,7 @@ from mural.shard.ops.windowed.conv import each
 from mural.shard.ops.windowed.data_windows import empty_piece
 from mural.shard.ops.windowed.pool import MAX, max_pool_rule
 from mural.shard.relayout import pull, stacked
-from mural.shard.rules import Place, Windowed, in_plain_type, output_layout, pad_border, wants_of, windowed
+from mural.shard.rules import Place, output_layout, pad_border, wants_of, windowed
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -131,7 +132,7 @@ def adaptive_pair(x: ShardedTensor, sizes: tuple[int, ...], name: str) -> Pair:
     n = len(sizes)
     lead = x.ndim - n
     windows = tuple(Window.adaptive(e, o) for e, o in zip(x.shape[lead:], sizes, strict=True))
-    target = output_layout(x.placement, Windowed(name, windows, lambda piece, places: piece))
+    target = output_layout(x.placement, windows)
     gone = [d for d in range(lead, x.ndim) if x.placement.is_cut(d) and not target.is_cut(d)]
     wants = list(wants_of(x.placement, target, windows))
     have = [w.reads(o)[0] for w, o in zip(windows, target.box[lead:], strict=True)]

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from mural.errors import UnsupportedOp
 from mural.geometry import Interval, Window
+from mural.shard.autocasting import in_plain_type
 from mural.shard.halo.fuse import through
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.windowed.adaptive import adaptive
 from mural.shard.ops.windowed.conv import crop_or_pad, each
-from mural.shard.rules import Place, Windowed, in_plain_type, of_whole_images
+from mural.shard.rules import Place, Windowed, of_whole_images
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
