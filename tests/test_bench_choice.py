@@ -35,7 +35,7 @@ from choice.parts import (
 from choice.predictions import predicted
 from choice.rank import DROPPED, Chooser
 
-from mural.engine.offloading import TENSORS
+from mural.engine.offloaded_updates import TENSORS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 GIB = 2**30

@@ -32,7 +32,7 @@ from choice.parts import (
 )
 from mural.cost.hardware import Hardware
 from mural.engine.fitting_tile import LEAST, fitting_tile, foreseen_step
-from mural.engine.offloading import TENSORS
+from mural.engine.offloaded_updates import TENSORS
 from mural.engine.recompute import block_names
 from mural.engine.stream_report import PredictedStep
 from mural.errors import PlanError, UnsupportedOp

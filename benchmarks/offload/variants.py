@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import mural
-from mural.engine.offloading import TENSORS, Offloading
+from mural.engine.offloaded_updates import TENSORS
+from mural.engine.offloading import Offloading
 from offload.nets import loss_of
 
 KINDS = ("parameters", "optimizer")

@@ -341,7 +341,7 @@ def test_updates_in_chunks(name: str) -> None:
             rates.step()
         found.append([pm.state_dict(), optimizer.state_dict()])
         if pm.offloading is not None:
-            (updates,) = pm.offloading.optimizers.values()
+            (updates,) = pm.offloading.updates.optimizers.values()
             assert updates.chunked
             assert updates.buffers or name == "Adagrad", "its numbers rest on the host; Adagrad's were there before"
             assert not updates.params, "it has its parameters back"
@@ -506,7 +506,7 @@ def test_an_optimizer_ends_with_its_last_use(memory: str) -> None:
         del optimizer
     gc.collect()
     assert all(one() is None for one in made)
-    assert not pm.offloading.optimizers
+    assert not pm.offloading.updates.optimizers
 
 
 def test_no_hook_outlives_its_model() -> None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mural.cost.hardware import KNOWN
 from mural.engine.held_model import HeldModel
 from mural.engine.memory_room import HOST_SHARE, free_for_each
-from mural.errors import PlanError
+from mural.engine.offloaded_updates import OffloadedUpdates
 from mural.memory.host_memory import HostMemory
 from mural.memory.machine_memory import machine_memory
 from mural.memory.offload.called_tensors import Calls
 from mural.memory.offload.dense_blocks import make_dense
-from mural.memory.offload.hosted_updates import HostedUpdates, needed
 from mural.memory.offload.known_steps import KnownStep, KnownStorages, described
 from mural.memory.offload.moment_times import MomentTimes
 from mural.memory.offload.moments import Gates, has_storage
@@ -39,8 +35,6 @@ LEAST = {"cuda": 2**22, "cpu": 1}
 """Blocks of memory that are smaller stay: a copy takes longer to begin than they take to travel."""
 DENSE = {"cuda": 2**25, "cpu": 2**11}
 """Blocks into which smaller tensors are put that leave together: parameters, and numbers of the optimizer."""
-TENSORS = 0.93
-"""The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
 MOMENTS = 24
 """About so many modules without large parameters are moments, too."""
 MOST_KINDS = 8
@@ -83,17 +77,10 @@ class Offloading:
         self.known_outside = KnownStorages()
         self.lost: dict[Any, int] = {}
         self.link = KNOWN["h200" if self.device.type == "cuda" else "cpu"].host.bandwidth
-        self.optimizers: weakref.WeakKeyDictionary[Optimizer, HostedUpdates] = weakref.WeakKeyDictionary()
+        hosted = "optimizer" in self.kinds
+        self.updates = OffloadedUpdates(self.parameters, self.device, self.limit, hosted, self.least, self.dense)
         self.plan: SwapPlan | None = None
         """What was planned for the last step; None while it is noted."""
-        self.running = False
-        """Whether a step runs."""
-        if self.kinds & {"parameters", "optimizer"}:
-            handles = [
-                register_optimizer_step_pre_hook(asked(self, "before_update")),
-                register_optimizer_step_post_hook(asked(self, "after_update")),
-            ]
-            weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     @staticmethod
     def of(held: HeldModel) -> Offloading:
@@ -124,7 +111,7 @@ class Offloading:
         """The memory that is there before a step and may leave, each block once, in a fixed order."""
         parameters = self.parameters()
         gradients = [p.grad for p in parameters if p.grad is not None and has_storage(p.grad)]
-        numbers = [tensor for optimizer in self.optimizers for tensor in self._numbers(optimizer)]
+        numbers = self.updates.numbers()
         kinds: tuple[tuple[Sequence[Tensor], Kind], ...]
         kinds = (parameters, "parameters"), (gradients, "gradients"), (numbers, "optimizer")
         places = [tensor.data_ptr() for tensors, _ in kinds for tensor in tensors]
@@ -144,70 +131,6 @@ class Offloading:
                     found.setdefault(storage._cdata, (storage, kind))
         return list(found.values())
 
-    def _numbers(self, optimizer: Optimizer) -> list[Tensor]:
-        """What an optimizer keeps for the model's parameters, in their order."""
-        states = [optimizer.state[p] for p in self.parameters() if p in optimizer.state]
-        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim]
-
-    # -- updates -------------------------------------------------------------------------------------------------------
-
-    def before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An optimizer is about to update: other arguments for it, if its numbers may have no room on the device."""
-        if self.running and self._updates_mine(optimizer):
-            raise PlanError(
-                f"{type(optimizer).__name__}.step() was called while a step of the model ran, as from a hook of a "
-                f"gradient: parameters, or what the optimizer keeps, may then be on the host. Call it after the step, "
-                f'or leave "parameters" and "optimizer" out of offload'
-            )
-        if "optimizer" not in self.kinds:
-            return None
-        if optimizer not in self.optimizers:
-            if not self._updates_mine(optimizer):
-                return None
-            self.optimizers[optimizer] = HostedUpdates(optimizer, HostMemory(self.device), self.least)
-        updates = self.optimizers[optimizer]
-        updates.chunked = False
-        if self.limit is None:
-            return None
-        if updates.by_parameter:
-            return updates.asked_within(lambda: self._room(optimizer), args, kwargs)
-        self._check_room(optimizer)
-        return None
-
-    def _updates_mine(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer updates parameters of the model."""
-        mine = {id(p) for p in self.parameters()}
-        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-
-    def _check_room(self, optimizer: Optimizer) -> None:
-        """Raise if an optimizer that may not update in chunks has no room for its numbers."""
-        if self._room(optimizer) is not None:
-            enough = ceil(sum(needed(optimizer)) / TENSORS)
-            raise PlanError(
-                f"what {type(optimizer).__name__} keeps has no room within memory = {self.limit} bytes, and cannot "
-                f"rest on the host: its step is not one of torch.optim's that update each parameter by itself. Set "
-                f'memory = "{enough}", leave "optimizer" out of offload, or use an optimizer such as AdamW or SGD'
-            )
-
-    def after_update(self, optimizer: Optimizer, *_: Any) -> None:
-        """An optimizer has updated."""
-        updates = self.optimizers.get(optimizer)
-        if updates is not None and not updates.chunked and updates.numbers != len(optimizer.state):
-            updates.numbers = len(optimizer.state)
-            make_dense((t for t in self._numbers(optimizer) if t.device == self.device), self.dense)
-
-    def _room(self, optimizer: Optimizer) -> int | None:
-        """The bytes in which an update has to be done; None if there is room for all of the optimizer's numbers."""
-        limit = self._tensors()
-        if limit is None:
-            return None
-        fixed, numbers = needed(optimizer)
-        if fixed + numbers <= limit:
-            return None
-        if self.device.type == "cuda":
-            fixed = torch.cuda.memory_allocated(self.device)
-        return max(limit - fixed, 1)
-
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -218,7 +141,7 @@ class Offloading:
         self.memory.host.begin(0)
         self.memory.moved = [0, 0]
         known = self.known.get(key)
-        self.running = True
+        self.updates.running = bool(self.kinds & {"parameters", "optimizer"})
         try:
             if not self.gated:
                 yield from self._around(outside)
@@ -230,7 +153,7 @@ class Offloading:
             else:
                 yield from self._run(key, known, outside)
         finally:
-            self.running = False
+            self.updates.running = False
             self.memory.all_here()
             self.memory.forget(s._cdata for s, _ in outside)
 
@@ -244,7 +167,7 @@ class Offloading:
 
     def _note(self, key: Any, outside: list[tuple[UntypedStorage, Kind]]) -> Generator[None]:
         self.plan = None
-        step = NotedStep(self.memory, outside, self.kinds, self.device, self._tensors(), self.least)
+        step = NotedStep(self.memory, outside, self.kinds, self.device, self.updates.room, self.least)
         watched = "parameters" in self.kinds or self.limit is not None
         with (
             self.gates.open(step),
@@ -279,17 +202,13 @@ class Offloading:
     def _planned(self, trace: StepTrace, host_seconds: float = 0.0) -> SwapPlan:
         host = self.host if self.memory.host.folder is None else inf
         choice = SwapChoice(trace, self.kinds, self.link, self.least, host)
-        limit = self._tensors()
+        limit = self.updates.room
         if limit is not None:
             return choice.within(limit)
         if self.device.type != "cuda":
             return choice.everything()
         found = choice.free()
         return found if is_worth(found, trace, host_seconds) else choice.planned(())
-
-    def _tensors(self) -> int | None:
-        """The bytes that tensors may take."""
-        return None if self.limit is None else int(TENSORS * self.limit)
 
     def report(self) -> dict[str, Any]:
         """What was planned for the last step, and what moved."""
@@ -299,14 +218,3 @@ class Offloading:
         return {
             "noted": False, "peak": self.plan.peak, "seconds": self.plan.seconds, "host": self.plan.host, **moved
         }  # fmt: skip
-
-
-def asked(offloading: Offloading, name: str) -> Callable[..., Any]:
-    """What tells of updates, as long as there is the model."""
-    held = weakref.ref(offloading)
-
-    def told(*given: Any) -> Any:
-        here = held()
-        return None if here is None else getattr(here, name)(*given)
-
-    return told

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from mural.cost.hardware import Hardware
 from mural.engine.memory_room import HOST_SHARE
-from mural.engine.offloading import LEAST, TENSORS
+from mural.engine.offloaded_updates import TENSORS
+from mural.engine.offloading import LEAST
 from mural.engine.recompute import block_names
 from mural.engine.rehearsal import rehearsed
 from mural.memory.offload.step_trace import StepTrace
