@@ -20,8 +20,13 @@ from typer.testing import CliRunner
 import mural
 from mural.cli import app
 from mural.cost.hardware import Hardware
+from mural.engine.division import Division
+from mural.engine.fitting_tile import foreseen_step
+from mural.engine.parallel import Parallel
+from mural.engine.stage_ranks import StageRanks
 from mural.models import UNet
-from mural.planner import memory_mix
+from mural.planner import memory_mix, one_device
+from mural.ranks import Mesh
 
 SIZE = (3, 512, 512)
 
@@ -71,6 +76,36 @@ def test_a_streamed_step_fits_however_much_it_fills_of_the_rest() -> None:
     assert memory_mix.Mix(100, 1.0, stream=(64, 64)).fits(99)
     assert memory_mix.Mix(99, 1.0).fits(99)
     assert not memory_mix.Mix(100, 1.0).fits(99)
+
+
+def test_no_tile_is_looked_for_where_streaming_is_too_slow_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for it took most of the time, for the same plan and the same explanation."""
+    monkeypatch.setattr(one_device, "SHOWN", 4)
+    asked: list[Any] = []
+    found = one_device.fitting_tile
+    monkeypatch.setattr(one_device, "fitting_tile", lambda *args, **more: asked.append(args) or found(*args, **more))
+    short = mural.plan(net(), SIZE, memory="260MiB", precision="bfloat16")
+    assert not asked
+    monkeypatch.setattr(one_device, "least_seconds", lambda *_: 0.0)
+    whole = mural.plan(net(), SIZE, memory="260MiB", precision="bfloat16")
+    assert asked
+    assert (short, short.explain()) == (whole, whole.explain())
+
+
+@pytest.mark.parametrize("tile", [(64, 64), (128, 128), (256, 256), (512, 256)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_smaller_tiles_are_slower(tile: tuple[int, int], norm: bool) -> None:
+    """What rests on it: a step with one tile has the fewest seconds of all."""
+    torch.manual_seed(0)
+    model = (
+        UNet(width=8, depth=2) if norm else nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1))
+    )
+    given: list[memory_mix.Given] = [((1, 3, 512, 512), torch.float32), ((1, 512, 512), torch.int64)]
+    question = memory_mix.MixQuestion(model, nn.functional.cross_entropy, given, Hardware.named("h200"), 2**30)
+    mesh, asked = Mesh.of_one(), mural.Plan(stream=tile)
+    held = Parallel(model, asked, mesh, question.loss, 0, Division.whole(model, StageRanks.of(asked, mesh)))
+    step = foreseen_step(held, given, tile, memory=question.limit)
+    assert 0 < one_device.least_seconds(held, question, "h200") <= one_device.STREAMED * (step.cost.seconds() or 0)
 
 
 def test_where_nothing_fits_it_says_what_would() -> None:

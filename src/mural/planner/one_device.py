@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -135,11 +136,21 @@ def considered(question: MixQuestion, hardware: str, precision: Literal["float32
             f"one step on {batch} images of shape {tuple(image)} with targets of shape {tuple(target)} raises "
             f"{type(error).__name__}: {error}"
         ) from error
-    return found if found[0].peak <= question.room else [*found, *streamed(question, hardware, precision)]
+    if found[0].peak <= question.room:
+        return found
+    fitting = sorted(mix.seconds for mix in found if mix.fits(question.room))
+    slowest = AT_THE_EDGE * fitting[SHOWN - 1] if len(fitting) >= SHOWN else inf
+    return [*found, *streamed(question, hardware, precision, slowest)]
 
 
-def streamed(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
-    """The streamed step with the largest tile that fits; nothing where the model cannot be streamed."""
+def streamed(
+    question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"], slowest: float = inf
+) -> list[Mix]:
+    """The streamed step with the largest tile that fits; nothing where the model cannot be streamed.
+
+    Nor where it takes longer than `slowest`, so that it would neither be chosen nor be shown: to find its tile takes
+    longer than all else.
+    """
     image, room = question.given[0][0], int(question.room) - question.kept_numbers
     if room <= 0:
         return []
@@ -149,6 +160,8 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
         asked = Plan(stream=tile, precision=precision)
         copy = deepcopy(question.model)
         held = Parallel(copy, asked, mesh, question.loss, 0, Division.whole(copy, StageRanks.of(asked, mesh)))
+        if slowest < inf and least_seconds(held, question, hardware) > slowest:
+            return []
         try:
             tile = fitting_tile(held, question.given, room, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
@@ -156,6 +169,19 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
             return [Mix(step.peak.bytes + question.kept_numbers, seconds, stream=tile)]
         except (PlanError, UnsupportedOp):
             return []
+
+
+def least_seconds(held: Parallel, question: MixQuestion, hardware: str) -> float:
+    """The seconds of a streamed step with one tile, whether it fits or not; 0 if there is none.
+
+    Smaller tiles read more of their neighbours, and start more kernels.
+    """
+    try:
+        whole = question.given[0][0][2:]
+        step = foreseen_step(held, question.given, whole, memory=question.limit, hardware=hardware)
+        return STREAMED * (step.cost.seconds() or 0.0)
+    except (PlanError, UnsupportedOp):
+        return 0.0
 
 
 def explained(found: Sequence[Mix], best: Mix, question: MixQuestion, memory: str) -> str:
