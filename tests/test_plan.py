@@ -19,7 +19,7 @@ PLANS = st.builds(
     schedule=st.sampled_from(["sequential", "gpipe", "1f1b", "interleaved", "gems"]),
     cuts=st.sampled_from(["memory", "layers"]) | st.lists(st.text("ab.#\"'\\", min_size=1), max_size=3).map(tuple),
     stream=st.none() | st.lists(st.integers(1, 4096), min_size=1, max_size=3).map(tuple),
-    offload=st.lists(st.sampled_from(["activations", "parameters", "optimizer"]), max_size=3).map(tuple),
+    offload=st.lists(st.sampled_from(["activations", "parameters", "optimizer"]), max_size=3, unique=True).map(tuple),
     batchnorm=st.sampled_from(["global", "rank", "micro"]),
     average=st.integers(0, 5),
 )
@@ -57,6 +57,7 @@ def test_defaults_change_nothing() -> None:
         ('precision = "float16"', "did you mean 'bfloat16'?"),
         ('batchnorm = "globl"', "did you mean 'global'?"),
         ("data = ", "is not TOML"),
+        ('offload = ["optimizer", "optimizer"]', "names something twice: name each once"),
         ('offload = ["weights"]', "offload[0] = 'weights' is not one of"),
         ("stage = 2\ngrids = [[2, 1]]", "give each stage a grid"),
         ("stage = 2\ngrids = [[2, 1], [1, 1]]\nspatial = [2]", "leave spatial empty"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Literal
 
@@ -120,6 +120,8 @@ class Plan:
                 f"seats = {self.seats} for stage = {self.stage} and schedule = {self.schedule!r}: under "
                 f'"sequential", give each part of the model a place from 0 to {self.stage - 1}, and use every place'
             )
+        if len(set(self.offload)) < len(self.offload):
+            raise PlanError(f"offload = {list(self.offload)} names something twice: name each once")
         if self.memory:
             bytes_of(self.memory)
         if isinstance(self.channel_layers, str) and self.channel_layers not in ("linear", "all"):
@@ -237,7 +239,10 @@ class Plan:
         return "\n".join(lines) or "one rank"
 
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+UNITS = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "PIB": 2**50,
+}  # fmt: skip
 
 
 def bytes_of(text: str) -> int:
@@ -247,9 +252,29 @@ def bytes_of(text: str) -> int:
     (17179869184, 1500000)
     """
     found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*)\s*([A-Za-z]*)\s*", text)
-    if found and (size := int(float(found[1]) * UNITS.get(found[2].upper(), 0))):
-        return size
-    raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"')
+    if not found:
+        raise PlanError(f'memory = {text!r}: write a number of bytes with its unit, as "16GiB" or "800MB"')
+    number, unit = found.groups()
+    if unit.upper() not in UNITS:
+        raise PlanError(f'memory = {text!r}: {unit!r} is no unit; KB to PB and KiB to PiB are, as in "{number}GiB"')
+    size = int(float(number) * UNITS[unit.upper()])
+    if not size:
+        raise PlanError(f'memory = {text!r} is less than a byte: give what the device may reserve, as "16GiB"')
+    return size
+
+
+def memory_for(size: float) -> str:
+    """The memory of at least so many bytes, as a plan has it: in whole MiB, or from 1 GiB on in hundredths of a GiB.
+
+    >>> memory_for(1), memory_for(300 * 2**20 + 1), memory_for(7.4301 * 2**30)
+    ('1MiB', '301MiB', '7.44GiB')
+    """
+    if size <= 1023 * 2**20:
+        return f"{max(1, ceil(size / 2**20))}MiB"
+    hundredths = ceil(size / 2**30 * 100)
+    while bytes_of(text := f"{hundredths / 100:.2f}GiB") < size:  # it is cut off to whole bytes
+        hundredths += 1
+    return text
 
 
 DEFAULT = Plan()

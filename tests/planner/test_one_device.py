@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
 import mural
 from mural.cli import app
 from mural.cost.hardware import Hardware
+from mural.engine.division import Division
+from mural.engine.fitting_tile import foreseen_step
+from mural.engine.parallel import Parallel
+from mural.engine.stage_ranks import StageRanks
 from mural.models import UNet
-from mural.planner import memory_mix
+from mural.planner import memory_mix, one_device
+from mural.ranks import Mesh
 
 SIZE = (3, 512, 512)
 
@@ -42,8 +54,9 @@ def test_less_memory_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     for memory in ("2GiB", "330MiB", "260MiB"):
         found = planned(memory)
         line = next(line for line in found.explain().splitlines() if line.startswith("→"))
-        peak, milliseconds = line.split()[1:3]
-        assert float(peak) * 2**30 <= 0.93 * mural.plans.bytes_of(memory) + 2**23
+        number, unit, milliseconds = line.split()[1:4]
+        peak = mural.plans.bytes_of(number + unit)
+        assert peak <= 0.93 * mural.plans.bytes_of(memory) + 2**23
         seen.append(float(milliseconds))
     assert seen == sorted(seen)
     assert found.recompute or found.offload or found.stream
@@ -65,14 +78,113 @@ def test_a_streamed_step_fits_however_much_it_fills_of_the_rest() -> None:
     assert not memory_mix.Mix(100, 1.0).fits(99)
 
 
+def test_no_tile_is_looked_for_where_streaming_is_too_slow_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for it took most of the time, for the same plan and the same explanation."""
+    monkeypatch.setattr(one_device, "SHOWN", 4)
+    asked: list[Any] = []
+    found = one_device.fitting_tile
+    monkeypatch.setattr(one_device, "fitting_tile", lambda *args, **more: asked.append(args) or found(*args, **more))
+    short = mural.plan(net(), SIZE, memory="260MiB", precision="bfloat16")
+    assert not asked
+    monkeypatch.setattr(one_device, "least_seconds", lambda *_: 0.0)
+    whole = mural.plan(net(), SIZE, memory="260MiB", precision="bfloat16")
+    assert asked
+    assert (short, short.explain()) == (whole, whole.explain())
+
+
+@pytest.mark.parametrize("tile", [(64, 64), (128, 128), (256, 256), (512, 256)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_smaller_tiles_are_slower(tile: tuple[int, int], norm: bool) -> None:
+    """What rests on it: a step with one tile has the fewest seconds of all."""
+    torch.manual_seed(0)
+    model = (
+        UNet(width=8, depth=2) if norm else nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1))
+    )
+    given: list[memory_mix.Given] = [((1, 3, 512, 512), torch.float32), ((1, 512, 512), torch.int64)]
+    question = memory_mix.MixQuestion(model, nn.functional.cross_entropy, given, Hardware.named("h200"), 2**30)
+    mesh, asked = Mesh.of_one(), mural.Plan(stream=tile)
+    held = Parallel(model, asked, mesh, question.loss, 0, Division.whole(model, StageRanks.of(asked, mesh)))
+    step = foreseen_step(held, given, tile, memory=question.limit)
+    assert 0 < one_device.least_seconds(held, question, "h200") <= one_device.STREAMED * (step.cost.seconds() or 0)
+
+
 def test_where_nothing_fits_it_says_what_would() -> None:
+    """Bytes had one decimal of a GiB: «nothing fits into 0.2 GiB … needs 0.2 GiB … has 0.2»."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2048), nn.Linear(2048, 2))
-    with pytest.raises(mural.MuralError, match=r"nothing fits into 0\.1 GiB: .* needs \d+\.\d GiB"):
+    with pytest.raises(mural.MuralError, match=r"nothing fits into 100 MiB: .* needs \d+ MiB .* has 93\.0 MiB"):
         mural.plan(model, (3, 64, 64), memory="100MiB", target=())
-    with pytest.raises(mural.MuralError, match=r"nothing fits into 0\.0 GiB"):
+    with pytest.raises(mural.MuralError, match=r"nothing fits into 977 KiB"):
         mural.plan(net(), SIZE, memory="1MB")
     with pytest.raises(mural.MuralError, match="one device"):
         mural.plan(net(), SIZE, devices=8, memory="16GiB")
+
+
+@pytest.mark.parametrize("numbers", [0, 2])
+@pytest.mark.parametrize(("model", "image", "memory"), [
+    (nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2048), nn.Linear(2048, 2)), (3, 64, 64), "100MiB"),
+    (UNet(width=8, depth=3), (3, 64, 64), "1MiB"),
+    (nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 2, 1)), (3, 1024, 1024), "70MiB"),
+    (nn.Sequential(nn.Flatten(), nn.Linear(2**16, 2**12), nn.Linear(2**12, 2)), (1, 256, 256), "1GiB"),
+], ids=["linear", "unet", "activations", "more than a GiB"])  # fmt: skip
+def test_the_memory_that_it_says_is_enough(model: nn.Module, image: Sequence[int], memory: str, numbers: int) -> None:
+    """And not much more than that: with a few percent less, nothing fits, or tiles alone."""
+    with pytest.raises(mural.MuralError) as refused:
+        mural.plan(model, image, memory=memory, optimizer=numbers)
+    found = re.search(r'memory="([^"]+)" would do', str(refused.value))
+    assert found
+    assert mural.plan(model, image, memory=found[1], optimizer=numbers).memory == found[1]
+    less = str(int(0.95 * mural.plans.bytes_of(found[1])))
+    with suppress(mural.MuralError):
+        assert mural.plan(model, image, memory=less, optimizer=numbers).stream is not None
+
+
+@given(st.floats(1, 2**52))
+def test_memory_in_words_is_enough(size: float) -> None:
+    assert size <= mural.plans.bytes_of(mural.plans.memory_for(size)) <= 1.01 * size + 2**20
+
+
+CONV = nn.Conv2d(3, 2, 3, padding=1)
+FROZEN = nn.Conv2d(3, 2, 3).requires_grad_(False)
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"memory": 2**30}, r'memory = 1073741824: write a text with its unit, as memory="1.00GiB"'),
+    ({"memory": 1.5}, r'memory = 1\.5: write a text'),
+    ({"memory": "0GiB"}, "memory = '0GiB' is less than a byte"),
+    ({"memory": "16G"}, "memory = '16G': 'G' is no unit; .* as in \"16GiB\""),
+    ({"memory": "lots"}, "memory = 'lots': write a number of bytes with its unit"),
+    ({"image": 64}, r"image = 64: give a shape of whole numbers of at least 1, as \(3, 512, 512\)"),
+    ({"image": "3,64,64"}, "image = '3,64,64': give a shape"),
+    ({"image": (3, 64.0, 64)}, r"image = \(3, 64\.0, 64\): give a shape"),
+    ({"image": (3, 0, 64)}, r"image = \(3, 0, 64\): give a shape"),
+    ({"target": 64}, r"target = 64: give a shape .* or \(\) for a class"),
+    ({"model": nn.Conv2d}, r"the model is the class Conv2d: give a module, as Conv2d\(…\)"),
+    ({"model": torch.relu}, "the model is a builtin_function_or_method: give a torch.nn.Module"),
+    ({"model": nn.ReLU()}, "ReLU has no parameters: there is no step"),
+    ({"model": FROZEN}, r"all 2 parameters of Conv2d are frozen, .* requires_grad_\(True\)"),
+    ({"optimizer": "adam"}, "optimizer = 'adam': give how many numbers .*: 2 for Adam"),
+    ({"optimizer": -1}, "optimizer = -1: give how many"),
+    ({"optimizer": float("nan")}, "optimizer = nan: give how many"),
+    ({"batch": 0}, "batch = 0: give a whole number of images"),
+    ({"batch": 1.5}, r"batch = 1\.5: give a whole number of images"),
+    ({"precision": "float16"}, "precision = 'float16' is not one of"),
+])  # fmt: skip
+def test_what_cannot_be_planned(changed: dict[str, Any], message: str) -> None:
+    """Some of these were TypeErrors and AttributeErrors, and some gave a plan."""
+    asked: dict[str, Any] = {"model": CONV, "image": (3, 64, 64), "memory": "1GiB"}
+    with pytest.raises(mural.MuralError, match=message) as refused:
+        mural.plan(**asked | changed)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_parallelized_model_is_no_model_to_plan_for() -> None:
+    parallel: Any = mural.parallelize(nn.Conv2d(3, 2, 3), mural.Plan())
+    with pytest.raises(mural.MuralError, match="give the module that it was made of"):
+        mural.plan(parallel, (3, 64, 64), memory="1GiB")
+
+
+def test_sizes_of_numpy_and_large_units_are_taken() -> None:
+    assert mural.plan(CONV, np.array([3, 64, 64]).tolist(), batch=np.int64(2), memory="1PiB").memory == "1PiB"  # type: ignore[arg-type]
 
 
 def test_an_optimizer_that_does_not_fit_keeps_its_numbers_on_the_host() -> None:

@@ -32,7 +32,7 @@ PLANS = [
     Bad("an unknown kind to offload", "--plan.offload weights", "'activations', 'parameters', 'optimizer'"),
     Bad("a folder that is not there", "--plan.offload_folder nowhere", "offload_folder = 'nowhere' is not a folder"),
     Bad("memory without a unit", "--plan.memory 16GB?", "memory = '16GB?': write a number of bytes with its unit"),
-    Bad("no memory", "--plan.memory 0GiB", "memory = '0GiB': write a number of bytes with its unit"),
+    Bad("no memory", "--plan.memory 0GiB", "memory = '0GiB' is less than a byte: give what"),
     Bad("too little memory", "--plan.schedule interleaved --plan.memory 1KiB", "the limit is 1,024 B: raise stages"),
     Bad("unknown layers to split", "--plan.channel_layers convs", 'give "linear", "all", or a list of names'),
     Bad("channels and stages", "--plan.channel 2 --plan.stage 2", "channel = 2 with stages"),
@@ -45,7 +45,7 @@ PLANS = [
 
 CHOICES = [
     Bad("memory without a unit, to choose for", f"{PLAN} --memory lots", "memory = 'lots': write a number of bytes"),
-    Bad("too little memory, to choose for", f"{PLAN} --memory 1MiB", ("nothing fits into", "needs", "GiB")),
+    Bad("too little memory, to choose for", f"{PLAN} --memory 1MiB", ("nothing fits into 1.00 MiB", "needs", "MiB")),
     Bad("an image of other channels", "plan mural.models:UNet --image 4,64,64", "build it with in_channels=4"),
     Bad("an image in words", "plan mural.models:UNet --image large", "give one extent per dim, as in 3,512,512"),
     Bad("an unknown device", f"{PLAN} --hardware tpu", "no hardware is called 'tpu': choose h200"),

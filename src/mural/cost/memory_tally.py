@@ -55,7 +55,17 @@ class Tally(TorchDispatchMode):
                 weakref.finalize(storage, self._leave, storage._cdata).atexit = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = result_of(func, args, kwargs or {})
+        return self.counted(func, args, kwargs or {})
+
+    def counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives, once its memory is counted.
+
+        Kinds of tallies differ in this one alone: each `__torch_dispatch__` costs torch a detour.
+        """
+        result = result_of(func, args, kwargs)
+        if isinstance(result, Tensor):
+            self.enter(result)
+            return result
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.enter(leaf)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -61,17 +62,14 @@ class PricedTally(GpuTally):
         self.stops: list[float] = []
         self.watched_stops: list[float] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        schema = func._schema
-        views = bool(schema.returns) and all(
-            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
-        )
-        name = schema.name.split("::")[-1]
-        if not (views or name in SHAPES or name in NO_KERNEL):
-            read, written = list(tensors_in((*args, *(kwargs or {}).values()))), list(tensors_in((result,)))
-            counted = flop_registry.get(func._overloadpacket)
-            products = 0 if counted is None else counted(*args, **(kwargs or {}), out_val=result)
+    def counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives, once its memory is counted and its kernel has its time."""
+        result = super().counted(func, args, kwargs)
+        name = kernel_of(func)
+        if name is not None:
+            read, written = list(tensors_in((*args, *kwargs.values()))), list(tensors_in((result,)))
+            products_of = flop_registry.get(func._overloadpacket)
+            products = 0 if products_of is None else products_of(*args, **kwargs, out_val=result)
             self._run(kernel_seconds(name, read, written, products, self.rates))
         return result
 
@@ -125,6 +123,19 @@ class PricedTally(GpuTally):
     def watched(self) -> tuple[float, ...]:
         """The same in a step from which something leaves: the host looks at every moment."""
         return tuple(b - a for a, b in pairwise(self.watched_stops))
+
+
+@cache
+def kernel_of(func: Any) -> str | None:
+    """The name of the kernel that an operation runs; None if it returns a view, or only looks at shapes.
+
+    >>> kernel_of(torch.ops.aten.relu.default), kernel_of(torch.ops.aten.view.default)
+    ('relu', None)
+    """
+    schema = func._schema
+    views = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    name = schema.name.split("::")[-1]
+    return None if views or name in SHAPES or name in NO_KERNEL else name
 
 
 def rehearsed(

@@ -39,13 +39,14 @@ class GpuTally(Tally):
         """Count bytes that a kernel takes while it runs."""
         self.peak = max(self.peak, self.live + size)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives, once its memory is counted as its kernel takes it."""
         if func is aten.add.Tensor and summed_by_engine():
-            return self.summed(result_of(func, args, kwargs or {}))
+            return self.summed(result_of(func, args, kwargs))
         kernel = KERNELS.get(func)
         if kernel is None:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        result = kernel(self, *args, **(kwargs or {}))
+            return super().counted(func, args, kwargs)
+        result = kernel(self, *args, **kwargs)
         for tensor in result if isinstance(result, tuple) else (result,):
             if tensor is not None:
                 self.enter(tensor)

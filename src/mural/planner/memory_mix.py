@@ -24,6 +24,7 @@ from mural.engine.rehearsal import rehearsed
 from mural.memory.offload.step_trace import StepTrace
 from mural.memory.offload.swap_plan import SwapChoice
 from mural.plans import Offloaded
+from mural.report.words import bytes_in_words
 
 Given = tuple[tuple[int, ...], torch.dtype]
 CROWDED = 1.15
@@ -67,7 +68,7 @@ class Mix:
             return f"streamed in tiles of {' × '.join(map(str, self.stream))}"
         count = len(self.recompute)
         words = [f"{count} block{'s' * (count > 1)} computed again" if count else "everything kept"]
-        words += [f"{self.moved / 2**30:.1f} GiB to the host and back"] if self.offload else []
+        words += [f"{bytes_in_words(self.moved)} to the host and back"] if self.offload else []
         return ", ".join([*words, *(["the optimizer's numbers on the host"] if self.optimizer else [])])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -13,13 +15,16 @@ from torch import Tensor, nn
 from mural.cost.hardware import Hardware
 from mural.engine.division import Division
 from mural.engine.fitting_tile import fitting_tile, foreseen_step
+from mural.engine.offloading import TENSORS
 from mural.engine.parallel import Parallel
 from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError, UnsupportedOp
 from mural.graph.capture import capture
+from mural.planner.asked import check_memory, check_model, check_numbers, check_shape
 from mural.planner.memory_mix import STREAMED, Given, Mix, MixQuestion
-from mural.plans import Plan, bytes_of
+from mural.plans import Plan, bytes_of, memory_for
 from mural.ranks import Mesh
+from mural.report.words import bytes_in_words
 from mural.shard.generators import generators_kept
 
 AT_THE_EDGE = 1.05
@@ -27,6 +32,8 @@ AT_THE_EDGE = 1.05
 taken if it is slower by less than this."""
 SHOWN = 8
 """How many mixes an explanation has."""
+FURTHER = 1.02
+"""How many times more memory is tried, where what was to be enough is not."""
 
 
 def plan(
@@ -56,6 +63,13 @@ def plan(
     """
     if devices != 1:
         raise PlanError(f"devices = {devices}: this version plans for one device; write plans for several by hand")
+    check_model(model)
+    check_shape("image", image, "as (3, 512, 512)")
+    if target is not None:
+        check_shape("target", target, "as (512, 512), or () for a class of an image")
+    check_numbers(batch, optimizer)
+    check_memory(memory)
+    Plan(precision=precision)
     known = Hardware.named(hardware)
     limit = bytes_of(memory) if memory else known.memory
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -85,9 +99,10 @@ def answered(question: MixQuestion, memory: str, hardware: str, precision: Liter
     if not fitting:
         least = min(found, key=lambda mix: mix.peak)
         raise PlanError(
-            f"nothing fits into {question.limit / 2**30:.1f} GiB: the leanest way, {least}, needs "
-            f"{least.peak / 2**30:.1f} GiB for tensors, of which a device of that size has "
-            f"{question.room / 2**30:.1f}; give it more memory, or use more devices or smaller images"
+            f"nothing fits into {bytes_in_words(question.limit)}: the leanest way, {least}, needs "
+            f"{bytes_in_words(least.peak)} for tensors, of which a device of that size has "
+            f'{bytes_in_words(question.room)}; without tiles, memory="{sufficient(question, least.peak)}" would do; '
+            f"or use more devices or smaller images"
         )
     best = min(fitting, key=lambda mix: mix.seconds * (AT_THE_EDGE if mix.offload else 1))
     made = Plan(
@@ -95,6 +110,20 @@ def answered(question: MixQuestion, memory: str, hardware: str, precision: Liter
         offload=best.kinds, precision=precision,
     )  # fmt: skip
     return made.because(explained(found, best, question, memory or f"{question.hardware.name}'s memory"))
+
+
+def sufficient(question: MixQuestion, peak: int) -> str:
+    """About the least memory into which a mix without tiles fits, if the leanest one had that peak in less memory.
+
+    What leaves depends on the room, so it is tried.
+    """
+    size = peak / TENSORS
+    while True:
+        memory = memory_for(size)
+        larger = replace(question, limit=bytes_of(memory))
+        if any(mix.fits(larger.room) for mix in larger.mixes()):
+            return memory
+        size *= FURTHER
 
 
 def considered(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
@@ -107,11 +136,21 @@ def considered(question: MixQuestion, hardware: str, precision: Literal["float32
             f"one step on {batch} images of shape {tuple(image)} with targets of shape {tuple(target)} raises "
             f"{type(error).__name__}: {error}"
         ) from error
-    return found if found[0].peak <= question.room else [*found, *streamed(question, hardware, precision)]
+    if found[0].peak <= question.room:
+        return found
+    fitting = sorted(mix.seconds for mix in found if mix.fits(question.room))
+    slowest = AT_THE_EDGE * fitting[SHOWN - 1] if len(fitting) >= SHOWN else inf
+    return [*found, *streamed(question, hardware, precision, slowest)]
 
 
-def streamed(question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"]) -> list[Mix]:
-    """The streamed step with the largest tile that fits; nothing where the model cannot be streamed."""
+def streamed(
+    question: MixQuestion, hardware: str, precision: Literal["float32", "bfloat16"], slowest: float = inf
+) -> list[Mix]:
+    """The streamed step with the largest tile that fits; nothing where the model cannot be streamed.
+
+    Nor where it takes longer than `slowest`, so that it would neither be chosen nor be shown: to find its tile takes
+    longer than all else.
+    """
     image, room = question.given[0][0], int(question.room) - question.kept_numbers
     if room <= 0:
         return []
@@ -121,6 +160,8 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
         asked = Plan(stream=tile, precision=precision)
         copy = deepcopy(question.model)
         held = Parallel(copy, asked, mesh, question.loss, 0, Division.whole(copy, StageRanks.of(asked, mesh)))
+        if slowest < inf and least_seconds(held, question, hardware) > slowest:
+            return []
         try:
             tile = fitting_tile(held, question.given, room, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
@@ -130,12 +171,25 @@ def streamed(question: MixQuestion, hardware: str, precision: Literal["float32",
             return []
 
 
+def least_seconds(held: Parallel, question: MixQuestion, hardware: str) -> float:
+    """The seconds of a streamed step with one tile, whether it fits or not; 0 if there is none.
+
+    Smaller tiles read more of their neighbours, and start more kernels.
+    """
+    try:
+        whole = question.given[0][0][2:]
+        step = foreseen_step(held, question.given, whole, memory=question.limit, hardware=hardware)
+        return STREAMED * (step.cost.seconds() or 0.0)
+    except (PlanError, UnsupportedOp):
+        return 0.0
+
+
 def explained(found: Sequence[Mix], best: Mix, question: MixQuestion, memory: str) -> str:
     """What was considered, the fastest first, and what was chosen."""
     rows = sorted(found, key=lambda mix: (not mix.fits(question.room), mix.seconds))[:SHOWN]
-    lines = [f"{'':2}{'peak, GiB':>10}{'step, ms':>10}  "]
+    lines = [f"{'':2}{'peak':>10}{'step, ms':>10}  "]
     for mix in rows:
         mark = "→" if mix is best else " " if mix.fits(question.room) else "✗"
-        lines.append(f"{mark:2}{mix.peak / 2**30:10.2f}{mix.seconds * 1e3:10.1f}  {mix}")
-    room, name = question.room / 2**30, question.hardware.name
-    return "\n".join([*lines, f"Tensors may take {room:.2f} GiB of {memory}. Predicted for {name}; ✗: too large."])
+        lines.append(f"{mark:2}{bytes_in_words(mix.peak):>10}{mix.seconds * 1e3:10.1f}  {mix}")
+    room, name = bytes_in_words(question.room), question.hardware.name
+    return "\n".join([*lines, f"Tensors may take {room} of {memory}. Predicted for {name}; ✗: too large."])

@@ -28,7 +28,8 @@ def in_plain_type(x: T, probe: Callable[[Tensor], Tensor]) -> T:
         return x
     small = torch.ones((1, 1, *(4,) * (x.ndim - 2)), dtype=x.dtype, device=x.device)
     with torch.no_grad():
-        return x.to(probe(small).dtype)  # type: ignore[return-value]
+        plain = probe(small).dtype
+    return x.to(plain)  # type: ignore[return-value]
 
 
 Casts = tuple[str, bool, torch.dtype]

@@ -23,7 +23,7 @@ from mural.engine.memory_room import HOST_SHARE, device_limit
 from mural.errors import MuralError
 from mural.memory.machine_memory import machine_memory
 from mural.planner import plan
-from mural.plans import Plan
+from mural.plans import Plan, bytes_of
 from mural.ranks.mesh import choose_grid
 from mural.ranks.spawn import processors
 from mural.survey.model_choice import ModelChoice, Task, in_words
@@ -131,8 +131,8 @@ def for_rank(machine: Machine, choice: ModelChoice, task: Task, extents: Sequenc
         return by_rule(task, extents, batch, f"{reason} into {room}")
     if found.offload and not machine.gpus:  # the host's memory is all that there is
         return by_rule(task, extents, batch, f"a step does not fit into {room}")
-    peak = re.search(r"^→\s+([\d.]+)", found.explain(), re.MULTILINE)
-    most = f"{max(float(peak[1]), 0.1):.1f} of {room}" if peak else f"within {room}"
+    peak = re.search(r"^→\s+([\d.]+ \w+)", found.explain(), re.MULTILINE)
+    most = f"{max(bytes_of(peak[1]) / GIB, 0.1):.1f} of {room}" if peak else f"within {room}"
     predicted = f"predicted peak at {in_words(extents)}: {most}"
     return MachinePlan(found if found.offload else replace(found, memory=""), batch, predicted)
 
