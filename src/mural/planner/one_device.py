@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mural.cost.hardware import Hardware
 from mural.engine.division import Division
 from mural.engine.fitting_tile import fitting_tile, foreseen_step
-from mural.engine.offloading import TENSORS
+from mural.engine.offloaded_updates import TENSORS
 from mural.engine.parallel import Parallel
 from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError, UnsupportedOp
