@@ -216,3 +216,30 @@ def pooled_under_autocast(largest: bool) -> float:
 @pytest.mark.parametrize("largest", [False, True])
 def test_adaptive_pools_of_whole_images_are_torchs(largest: bool) -> None:
     assert run_on(2, pooled_under_autocast, largest) == [0.0, 0.0]
+
+
+def trained_under_autocast(code: str) -> float:
+    """The largest difference of a weight's gradient from torch's, over the largest of its numbers."""
+    grads: list[torch.Tensor] = []
+    for place in (lambda x: x, Grid((2, 1)).shard):
+        weight = image(4, 4, 3, 3).float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            x = F.conv2d(place(image(2, 4, 13, 11).float()), weight, padding=1)  # type: ignore[no-untyped-call]
+            Expr(code)(x).float().square().sum().backward()
+        assert weight.grad is not None
+        grads.append(weight.grad)
+    mural.reduce_gradients([weight], Grid((2, 1)).mesh())
+    return float((grads[0] - weight.grad).abs().max() / grads[0].abs().max())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "F.pad(x, (1, 1, 1, 1), mode='reflect')", "F.interpolate(x, scale_factor=2, mode='bilinear')",
+        "F.interpolate(x, size=(7, 5), mode='bicubic')", "F.max_pool2d(x, 3)", "F.adaptive_avg_pool2d(x, 3)",
+        "F.grid_sample(x, image(2, 5, 5, 2).float().tanh())",
+    ],
+)  # fmt: skip
+def test_casts_of_autocast_let_gradients_through(code: str) -> None:
+    """Where torch runs an operation in another type, the cast was made without gradients: nothing before it learned."""
+    assert max(run_on(2, trained_under_autocast, code)) < 3e-2
