@@ -88,8 +88,15 @@ def another_convolution(y: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     return y + F.conv2d(x, weight.flip(0), padding=1)[:, :3]
 
 
+def mapped(y: Tensor, weight: Tensor, _: Tensor) -> Tensor:
+    return y + torch.func.vmap(lambda kernel: (2 * kernel).sum())(weight).mean()
+
+
+REACHES = (squared, normed, as_number, cloned, constant_of_a_product, another_convolution, mapped)
+
+
 @pytest.mark.parametrize("plan", [PARAMETERS, ALL], ids=["parameters", "all"])
-@pytest.mark.parametrize("reach", [squared, normed, as_number, cloned, constant_of_a_product, another_convolution])
+@pytest.mark.parametrize("reach", REACHES)
 def test_a_weight_that_is_reached_past_its_layer_now_and_then(reach: Any, plan: mural.Plan) -> None:
     """It was read while it was away: torch ended the process."""
     assert steps(lambda: Sometimes(reach), plan) == steps(lambda: Sometimes(reach), mural.Plan())

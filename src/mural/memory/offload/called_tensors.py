@@ -33,6 +33,8 @@ LOOKS = frozenset([
     *(getattr(torch.Tensor, name) for name in METHODS),
 ])  # fmt: skip
 """Calls that read nothing of a tensor's memory."""
+_builtin: Any = torch._C  # torch's stubs leave its submodules out
+FUNCTORCH = _builtin._functorch
 BACKWARDS = frozenset([torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad])
 ENGINE, RUNS = torch.autograd, "_engine_run_backward"
 """What these call to run backward."""
@@ -82,4 +84,11 @@ class Calls(TorchFunctionMode):
 
 def given_to(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Iterator[Tensor]:
     """The tensors with memory of their own among the arguments of a call."""
-    return filter(has_storage, tensors_in((*args, *kwargs.values()) if kwargs else args))
+    return filter(has_storage, map(unwrapped, tensors_in((*args, *kwargs.values()) if kwargs else args)))
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor that `torch.func.vmap`, `grad` and others wrapped, as often as they did."""
+    while FUNCTORCH.is_functorch_wrapped_tensor(tensor):
+        tensor = FUNCTORCH.get_unwrapped(tensor)
+    return tensor
