@@ -144,7 +144,22 @@ def updated_in_backward() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", [Renormed, updated_in_backward])
+class Clamped(nn.Module):
+    """A model that reads its first weight in every step, and writes to it there in some, before it leaves again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = net(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        weight = self.net[0].weight.detach()
+        if self.calls % EVERY == 0:
+            weight.clamp_(-0.05, 0.05)  # type: ignore[operator]
+        return self.net(x) + weight.mean()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("make", [Renormed, updated_in_backward, Clamped])
 def test_weights_that_a_step_writes_to(make: Callable[[], nn.Module]) -> None:
     """What was written was lost: the host had copied the weight before."""
     assert steps(make, PARAMETERS) == steps(make, mural.Plan())

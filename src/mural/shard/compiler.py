@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+HIDDEN = ["mural.shard", "mural.comm"]
+"""What dynamo does not trace; others add themselves."""
 _told: list[Any] = []
 
 
@@ -19,6 +21,6 @@ def hide_from_compiler(kind: type) -> None:
     if _told or rules is None:
         return
     dynamo.config.nontraceable_tensor_subclasses.add(kind)
-    for name in ("mural.shard", "mural.comm", "mural.memory"):
+    for name in HIDDEN:
         rules.add(name)
     _told.append(dynamo)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from mural.memory.offload.moments import UNWATCHED, has_storage
 from mural.memory.offload.used_tensors import tensors_in
+from mural.shard.table import writes
 
 ATTRIBUTES = (
     "shape", "ndim", "dtype", "device", "layout", "requires_grad", "grad", "grad_fn", "is_leaf", "output_nr", "names",
@@ -43,8 +44,8 @@ ENGINE, RUNS = torch.autograd, "_engine_run_backward"
 class CalledStep(Protocol):
     """A step that is told of calls."""
 
-    def called(self, tensor: Tensor) -> None:
-        """A call of torch gets a tensor."""
+    def called(self, tensor: Tensor, writes: bool) -> None:
+        """A call of torch gets a tensor; by its name it `writes` to one, or does not."""
         ...
 
 
@@ -61,8 +62,9 @@ class Calls(TorchFunctionMode):
         """What a call gives."""
         if func not in LOOKS:
             with UNWATCHED():
+                changes = writes(getattr(func, "__name__", "")) or bool(kwargs and kwargs.get("out") is not None)
                 for tensor in given_to(args, kwargs):
-                    self.step.called(tensor)
+                    self.step.called(tensor, changes)
         with self._in_backward() if func in BACKWARDS else nullcontext():
             return func(*args, **(kwargs or {}))
 

@@ -19,9 +19,11 @@ from torch.utils import _pytree as pytree
 from mural.comm.exchange import gives_back
 from mural.memory.offload.swapped_memory import Swapped
 from mural.shard import ShardedTensor
+from mural.shard.compiler import HIDDEN
 
 UNWATCHED = torch._C.DisableTorchFunction  # type: ignore[attr-defined]
 """A block in which what is done to tensors is none of the model's calls, so that nobody who watches those sees it."""
+HIDDEN.append("mural.memory")  # its hooks are called in the middle of compiled modules
 BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
 """Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules: an odd number for the
 begin of forward, the even one below it for that of backward."""

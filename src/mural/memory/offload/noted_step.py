@@ -127,8 +127,8 @@ class NotedStep:
             if one is not None and one.kind == "parameters":
                 one.kind = "fixed"
 
-    def called(self, tensor: Tensor) -> None:
-        """Note that a call gets a tensor after the last moment."""
+    def called(self, tensor: Tensor, writes: bool) -> None:
+        """Note that a call gets a tensor after the last moment; what is written is seen by operations."""
         number = self.number.get(tensor.untyped_storage()._cdata)
         if number is not None and self.noted[number].swapped.lasting:
             self.calls.add((len(self.moments) - 1, number))

@@ -86,12 +86,15 @@ class PlannedStep:
                 self._open(tensor)
         self._end()
 
-    def called(self, tensor: Tensor) -> None:
-        """A call gets a tensor: a call that was not noted ends the plan, as backward may use the tensor again."""
+    def called(self, tensor: Tensor, writes: bool) -> None:
+        """A call gets a tensor: one that was not noted ends the plan, as backward may use the tensor again.
+
+        So does one that writes, unless steps always write to that memory: the host would have old numbers.
+        """
         number = self.lasting.get(tensor.untyped_storage()._cdata)
         if number is None or self.lost:
             return
-        if (self.k - 1, number) in self.calls:
+        if (self.k - 1, number) in self.calls and (not writes or self.storages[number].changes):
             self._open(tensor)
         else:
             self._lose()
