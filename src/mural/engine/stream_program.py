@@ -18,6 +18,7 @@ from mural.memory.choice import Kept, KeptChoice, Room, whole_calls
 from mural.memory.passes import Passes, passes_of
 from mural.memory.recorded_tiles import RecordedTiles
 from mural.memory.tile_calls import Axes, TileGraph
+from mural.memory.tile_needs import Needs, TileGrid
 from mural.ranks import SPATIAL
 
 Loss = Callable[[Any, Any], Any]
@@ -70,6 +71,14 @@ class StreamProgram:
     """Tiles of earlier steps that can be run again."""
     settled: bool = False
     """Whether the device's memory for what is kept on the host was reckoned from all the rest."""
+    needs: Needs | None = None
+    """What the tiles of the last step needed."""
+
+    def needs_of(self, grid: TileGrid, grids: Mapping[int, TileGrid]) -> Needs:
+        """What tiles need: the same object from step to step, which remembers it, as long as tiles lie in one place."""
+        if self.needs is None or (self.needs.grid, self.needs.grids) != (grid, grids):
+            self.needs = Needs(self.passes, grid, grids)
+        return self.needs
 
     def update(self, found: Mapping[str, Tensor]) -> bool:
         """Take constants that were found now; whether they are others."""

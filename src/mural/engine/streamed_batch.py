@@ -25,7 +25,6 @@ from mural.memory.pinned import settled
 from mural.memory.random_states import RandomStates
 from mural.memory.readable import Readable
 from mural.memory.stream import Streamer
-from mural.memory.tile_needs import Needs as TileNeeds
 from mural.ranks import SPATIAL
 from mural.shard import ShardedTensor
 from mural.shard.generators import seed_generators
@@ -60,7 +59,7 @@ class StreamedBatch:
         self.program, known = way.program(objective, given, kind, delivered)
         self.cuts = self._cuts(given[0][0])
         self.grid, grids = tile_grids(self.program, given[0][0], way.plan.stream or (), self.cuts, self.mesh)
-        self.needs = TileNeeds(self.program.passes, self.grid, grids)
+        self.needs = self.program.needs_of(self.grid, grids)
         share = (1 - HOST_SHARE) / 2 if self.program.kept.host else MOST_DECODED
         decoded = way.free_host() * share if len(self.program.passes.passes) > 1 else 0
         self.cache = DecodedCache(int(decoded))

@@ -5,9 +5,10 @@ The axes are independent of each other, so needs are found for each coordinate o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from mural.geometry import Box, Cuts, Interval, Reads
 from mural.graph.nodes import Place
@@ -15,8 +16,26 @@ from mural.memory.passes import Passes, StreamPass
 from mural.memory.tile_calls import TileCall
 from mural.shard.layout import Want
 
-Form = tuple[Any, ...]
-"""What tiles have in common that compute the same in different places."""
+B = TypeVar("B", "Box", "Box | None")
+MOST_BOXES = 50_000
+"""How many boxes of tiles are remembered: those that come first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What tiles have in common that compute the same in different places; its hash is computed once."""
+
+    parts: tuple[Any, ...]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Form) and self.parts == other.parts)
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,8 @@ class Needs:
         """The grids of passes whose tiles are of another size."""
         self._found: dict[tuple[int, str, int], AxisNeeds] = {}
         self._forms: dict[tuple[int, str, int], Form] = {}
+        self._boxes: dict[Hashable, Box | None] = {}
+        """Boxes that were asked for: each step asks for the same ones."""
         self._regions: dict[tuple[Place, str], Interval] = {}
         for one in reversed(passes.passes):
             self._settle(one)
@@ -146,11 +167,24 @@ class Needs:
 
     def kept_box(self, one: StreamPass, place: Place, at: Mapping[str, int]) -> Box:
         """The positions of a kept value that a tile computes, in all dims."""
+        key = ("kept", one.number, place, *at.items())
+        if (known := self._boxes.get(key)) is not None:
+            return known
         value = self.graph.values[place]
-        return value.box({a: self.kept(one, place, a, at[a]) for a in value.extents if a in at})
+        return self._noted(key, value.box({a: self.kept(one, place, a, at[a]) for a in value.extents if a in at}))
 
     def window(self, one: StreamPass, place: Place, at: Mapping[str, int]) -> Box | None:
         """What a tile reads of a value; None for nothing."""
+        key = ("read", one.number, place, *at.items())
+        return self._boxes[key] if key in self._boxes else self._noted(key, self._window(one, place, at))
+
+    def _noted(self, key: Hashable, box: B) -> B:
+        """A box, which is remembered."""
+        if len(self._boxes) < MOST_BOXES:
+            self._boxes[key] = box
+        return box
+
+    def _window(self, one: StreamPass, place: Place, at: Mapping[str, int]) -> Box | None:
         value = self.graph.values[place]
         spans: dict[str, Interval] = {}
         for axis in value.extents:
@@ -179,7 +213,7 @@ class Needs:
     def _form(self, one: StreamPass, axis: str, coordinate: int) -> Form:
         needs, grid, values = self.along(one, axis, coordinate), self.grid_of(one), self.graph.values
 
-        def seen(extent: int, *parts: Interval) -> Form:
+        def seen(extent: int, *parts: Interval) -> tuple[Any, ...]:
             own = grid.own(axis, extent, coordinate)
             return tuple((i.start - own.start, i.size, i.start == 0, i.stop == extent) for i in (own, *parts))
 
@@ -193,7 +227,7 @@ class Needs:
                 if reads is not None:
                     read = reads.reads(out) if out.size else ()
                     found.append((call.node.id, seen(reads.out_extent, out), seen(reads.extent, *read)))
-        return tuple(found)
+        return Form(tuple(found))
 
     def _walk(self, one: StreamPass, axis: str, coordinate: int) -> AxisNeeds:
         needs = AxisNeeds()
