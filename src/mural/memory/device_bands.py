@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,6 +74,10 @@ class Spot(NamedTuple):
     band: RecentBand | None = None
     due: int = NEVER
     age: int = -1
+
+
+FREE = (False, False, 0, -NEVER, -1)
+"""The worth of gaps that nobody uses: there is nothing better."""
 
 
 class DeviceBands:
@@ -136,10 +141,12 @@ class DeviceBands:
             if part is not None and id(part) not in read and held not in keep and (due := self.due(held)) > after:
                 found.append(Spot(part, held, due, age))
         if self.lanes is not None:
+            over = self.lanes.over
             for part, *_ in found:
                 if part.after:
-                    part.after = tuple(moment for moment in part.after if not self.lanes.over(moment))
-        return sorted(found, key=lambda spot: spot.part.start)
+                    part.after = tuple([moment for moment in part.after if not over(moment)])
+        found.sort(key=by_place)
+        return found
 
     def _run(self, spots: Sequence[Spot], size: int) -> Sequence[Spot]:
         """Neighbours that have so many bytes: if possible without a band that is on its way here, or read by this tile
@@ -147,19 +154,27 @@ class DeviceBands:
         """
         soon = bisect_right(self.plan.tiles, self.plan.tile + 1)
         best, found = None, range(0)
-        for first in range(len(spots)):
-            run = neighbours(spots, first, size)
-            if run is None:
-                continue
+        for first, (begin, *_) in enumerate(spots):
+            stop = start = begin.start
             used = coming = False
             newest, due = -1, NEVER
-            for part, band, needed, age in run:
-                newest, due = max(newest, age), min(due, needed)
+            last = first
+            for part, band, needed, age in islice(spots, first, None):
+                if part.start != stop:
+                    break
+                stop, last = part.stop, last + 1
+                newest, due = age if age > newest else newest, needed if needed < due else due
                 if part.after:
                     used, coming = True, coming or (band is not None and band.coming)
+                if stop - start >= size:
+                    break
+            if stop - start < size:
+                continue
             worth = coming or due < soon, used, newest if used else 0, -due, newest
             if best is None or worth < best:
-                best, found = worth, range(first, first + len(run))
+                best, found = worth, range(first, last)
+                if worth == FREE:
+                    break
         return [spots[place] for place in found]
 
     def due(self, held: RecentBand) -> int:
@@ -228,14 +243,6 @@ class DeviceBands:
                 self._free(held.part)
 
 
-def neighbours(spots: Sequence[Spot], first: int, size: int) -> Sequence[Spot] | None:
-    """As few spots next to each other as have so many bytes, from one on; None if they have not."""
-    stop = start = spots[first].part.start
-    for last in range(first, len(spots)):
-        part = spots[last].part
-        if part.start != stop:
-            return None
-        stop = part.stop
-        if stop - start >= size:
-            return spots[first : last + 1]
-    return None
+def by_place(spot: Spot) -> int:
+    """Where a spot begins."""
+    return spot.part.start
