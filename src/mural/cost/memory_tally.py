@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mural.cost.meta_results import result_of
+from mural.graph.meta_results import result_of
 
 
 class Tally(TorchDispatchMode):

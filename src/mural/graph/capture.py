@@ -28,6 +28,8 @@ from mural.graph.without_memory import META, twin_of
 Shapes = Sequence[int] | Sequence[Sequence[int]]
 Dtypes = torch.dtype | Sequence[torch.dtype] | None
 REGISTERED = ("_parameters", "_buffers", "_modules")
+PLAIN = (bool, int, float, str, type(None))
+"""The types of most attributes, which hold no tensor."""
 HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")  # fmt: skip
 
@@ -129,8 +131,10 @@ def constants_of(model: nn.Module) -> dict[int, str]:
     names: dict[int, str] = {}
     for path, module in model.named_modules():
         for attribute, held in vars(module).items():
+            if attribute in REGISTERED or type(held) in PLAIN:
+                continue
             tensors = [leaf for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor)]
-            for i, tensor in enumerate(tensors if attribute not in REGISTERED else ()):
+            for i, tensor in enumerate(tensors):
                 name = f"{path}.{attribute}" if path else attribute
                 names.setdefault(id(tensor), name if len(tensors) == 1 else f"{name}.{i}")
     return names

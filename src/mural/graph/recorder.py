@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from mural.errors import MuralError, ShapeError, UnsupportedOp
+from mural.graph.meta_results import KnownResults
 from mural.graph.module_calls import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
@@ -36,6 +37,8 @@ VALUES = frozenset([
 """The calls that hand values of a tensor to Python."""
 OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), scripted.__file__, functions.__file__)
 """The folders of code that is not the user's."""
+UNSEEN = torch._C.DisableTorchFunction
+"""What the recorder asks tensors itself passes by all modes: they take ten times as long as such a question."""
 BELOW = tuple(f"{OUTSIDE[0]}/{name}" for name in ("_refs", "_decomp", "_prims", "_meta_registrations"))
 """Where torch writes an operation out in others, for meta tensors: what calls from there was not seen itself."""
 
@@ -85,14 +88,13 @@ class Recorder(TorchFunctionMode):
         if name in VALUES:
             raise self._value_needed(name)
         kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
-        called = Called(func, name, kind, *pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs or {})))
+        called = Called(func, name, kind, *self._given(args, kwargs or {}))
         run = (lambda *args, **_: args[0]) if name in MOVES else func
         return self._run(called, lambda: run(*staying(name, called.args), **staying_named(called.kwargs)))
 
     def _function(self, function: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a custom autograd.Function, which is one node; its gradients are those after `apply`."""
-        given = pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs))
-        called = Called(function.apply, function.__name__, functions.KIND, *given)
+        called = Called(function.apply, function.__name__, functions.KIND, *self._given(args, kwargs))
         return self._run(called, lambda: apply(*called.args, **called.kwargs))
 
     def _run(self, called: Called, run: Callable[[], Any]) -> Any:
@@ -101,11 +103,13 @@ class Recorder(TorchFunctionMode):
             return self._result(called, run)
         self._saving, self._inside = [], True
         try:
-            states = [(tensor, state_of(tensor)) for tensor in tensors_in((called.args, called.kwargs))]
+            with UNSEEN():
+                states = [(tensor, state_of(tensor)) for tensor in tensors_in((called.args, called.kwargs))]
             result = self._result(called, run)
-            written = [tensor for tensor, state in states if state_of(tensor) != state]
-            written += statistics_written(called.func, called.args, called.kwargs)
-            self._note(called, [tensor for tensor, _ in states], result, written)
+            with UNSEEN():
+                written = [tensor for tensor, state in states if state_of(tensor) != state]
+                written += statistics_written(called.func, called.args, called.kwargs)
+                self._note(called, [tensor for tensor, _ in states], result, written)
         finally:
             self._inside = False
         return result
@@ -180,7 +184,7 @@ class Recorder(TorchFunctionMode):
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
             watching = scripted.refusing_compiled(self._compiled), functions.seeing_functions(self._function)
-            with self.modules.following(model), META, saving, self, watching[0], watching[1]:
+            with KnownResults(), self.modules.following(model), META, saving, self, watching[0], watching[1]:
                 yield
         except Exception as error:
             if self.refused is None or error is self.refused:
@@ -188,6 +192,11 @@ class Recorder(TorchFunctionMode):
             raise self.refused from error
         if self.refused is not None:
             raise self.refused
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments of a call, without memory."""
+        with UNSEEN():
+            return pytree.tree_map_only(Tensor, self._on_meta, (args, kwargs))
 
     def _on_meta(self, tensor: Tensor) -> Tensor:
         """The tensor that stands in for this one: itself if it has no memory."""
@@ -203,7 +212,8 @@ class Recorder(TorchFunctionMode):
 
     def _at(self, tensor: Tensor) -> At | None:
         """Where a tensor that a module is given or gives back comes from."""
-        read = self._origins.read(self._on_meta(tensor))
+        with UNSEEN():
+            read = self._origins.read(self._on_meta(tensor))
         return None if read is None else At(read.source, read.pick, read.after)
 
     def _read(self, tensor: Tensor, name: str) -> Read:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mural.comm.exchange import order_of
 from mural.cost.memory_tally import ROUNDED, Tally
-from mural.cost.meta_results import result_of
+from mural.graph.meta_results import result_of
 
 aten: Any = torch.ops.aten
 

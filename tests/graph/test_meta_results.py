@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mural.cost.meta_results import fresh, looks, result_of
+from mural.graph.meta_results import fresh, looks, result_of
 
 aten: Any = torch.ops.aten
 META = torch.device("meta")

@@ -1,7 +1,7 @@
 """Results of operations on tensors without memory: computed once for all arguments that look alike.
 
-torch works such results out in Python, a fraction of a millisecond each, and a rehearsal asks for the same ones again
-and again. Shapes, strides and types of the arguments determine them, if the operation returns fresh memory.
+torch works such results out in Python, a fraction of a millisecond each, and rehearsals and captures ask for the same
+ones again and again. Shapes, strides and types of the arguments determine them, if the operation returns fresh memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST = 50_000
 """How many results are kept."""
@@ -48,6 +49,13 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             _known.clear()
         _known[key] = seen
     return result
+
+
+class KnownResults(TorchDispatchMode):
+    """A block in which torch is not asked twice about tensors without memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return result_of(func, args, kwargs or {})
 
 
 @cache
