@@ -44,21 +44,28 @@ class CudaLanes:
 
     def __init__(self, device: torch.device):
         self.device = device
+        index: Any = device.index  # None for «cuda»
+        self.index: int = torch.cuda.current_device() if index is None else index
         self.outward = torch.cuda.Stream(device, priority=-1)
         self.inward = torch.cuda.Stream(device, priority=-1)
 
+    @property
+    def calling(self) -> torch.cuda.Stream:
+        """The calling stream. Asked for by the device's number: torch takes as long again to find that of a device."""
+        return torch.cuda.current_stream(self.index)
+
     def now(self) -> Moment:
-        return torch.cuda.current_stream(self.device).record_event()
+        return self.calling.record_event()
 
     def copy(self, target: Tensor, source: Tensor, outward: bool, after: Sequence[Moment], mark: Any = None) -> Moment:
         stream = self.outward if outward else self.inward
+        for moment in after:
+            stream.wait_event(moment)
         with torch.cuda.stream(stream):
-            for moment in after:
-                stream.wait_event(moment)
             target.copy_(source, non_blocking=True)
-            if mark is not None:
-                mark.record(stream)
-            return stream.record_event()
+        if mark is not None:
+            mark.record(stream)
+        return stream.record_event()
 
     def copies(self, pairs: Iterable[tuple[Tensor, Tensor]], outward: bool, after: Sequence[Moment]) -> list[Moment]:
         """The moments when copies to the first tensors of pairs from the second ones are done, one after the other."""
@@ -73,14 +80,15 @@ class CudaLanes:
 
     def join(self, moment: Moment, tensor: Tensor) -> None:
         """See `Lanes`. Tells the allocator about the calling stream, which may not be the one that allocated."""
-        stream = torch.cuda.current_stream(self.device)
+        stream = self.calling
         stream.wait_event(moment)
         tensor.record_stream(stream)
 
     def wait(self, moments: Iterable[Moment]) -> None:
         """Make the calling stream wait for moments."""
+        stream = self.calling
         for moment in moments:
-            torch.cuda.current_stream(self.device).wait_event(moment)
+            stream.wait_event(moment)
 
     def arriving(self) -> AbstractContextManager[Any]:
         """A block in which memory is taken for what comes: it belongs to the inward lane."""
@@ -93,7 +101,7 @@ class CudaLanes:
     def catch_up(self) -> None:
         """Make the calling stream wait for all that travels."""
         for stream in (self.inward, self.outward):
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+            self.calling.wait_stream(stream)
 
     def finish(self, moment: Moment) -> None:
         moment.synchronize()
