@@ -12,8 +12,8 @@ NAMES = (
 )  # fmt: skip
 SIZES = (
     "32²", "48²", "64²", "128²", "256²", "512²", "768²", "1024²", "1280²", "144³", "2048²", "2560²", "4096²",
-    "100,000²", "1 KiB", "8 KiB", "64 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB", "256 MiB", "512 MiB", "16 GiB", "2 ms", "25 MB/s",
-    "kernel 3", "kernel 7", "32 → 32", "128 → 128", "width 32", "width 512", "width 4096",
+    "100,000²", "1 KiB", "8 KiB", "64 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB", "256 MiB", "512 MiB", "16 GiB",
+    "2 ms", "25 MB/s", "kernel 3", "kernel 7", "32 → 32", "128 → 128", "width 32", "width 512", "width 4096",
 )  # fmt: skip
 RANKS = (
     "2 ranks", "3 ranks", "4 ranks", "6 ranks", "8 ranks", "12 ranks", "16 ranks", "on 2, 4 and 8 ranks",
