@@ -112,6 +112,15 @@ def test_predictions_know_blocks_that_are_computed_again() -> None:
     assert 1.1 * flops[0] < flops[1] < 1.35 * flops[0]  # one more forward; most of the halo is there
 
 
+def test_blocks_computed_again_are_cast_as_in_forward() -> None:
+    """A prediction for a GPU ended in a CheckpointError: what has no memory was not cast when it was computed again."""
+    given = [((1, 3, 256, 256), torch.float32), ((1, 256, 256), torch.int64)]
+    plans = [mural.Plan(stream=(64, 64), precision="bfloat16", recompute=again) for again in ((), ("down.0",), "all")]
+    held = [mural.parallelize(frozen(UNet(width=4, depth=2)), plan, loss=F.cross_entropy) for plan in plans]
+    peaks = [foreseen_step(each, given, (64, 64), memory="1GiB").peak.bytes for each in held]
+    assert peaks[2] < peaks[1] < peaks[0]
+
+
 # U-Net of width 64 and depth 4, channels last: GiB allocated on an H200 by torch 2.11, the image from a source.
 MEASURED = [(16384, 1536, "bfloat16", 8.67), (8192, 2048, "bfloat16", 15.12), (8192, 1024, "float32", 7.88)]
 

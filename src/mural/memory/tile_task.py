@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +16,9 @@ from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
 from mural.memory.tile_calls import TileCall, TileValue, as_in_model, made_by
 from mural.memory.tile_needs import AxisNeeds, Needs
+from mural.shard.autocasting import META_CASTS
 from mural.shard.layout import Layout
+from mural.shard.meta_autocast import meta_autocast
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, cropped, tile_of, tile_run
 
@@ -160,7 +163,11 @@ class TileTask:
                     self._step(call, values)
             return tuple(values[p] for p in results)
 
-        self.values.update(zip(results, checkpoint(forward, use_reentrant=False), strict=True))
+        lower = META_CASTS[-1]  # torch itself casts as in forward when it runs this again, but not what has no memory
+        again = checkpoint(
+            forward, use_reentrant=False, context_fn=lambda: (nullcontext(), meta_autocast(lower))
+        )  # fmt: skip
+        self.values.update(zip(results, again, strict=True))
         for call in calls:
             self._forget(call)
 
