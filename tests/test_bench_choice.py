@@ -58,7 +58,7 @@ def test_the_fixed_set_has_twelve_mixes_and_more() -> None:
 
 
 def foreseen(peak: float, seconds: float = 0.1, **more: Any) -> dict[str, Any]:
-    plan = {"recompute": [], "offload": [], "stream": None}
+    plan = {"memory": "8GiB", "recompute": [], "offload": [], "stream": None}
     mix = {"plan": plan, "peak": int(peak * GIB), "seconds": seconds, "moved": 0, "words": "some", "same_as": None}
     return mix | {"again": plan["recompute"], "tiles": []} | more
 

@@ -36,11 +36,16 @@ PLACES = ("first", "last", "other")
 """As one would choose blocks by hand: the first half of them, the last, or every other one."""
 ENOUGH = 12
 """So many mixes are compared with the chosen one; where fewer run, there are those of `MORE` too."""
+SPARE, SPARED = "+spare", 7 / 8
+"""Planned for so much of the cap: more leaves or travels, and the allocator has room left over."""
 LEAN = "lean+host"
 """All blocks are computed again but those that, computed again alone, exceed the room whatever leaves. It is no prefix
 of the ranked blocks, so the planner does not consider it."""
 ALONE = ("keep", "again25", "again50", "again75", "again100", "all")
-MORE = (*(name + HOST for name in (*MORE_AGAIN, *PLACES)), *MORE_TILES, *STRIPS)
+MORE = (
+    *(name + HOST for name in (*MORE_AGAIN, *PLACES)), *(name + HOST + SPARE for name in AGAIN), *MORE_TILES, *STRIPS,
+    *(name + SPARE for name in TILES),
+)  # fmt: skip
 USUAL = (*ALONE, *(name + HOST for name in AGAIN), LEAN, *TILES)
 FIXED = (*USUAL, *MORE)
 MIXES = (CHOSEN, *FIXED)
@@ -133,11 +138,14 @@ def selected(parts: list[Part], only: list[str]) -> list[Part]:
 def doing(mix: Mapping[str, Any]) -> Any:
     """What a mix does: two of the same are one mix, whatever they are called. None: it cannot be.
 
-    Tiles of any form are the same bands of rows where values are kept on the host.
+    Tiles of any form are the same bands of rows where values are kept on the host. How much leaves, and how much of
+    what tiles hand on is there, follows from the memory that was planned for.
     """
     if "plan" not in mix:
         return None
-    return frozenset(mix["again"]), mix["moved"] > 0, tuple(map(tuple, mix["tiles"]))
+    leaves = mix["moved"] > 0
+    memory = mix["plan"]["memory"] if leaves or mix["tiles"] else ""
+    return frozenset(mix["again"]), leaves, memory, tuple(map(tuple, mix["tiles"]))
 
 
 def not_run(part: Part, predicted: Mapping[str, Any]) -> str | None:
@@ -149,7 +157,7 @@ def not_run(part: Part, predicted: Mapping[str, Any]) -> str | None:
 
 def hindrance(predicted: Mapping[str, Any], name: str) -> str | None:
     """Why a mix cannot run, is another one's again, or is not worth its time; None: it may be compared."""
-    mix = predicted["mixes"][name]
+    mix = predicted["mixes"].get(name, {"impossible": "it was not predicted"})
     if "impossible" in mix:
         return f"impossible: {mix['impossible']}"
     if mix["same_as"]:

@@ -25,6 +25,8 @@ from choice.parts import (
     MORE_AGAIN,
     MORE_TILES,
     PLACES,
+    SPARE,
+    SPARED,
     STRIPS,
     TILES,
     Part,
@@ -71,7 +73,7 @@ class Setting:
         # Where no block has room to be computed again, the mixes have them in the model's order.
         self.blocks = self.question.ranked_blocks(self.question.trace()) or block_names(self.model)
         self.held = streaming(self.model)
-        self.steps: dict[tuple[int, ...], PredictedStep] = {}
+        self.steps: dict[mural.Plan, PredictedStep] = {}
 
     @cached_property
     def tile(self) -> tuple[int, ...]:
@@ -85,6 +87,9 @@ class Setting:
     def plan(self, name: str) -> mural.Plan:
         """The plan of a mix of the fixed set."""
         usual: dict[str, Any] = {"memory": self.memory, "precision": "bfloat16"}
+        if name.endswith(SPARE):
+            usual["memory"] = str(int(SPARED * self.question.limit))
+            name = name.removesuffix(SPARE)
         if (shares := SHARES.get(name)) is not None:
             tile = (scaled(side, share) for side, share in zip(self.tile, shares, strict=True))
             return mural.Plan(stream=tuple(min(side, self.part.size) for side in tile), **usual)
@@ -109,20 +114,23 @@ class Setting:
         """The blocks that a plan computes again, by name."""
         return block_names(self.model) if isinstance(plan.recompute, str) else list(plan.recompute)
 
-    def step(self, tile: tuple[int, ...]) -> PredictedStep:
-        """The streamed step with that tile."""
-        if tile not in self.steps:
-            limit = self.question.limit
-            self.steps[tile] = foreseen_step(self.held, self.given, tile, memory=limit, hardware=self.hardware)
-        return self.steps[tile]
+    def step(self, plan: mural.Plan) -> PredictedStep:
+        """The streamed step of a plan."""
+        if plan not in self.steps:
+            limit = bytes_of(plan.memory)
+            self.steps[plan] = foreseen_step(
+                self.held, self.given, plan.stream or (), memory=limit, hardware=self.hardware
+            )  # fmt: skip
+        return self.steps[plan]
 
     def mix(self, plan: mural.Plan) -> Mix:
         """The mix of a plan, with its peak and its seconds."""
         if plan.stream is not None:
-            step = self.step(plan.stream)
+            step = self.step(plan)
             return Mix(step.peak.bytes, STREAMED * (step.cost.seconds() or 0.0), stream=plan.stream)
         again = tuple(self.named(plan))
-        found = list(self.question._of(self.question.trace(again), again))
+        question = replace(self.question, limit=bytes_of(plan.memory))
+        found = list(question._of(question.trace(again), again))
         return found[-1 if plan.offload else 0]
 
     def described(self, name: str) -> dict[str, Any]:
@@ -133,7 +141,7 @@ class Setting:
         except (PlanError, UnsupportedOp) as error:
             return {"impossible": str(error)}
         fields = ("memory", "precision", "recompute", "offload", "stream")
-        tiles = [] if plan.stream is None else tiles_of(self.step(plan.stream))
+        tiles = [] if plan.stream is None else tiles_of(self.step(plan))
         # Offload on a CPU counts only what backward needs, less than the cap; without a cap, all that may leave does.
         ran = replace(plan, memory="") if self.toy else plan
         return {
