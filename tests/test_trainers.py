@@ -31,7 +31,7 @@ def found_by(folder: Path, ranks: int, *arguments: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("trainer", "ranks"),
     [
-        ("lightning", 2),
+        pytest.param("lightning", 2, marks=slow),
         pytest.param("lightning", 4, marks=slow),
         pytest.param("accelerate", 2, marks=slow),
         pytest.param("accelerate", 4, marks=slow),

@@ -164,6 +164,7 @@ def test_levels_tile_the_nodes_and_nest(name: str) -> None:
     assert all(child.block.parent == root.block.name for root in roots for child in root.children)
 
 
+@pytest.mark.slow
 def test_the_blocks_of_known_models() -> None:
     graphs = {name: graph_of(name) for name in CASES}
     assert names(graphs["unet"], "module") == ["stem", "down", "up", "head"]

@@ -60,11 +60,11 @@ def law(head: str, examples: int) -> Callable[..., Any]:
     return lambda test: chosen(given(case=cases(head))(test))
 
 
-@law("pixels", 30)
+@law("pixels", 18)
 def test_encoder_decoders(case: Case) -> None:
     case.check()
 
 
-@law("classes", 15)
+@law("classes", 12)
 def test_classifiers(case: Case) -> None:
     case.check()

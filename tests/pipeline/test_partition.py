@@ -79,7 +79,7 @@ def travelled(graph: Graph, cuts: tuple[int, ...]) -> int:
     return sum(edge.bytes * len(edge.consumers) for edge in edges(graph, cuts))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(graph=graphs(), data=st.data())
 def test_no_other_cuts_are_better(graph: Graph, data: st.DataObject) -> None:
     points = cut_points(graph)

@@ -124,7 +124,10 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     (nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2048), nn.Linear(2048, 2)), (3, 64, 64), "100MiB"),
     (UNet(width=8, depth=3), (3, 64, 64), "1MiB"),
     (nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 2, 1)), (3, 1024, 1024), "70MiB"),
-    (nn.Sequential(nn.Flatten(), nn.Linear(2**16, 2**12), nn.Linear(2**12, 2)), (1, 256, 256), "1GiB"),
+    pytest.param(
+        nn.Sequential(nn.Flatten(), nn.Linear(2**16, 2**12), nn.Linear(2**12, 2)), (1, 256, 256), "1GiB",
+        marks=pytest.mark.slow,
+    ),
 ], ids=["linear", "unet", "activations", "more than a GiB"])  # fmt: skip
 def test_the_memory_that_it_says_is_enough(model: nn.Module, image: Sequence[int], memory: str, numbers: int) -> None:
     """And not much more than that: with a few percent less, nothing fits, or tiles alone."""

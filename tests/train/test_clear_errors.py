@@ -108,6 +108,7 @@ def test_a_list_of_globs_is_expanded_and_paired_by_name(images: Path) -> None:
         Dataset(of[1:], [str(images / "masks/*.tif")])
 
 
+@pytest.mark.slow
 def test_a_script_without_the_main_guard(images: Path, tmp_path: Path) -> None:
     config = run_config(images, "guard", plan__spatial=(2, 1))
     config.save(tmp_path / "run.toml")

@@ -63,8 +63,10 @@ def images(tmp_path: Path) -> Path:
     ("plan", "every"),
     [
         ({}, 0),
-        ({"spatial": [2, 1]}, 0),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (({}, 2), ({"stage": 2}, 2))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (({"spatial": [2, 1]}, 0), ({}, 2), ({"stage": 2}, 2))
+        ),
     ],
     ids=str,
 )
