@@ -142,7 +142,8 @@ ROWS = (
         f"{MEASURED} --models unet",
         Verdict.CONTRADICTED,
         "on 16 cores of one machine: what holds many ranks back there is what cores share (caches, the memory's "
-        "bandwidth), not messages. More images for each rank help; twice the micro-batches do on 4 ranks, not on 16",
+        "bandwidth), not messages. More images for each rank help; twice the micro-batches do on 4 ranks, not on 16 "
+        "ranks",
     ),
     Row(
         "the same, for ResNet-1k",
