@@ -16,6 +16,7 @@ from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.pointwise.along_dim import ALONG, DEFAULT_DIM
 from mural.shard.ops.tensor_calls.attributes import GLOBAL, LOCAL, new
 from mural.shard.ops.view.getitem import in_order, items_of
+from mural.shard.shape_probes import order_after, result_for
 from mural.shard.table import name_of, register_folded
 from mural.shard.tensor import ShardedTensor, local_of, unfolded
 
@@ -128,10 +129,9 @@ def creation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @register_folded("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T.__get__", "mT.__get__")
 def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """The dims in another order, which torch itself computes on a tensor whose extents are the dims' numbers."""
+    """The dims in another order."""
     x: ShardedTensor = args[0]
-    probe = torch.empty_strided((2,) * x.ndim, tuple(range(1, x.ndim + 1)), device="meta")
-    order = [s - 1 for s in func(probe, *args[1:], **kwargs).stride()]
+    order = order_after(func, x.ndim, *args[1:], **kwargs)
     inner = [d for k in order for d in range(*spans(x.folds)[k])]
     layout = x.placement.pick(inner, [x.placement.shape[d] for d in inner])
     return ShardedTensor(x.local.permute(*inner), layout, x.aliased, tuple(x.folds[k] for k in order))
@@ -150,7 +150,7 @@ def unsqueeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Plain dims of extent 1 repeated without memory."""
     x: ShardedTensor = args[0]
-    shape = tuple(func(torch.empty(tuple(x.shape), device="meta"), *args[1:], **kwargs).shape)
+    shape = tuple(result_for(func, x.shape, *args[1:], **kwargs).shape)
     more = len(shape) - x.ndim
     folds = (1,) * more + x.folds
     if any(n > 1 and shape[more + d] != x.shape[d] for d, n in enumerate(x.folds)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from mural.shard.shape_probes import result_for
 from mural.shard.table import register
 from mural.shard.tensor import local_of
 
@@ -45,7 +46,7 @@ def result_type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 def at_least(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Tensors with new dims of extent 1 if they have fewer; torch itself says where, on meta tensors."""
     tensors: Any = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    made = tuple(t.reshape(func(torch.empty(tuple(t.shape), device="meta")).shape) for t in tensors)
+    made = tuple(t.reshape(result_for(func, t.shape).shape) for t in tensors)
     return made[0] if len(args) == 1 and isinstance(args[0], Tensor) else made
 
 
@@ -53,6 +54,6 @@ def at_least(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def adjoint(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The conjugate transpose of the last two dims."""
     x: Tensor = args[0]
-    func(torch.empty((2,) * x.ndim, device="meta"))  # refuses what torch refuses
+    result_for(func, (2,) * x.ndim)  # refuses what torch refuses
     turned = x.transpose(-2, -1)
     return turned.conj() if x.is_complex() else turned

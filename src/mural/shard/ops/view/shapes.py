@@ -14,17 +14,16 @@ from mural.shard.ops.call_arguments import bound, dim_of
 from mural.shard.ops.pointwise.elementwise import common_layout, piece_of
 from mural.shard.ops.view.slices import seen_from, unsqueezed
 from mural.shard.relayout import gather, moves_data
+from mural.shard.shape_probes import order_after, result_for
 from mural.shard.table import TABLE, name_of, register
 from mural.shard.tensor import ShardedTensor
 
 
 @register("view", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
 def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
-    """The dims in another order, which torch itself computes on a tensor whose extents are the dims' numbers."""
+    """The dims in another order."""
     x = args[0]
-    probe = torch.empty_strided((2,) * x.ndim, tuple(range(1, x.ndim + 1)), device="meta")
-    order = [s - 1 for s in func(probe, *args[1:], **kwargs).stride()]
-    return permuted(x, order)
+    return permuted(x, order_after(func, x.ndim, *args[1:], **kwargs))
 
 
 def permuted(x: ShardedTensor, order: Sequence[int]) -> ShardedTensor:
@@ -66,14 +65,12 @@ def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 @register("view", "reshape", "view", "flatten", "unflatten", "reshape_as", "view_as", "ravel")
 def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Another shape, which torch itself computes on a meta tensor."""
+    """Another shape."""
     x = args[0]
     name = name_of(func)
     if any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
         raise UnsupportedOp("view(dtype) of a sharded tensor")
-    probe = torch.empty(tuple(x.shape), device="meta")
-    others = [torch.empty(tuple(a.shape), device="meta") if isinstance(a, Tensor) else a for a in args[1:]]
-    made = reshaped(x, tuple(func(probe, *others, **kwargs).shape), name)
+    made = reshaped(x, tuple(result_for(func, x.shape, *args[1:], **kwargs).shape), name)
     return made if made.ndim else made.local
 
 
@@ -84,7 +81,7 @@ def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if len(args) > 1 and isinstance(args[1], Tensor):
         layout = common_layout(func, (x, args[1]))
     else:
-        probe = func(torch.empty(tuple(x.shape), device="meta"), *args[1:], **kwargs)
+        probe = result_for(func, x.shape, *args[1:], **kwargs)
         layout = x.placement.pick([None] * (probe.ndim - x.ndim) + list(range(x.ndim)), probe.shape)
         grown = [d for d in range(probe.ndim) if layout.shape[d] != ((1,) * probe.ndim + tuple(x.shape))[x.ndim + d]]
         layout = layout.gathered(grown)

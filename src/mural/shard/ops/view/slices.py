@@ -17,6 +17,7 @@ from mural.shard.ops.call_arguments import bound, dim_of
 from mural.shard.ops.view.listed_positions import taken, whole_index
 from mural.shard.relayout import gather, moves_data
 from mural.shard.rules import Place, Windowed, windowed_tile
+from mural.shard.shape_probes import result_for
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -119,7 +120,7 @@ def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if name == "unbind":
         return tuple(selected(x, dim, i, name) for i in range(x.shape[dim]))
     given = list(args[1:2]) or [v for k, v in kwargs.items() if k != "dim"]
-    parts = func(torch.empty(x.shape[dim], device="meta"), *given)
+    parts = result_for(func, (x.shape[dim],), *given)
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + part.shape[0])
