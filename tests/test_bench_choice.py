@@ -184,6 +184,15 @@ def test_what_does_the_same_as_the_chosen_mix_is_no_rival() -> None:
     assert one.apart("chosen") == pytest.approx(0.24 / 0.2)
 
 
+def test_a_result_of_another_plan_than_is_predicted_now_does_not_count() -> None:
+    """A planner that chooses otherwise would have been shown with the steps of what it chose before."""
+    now = {"memory": "8GiB", "recompute": ["a"], "offload": [], "stream": None}
+    other, same = 'memory = "8GiB"', 'memory = "8GiB"\nrecompute = ["a"]'
+    found = [measured("chosen", 0.2, 7.0) | {"plan": other}, measured("keep", 0.1, 7.0) | {"plan": same}]
+    (one,) = page.compared([prediction(chosen=foreseen(7, plan=now), keep=foreseen(7, plan=now)), *found])
+    assert [*one.measured] == ["keep"]
+
+
 def test_tiles_that_run_as_the_same_bands_are_one_mix() -> None:
     """Flat tiles once beat the chosen square ones by 10%: both ran as the same bands, whose steps differ by more."""
     bands, others = {"tiles": [[256, 4096]]}, {"tiles": [[144, 4096]]}

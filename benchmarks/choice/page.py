@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness.results import Record, read
 from harness.tables import NONE, environment, gib, markdown, ms, place, ratio
@@ -98,7 +100,10 @@ def images_of(part: Part) -> str:
 
 
 def compared(records: Iterable[Record]) -> list[Compared]:
-    """All settings of which there is a prediction and at least one result; the last record of each part counts."""
+    """All settings of which there is a prediction and at least one result; the last record of each part counts.
+
+    A result of another plan than is predicted now under that name does not.
+    """
     records = list(records)
     found = {
         r["name"]: Compared(Part.parse(f"{r['name']}/{CHOSEN}"), r) for r in records if r["kind"] == "predicted"
@@ -106,10 +111,21 @@ def compared(records: Iterable[Record]) -> list[Compared]:
     last = {r["name"]: r for r in records if r["kind"] in ("measure", "failure") and r["name"].count("/") == 3}
     for name, record in last.items():
         part = Part.parse(name)
-        if part.setting in found:
+        if part.setting in found and ran(record) in (None, planned(found[part.setting], part.mix)):
             one = found[part.setting]
             (one.measured if record["kind"] == "measure" else one.failed)[part.mix] = record
     return [one for one in found.values() if one.measured or one.failed]
+
+
+def ran(record: Record) -> dict[str, Any] | None:
+    """The plan that a part ran, the fields that it sets; None where that was not noted."""
+    return tomllib.loads(record["plan"]) if "plan" in record else None
+
+
+def planned(one: Compared, mix: str) -> dict[str, Any]:
+    """The plan of a mix by its prediction, the fields that it sets."""
+    plan: Mapping[str, Any] = one.predicted["mixes"].get(mix, {}).get("plan", {})
+    return {name: value for name, value in plan.items() if value}
 
 
 def short(record: Record) -> str:

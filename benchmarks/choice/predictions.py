@@ -39,7 +39,7 @@ from mural.engine.recompute import block_names
 from mural.engine.stream_report import PredictedStep
 from mural.errors import PlanError, UnsupportedOp
 from mural.memory.offload.step_trace import StepTrace
-from mural.planner.memory_mix import STREAMED, Mix, MixQuestion
+from mural.planner.memory_mix import Mix, MixQuestion
 from mural.planner.one_device import answered
 from mural.plans import bytes_of
 from mural.ranks.mesh import SPATIAL
@@ -127,7 +127,7 @@ class Setting:
         """The mix of a plan, with its peak and its seconds."""
         if plan.stream is not None:
             step = self.step(plan)
-            return Mix(step.peak.bytes, STREAMED * (step.cost.seconds() or 0.0), stream=plan.stream)
+            return Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=plan.stream)
         again = tuple(self.named(plan))
         question = replace(self.question, limit=bytes_of(plan.memory))
         found = list(question._of(question.trace(again), again))
