@@ -204,7 +204,7 @@ class Offloading:
         choice = SwapChoice(trace, self.kinds, self.link, self.least, host)
         limit = self.updates.room
         if limit is not None:
-            return choice.within(limit)
+            return choice.eased(limit)
         if self.device.type != "cuda":
             return choice.everything()
         found = choice.free()

@@ -31,10 +31,6 @@ CROWDED = 1.15
 """How much longer steps take that stay within a limit by sending memory to the host: torch's allocator is at its end,
 and looks for blocks of other sizes. From `mural bench choice`."""
 
-STREAMED = 1.3
-"""How much longer streamed steps with training norms take than is predicted, at 2048² and 4096² (1.1 to 1.5 times; 2.1
-where tiles are few and memory is scarce): so that a streamed step is not taken for a faster one that is none."""
-
 
 @dataclass(frozen=True)
 class Mix:
@@ -156,7 +152,7 @@ class MixQuestion:
         """A mix that keeps activations; if they do not fit, one that sends some of them to the host, too."""
         yield plain
         if plain.peak > self.room:
-            plan = self.swaps(trace).within(self.room)
+            plan = self.swaps(trace).eased(self.room)
             seconds = CROWDED * plan.seconds + travel
             yield replace(plain, peak=plan.peak, seconds=seconds, offload=True, moved=plan.moved[0])
 

@@ -21,15 +21,15 @@ from mural.engine.stage_ranks import StageRanks
 from mural.errors import PlanError, UnsupportedOp
 from mural.graph.capture import capture
 from mural.planner.asked import check_memory, check_model, check_numbers, check_shape
-from mural.planner.memory_mix import STREAMED, Given, Mix, MixQuestion
+from mural.planner.memory_mix import Given, Mix, MixQuestion
 from mural.plans import Plan, bytes_of, memory_for
 from mural.ranks import Mesh
 from mural.report.words import bytes_in_words
 from mural.shard.generators import generators_kept
 
 AT_THE_EDGE = 1.05
-"""A step that fits only by sending memory to the host takes 0.9 to 1.3 times its predicted seconds, so another one is
-taken if it is slower by less than this."""
+"""A step that fits only by sending memory to the host takes 0.9 to 1.3 times its predicted seconds, so one that sends
+less is taken if it is slower by less than this."""
 SHOWN = 8
 """How many mixes an explanation has."""
 FURTHER = 1.02
@@ -104,7 +104,8 @@ def answered(question: MixQuestion, memory: str, hardware: str, precision: Liter
             f'{bytes_in_words(question.room)}; without tiles, memory="{sufficient(question, least.peak)}" would do; '
             f"or use more devices or smaller images"
         )
-    best = min(fitting, key=lambda mix: mix.seconds * (AT_THE_EDGE if mix.offload else 1))
+    slowest = AT_THE_EDGE * min(mix.seconds for mix in fitting)
+    best = min((mix for mix in fitting if mix.seconds <= slowest), key=lambda mix: (mix.moved, mix.seconds))
     made = Plan(
         memory=memory or (str(question.limit) if best.kinds else ""), stream=best.stream, recompute=best.recompute,
         offload=best.kinds, precision=precision,
@@ -165,8 +166,7 @@ def streamed(
         try:
             tile = fitting_tile(held, question.given, room, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
-            seconds = STREAMED * (step.cost.seconds() or 0.0)
-            return [Mix(step.peak.bytes + question.kept_numbers, seconds, stream=tile)]
+            return [Mix(step.peak.bytes + question.kept_numbers, step.cost.seconds() or 0.0, stream=tile)]
         except (PlanError, UnsupportedOp):
             return []
 
@@ -179,7 +179,7 @@ def least_seconds(held: Parallel, question: MixQuestion, hardware: str) -> float
     try:
         whole = question.given[0][0][2:]
         step = foreseen_step(held, question.given, whole, memory=question.limit, hardware=hardware)
-        return STREAMED * (step.cost.seconds() or 0.0)
+        return step.cost.seconds() or 0.0
     except (PlanError, UnsupportedOp):
         return 0.0
 

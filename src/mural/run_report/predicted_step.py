@@ -18,7 +18,7 @@ from mural.engine.offloading import LEAST
 from mural.engine.parallel import Parallel
 from mural.engine.rehearsal import rehearsed
 from mural.engine.stage_ranks import StageRanks
-from mural.planner.memory_mix import STREAMED, Given
+from mural.planner.memory_mix import Given
 from mural.ranks import Mesh
 from mural.run_report.run_history import RunHistory
 from mural.shard.generators import generators_kept
@@ -95,4 +95,4 @@ def rehearsal(config: Config, given: Sequence[Given], hardware: str) -> tuple[in
     held = Parallel(copy, plan, mesh, loss, 0, Division.whole(copy, StageRanks.of(plan, mesh)))
     step = foreseen_step(held, given, plan.stream, hardware=hardware)
     kept = int(numbers * sum(p.nbytes for p in model.parameters()))
-    return step.peak.bytes + kept, STREAMED * (step.cost.seconds() or 0.0)
+    return step.peak.bytes + kept, step.cost.seconds() or 0.0
