@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,20 @@ def test_the_search_gives_up_where_nothing_fits() -> None:
 
 def test_a_guess_for_ranks_grows_with_their_number() -> None:
     assert [guess_for(n, 1536, 1280, 256, 2) for n in (2, 4, 8)] == [1792, 2816, 3840]
+
+
+def test_a_rank_ends_with_whoever_asked_it() -> None:
+    """Ranks of a benchmark that was killed went on computing, next to the measurements of the next one."""
+    busy = "from harness.worker import *\nfor _ in commands(): print('busy', flush=True); time.sleep(60)"
+    pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=pipe, stdout=pipe, text=True, env=environment) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdin.write("{}\n")
+        rank.stdin.flush()
+        assert rank.stdout.readline() == "busy\n"
+        rank.stdin.close()
+        assert rank.wait(timeout=20) == 0
 
 
 def test_noise_is_the_same_whoever_makes_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,6 +73,21 @@ def test_murals_errors_are_one_line_with_code_1(
         cli.main()
     assert exit.value.code == 1
     assert capsys.readouterr().err == "mural: the grid does not fit\n"
+
+
+def test_a_benchmark_ends_with_mural(tmp_path: Path) -> None:
+    """`timeout 60 mural bench …` left the benchmark running."""
+    script = tmp_path / "sleep" / "run.py"
+    script.parent.mkdir()
+    script.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    code = f"from mural.cli.bench_verb import *; run_benchmark('sleep', [], Path({str(tmp_path)!r}))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as mural:
+        assert mural.stdout is not None
+        benchmark = int(mural.stdout.readline())
+        mural.terminate()
+        mural.wait(timeout=20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(benchmark, 0)
 
 
 def test_bench_lists_the_benchmarks(folder: Path) -> None:

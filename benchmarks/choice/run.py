@@ -84,6 +84,8 @@ class Bench:
     def __init__(self, log: Log, pool: Pool, options: argparse.Namespace) -> None:
         self.log, self.pool, self.options = log, pool, options
         self.known = [] if options.again else [*log.records]
+        self.unpredicted: set[str] = set()
+        """Settings whose prediction failed in this run."""
         self.shared = ExitStack()
         self.team: Team | None = None
         self.setting = ""
@@ -93,12 +95,13 @@ class Bench:
     def predicted(self, part: Part) -> Record | None:
         """The prediction of a part's setting, known or made now; None, and a record of why, if that failed."""
         known = self.log.find("predicted", name=part.setting, toy=self.options.toy)
-        if known is not None:
+        if known is not None or part.setting in self.unpredicted:
             return known
         try:
             with self.process() as team:
                 found = team.ask("predict", limit=PREDICTING, name=part.name, toy=self.options.toy)[0]
         except CaseFailed as failure:
+            self.unpredicted.add(part.setting)
             self.failed(part.setting, failure)
             return None
         record = self.log.write("predicted", name=part.setting, toy=self.options.toy, **found)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import queue
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -221,13 +224,27 @@ def error_of(error: BaseException) -> dict[str, str]:
     return {"error": kind, "message": text}
 
 
+def commands() -> Iterator[str]:
+    """The lines of the input. Its end ends this process, whatever it is doing: whoever asked is gone."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
 def serve(rank: Rank) -> None:
     """Answer commands until the input ends."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answers.write(json.dumps({"value": "ready"}) + "\n")
-    for line in sys.stdin:
+    for line in commands():
         command = json.loads(line)
         try:
             answer = {"value": getattr(rank, command.pop("do"))(**command)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,12 +34,20 @@ def benchmarks(folder: Path) -> dict[str, Path]:
 
 
 def run_benchmark(name: str, arguments: Sequence[str] = (), folder: Path | None = None) -> int:
-    """The exit code of that benchmark's script, run in the current directory with these arguments."""
+    """The exit code of that benchmark's script, run in the current directory with these arguments.
+
+    The script is ended if mural is.
+    """
     folder = folder or benchmarks_folder()
     found = benchmarks(folder)
     if name not in found:
         raise UnknownBenchmark(name, folder, tuple(found))
-    return subprocess.run([sys.executable, str(found[name]), *arguments], check=False).returncode
+    with subprocess.Popen([sys.executable, str(found[name]), *arguments]) as script:
+        before = signal.signal(signal.SIGTERM, lambda *_: script.terminate())
+        try:
+            return script.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 class UnknownBenchmark(MuralError, LookupError):
