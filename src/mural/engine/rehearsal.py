@@ -29,7 +29,7 @@ from mural.memory.host_memory import HostMemory
 from mural.memory.meta_kernels import GpuTally
 from mural.memory.offload.moments import Gates
 from mural.memory.offload.noted_step import NotedStep
-from mural.memory.offload.step_trace import StepTrace
+from mural.memory.offload.step_trace import Kind, StepTrace
 from mural.memory.offload.swap_plan import HOST_MOMENT
 from mural.memory.offload.swapped_memory import SwappedMemory
 from mural.memory.offload.used_tensors import SHAPES, tensors_in
@@ -159,7 +159,8 @@ def rehearsed(
     for tensor in (*state, image, target):
         tally.enter(tensor)
     tally.hold(hardware.rates.workspace + int(numbers * sum(p.nbytes for p in copy.parameters())))
-    step = NotedStep(SwappedMemory(HostMemory(META)), [], ["activations"], META, None, least, tally)
+    known: list[tuple[torch.UntypedStorage, Kind]] = [(tensor.untyped_storage(), "fixed") for tensor in state]
+    step = NotedStep(SwappedMemory(HostMemory(META)), known, ["activations"], META, None, least, tally)
     generator = torch.get_rng_state()
     try:
         with tally, Gates([], True).open(step):

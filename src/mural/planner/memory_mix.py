@@ -30,6 +30,9 @@ Given = tuple[tuple[int, ...], torch.dtype]
 CROWDED = 1.15
 """How much longer steps take that stay within a limit by sending memory to the host: torch's allocator is at its end,
 and looks for blocks of other sizes. From `mural bench choice`."""
+LATE = 0.3
+"""Copies may take so much longer: steps that stay within a limit by sending memory to the host take 0.9 to 1.3 times
+their predicted seconds."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,10 @@ class MixQuestion:
     def kept_numbers(self) -> int:
         """The bytes of what the optimizer keeps."""
         return int(self.numbers * sum(p.nbytes for p in self.model.parameters()))
+
+    def late(self, mix: Mix) -> float:
+        """The seconds of a mix if its copies come late."""
+        return mix.seconds + LATE * mix.moved / self.hardware.host.bandwidth
 
     def trace(self, recompute: Sequence[str] = ()) -> StepTrace:
         """The step with these blocks computed again."""

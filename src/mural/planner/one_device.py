@@ -27,9 +27,6 @@ from mural.ranks import Mesh
 from mural.report.words import bytes_in_words
 from mural.shard.generators import generators_kept
 
-AT_THE_EDGE = 1.05
-"""A step that fits only by sending memory to the host takes 0.9 to 1.3 times its predicted seconds, so one that sends
-less is taken if it is slower by less than this."""
 SHOWN = 8
 """How many mixes an explanation has."""
 FURTHER = 1.02
@@ -104,8 +101,7 @@ def answered(question: MixQuestion, memory: str, hardware: str, precision: Liter
             f'{bytes_in_words(question.room)}; without tiles, memory="{sufficient(question, least.peak)}" would do; '
             f"or use more devices or smaller images"
         )
-    slowest = AT_THE_EDGE * min(mix.seconds for mix in fitting)
-    best = min((mix for mix in fitting if mix.seconds <= slowest), key=lambda mix: (mix.moved, mix.seconds))
+    best = min(fitting, key=question.late)
     made = Plan(
         memory=memory or (str(question.limit) if best.kinds else ""), stream=best.stream, recompute=best.recompute,
         offload=best.kinds, precision=precision,
@@ -139,8 +135,9 @@ def considered(question: MixQuestion, hardware: str, precision: Literal["float32
         ) from error
     if found[0].peak <= question.room:
         return found
-    fitting = sorted(mix.seconds for mix in found if mix.fits(question.room))
-    slowest = AT_THE_EDGE * fitting[SHOWN - 1] if len(fitting) >= SHOWN else inf
+    fitting = [mix for mix in found if mix.fits(question.room)]
+    shown = sorted(mix.seconds for mix in fitting)[SHOWN - 1 : SHOWN]
+    slowest = max(*shown, min(map(question.late, fitting))) if shown else inf
     return [*found, *streamed(question, hardware, precision, slowest)]
 
 
@@ -186,10 +183,12 @@ def least_seconds(held: Parallel, question: MixQuestion, hardware: str) -> float
 
 def explained(found: Sequence[Mix], best: Mix, question: MixQuestion, memory: str) -> str:
     """What was considered, the fastest first, and what was chosen."""
-    rows = sorted(found, key=lambda mix: (not mix.fits(question.room), mix.seconds))[:SHOWN]
+    rows = sorted(found, key=lambda mix: (not mix.fits(question.room), mix.seconds))
+    rows = [*rows[:SHOWN], *(mix for mix in rows[SHOWN:] if mix is best)]
     lines = [f"{'':2}{'peak':>10}{'step, ms':>10}  "]
     for mix in rows:
         mark = "→" if mix is best else " " if mix.fits(question.room) else "✗"
         lines.append(f"{mark:2}{bytes_in_words(mix.peak):>10}{mix.seconds * 1e3:10.1f}  {mix}")
     room, name = bytes_in_words(question.room), question.hardware.name
-    return "\n".join([*lines, f"Tensors may take {room} of {memory}. Predicted for {name}; ✗: too large."])
+    why = "" if best is rows[0] else "→: the fastest if copies to the host and back come late. "
+    return "\n".join([*lines, f"{why}Tensors may take {room} of {memory}. Predicted for {name}; ✗: too large."])

@@ -61,6 +61,8 @@ class NotedStep:
     ):
         self.memory, self.kinds, self.device, self.limit, self.least = memory, frozenset(kinds), device, limit, least
         self.noted: list[NotedMemory] = []
+        self.held: list[NotedMemory] = []
+        """Memory of the step that others than autograd hold."""
         self.number: dict[int, int] = {}
         self.moments: list[int] = []
         self.births: dict[int, int] = {}
@@ -147,11 +149,12 @@ class NotedStep:
 
     def _end(self) -> None:
         k = len(self.moments) - 1
-        for one in self.noted:
-            if not one.swapped.lasting and not one.alone and not one.swapped.storage.expired():
-                one.alone = one.swapped.alone()
-                if not one.alone:
-                    one.used(k)
+        self.held = [one for one in self.held if not one.swapped.storage.expired()]
+        for one in self.held:
+            one.alone = one.swapped.alone()
+            if not one.alone:
+                one.used(k)
+        self.held = [one for one in self.held if not one.alone]
         over = 0 if self.limit is None else self.gauge.now() - int(USED * self.limit)
         if over > 0:
             self.make_room(over)
@@ -185,6 +188,8 @@ class NotedStep:
         one = NotedMemory(self.memory.entry(storage, lasting, changes=kind == "gradients"), kind)
         self.number[storage._cdata] = len(self.noted)
         self.noted.append(one)
+        if not lasting:
+            self.held.append(one)
         return one
 
     def trace(self) -> StepTrace:

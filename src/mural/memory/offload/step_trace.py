@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -35,12 +36,9 @@ class TracedMemory:
         >>> TracedMemory(8, "activations", (0, 1, 5), frozenset({4, 5})).gaps()
         [(1, 4)]
         """
-        found: list[tuple[int, int]] = []
-        for a, b in pairwise(self.uses):
-            gate = min((g for g in self.gates if a < g <= b), default=a)
-            if gate > a + 1:
-                found.append((a, gate))
-        return found
+        gates = sorted(self.gates)
+        nexts = ((a, b, gates[bisect_right(gates, a) :][:1]) for a, b in pairwise(self.uses))
+        return [(a, gate) for a, b, following in nexts for gate in following if a + 1 < gate <= b]
 
 
 @dataclass(frozen=True)
