@@ -4,8 +4,8 @@ Four parts, each with a file in results/: `measured` (seconds against bytes and 
 (where a ring overtakes a tree, over links of a set delay and bandwidth; needs the rights of root), `digits` (the same
 accuracy by every algorithm) and `faults` (what loses accuracy). `elapsed` (seconds of the digits' training on 2 to 80
 processes) and `sockets` (the same calls over gloo and over MPI) write a line for each measurement to a file .jsonl,
-which goes on where it was stopped; `--collect` makes results/elapsed.json of such files, `--parts sockets --collect`
-results/sockets.json. `--page` writes README.md's tables and the figures.
+which goes on where it was stopped; `--name sixteen --collect` makes results/sixteen-elapsed.json of such files,
+`--parts sockets --collect` results/sockets.json. `--page` writes README.md's tables and the figures.
 """
 
 from __future__ import annotations

@@ -181,11 +181,11 @@ def draw_panel(axis: Any, shares: dict[str, Any], keys: list[str]) -> None:
 def write(here: Path) -> None:
     """Put the tables of all results into the page, and draw the figure."""
     readme = here / "README.md"
-    for device in ("cpu", "cuda"):
-        source = here / "results" / f"{device}.json"
+    for name in ("cpu", "cuda", "nccl"):
+        source = here / "results" / f"{name}.json"
         if source.is_file():
             results = json.loads(source.read_text())
-            place(readme, device, text_of(results))
+            place(readme, name, text_of(results))
             if results.get("shares"):
                 draw(results, here / "figures" / "shares.svg")
     for name, text in (("sixteen", many_ranks_page.text_of), ("sharing", sharing_page.text_of)):

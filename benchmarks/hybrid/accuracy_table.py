@@ -93,8 +93,8 @@ def by_ranks(runs: Runs) -> tuple[list[str], list[list[str]]]:
     return [f"ranks, batch {batch}", f"document, {published.ITERATIONS:,} iterations", *WAYS], rows
 
 
-def conclusions(devices: Mapping[str, Runs]) -> str:
-    """The document's three conclusions, by its own numbers and by ours."""
+def conclusions(devices: Mapping[str, Runs], alone: Mapping[str, Runs]) -> str:
+    """The document's three conclusions, by its own numbers and by ours; `alone`: those that ran by themselves."""
     rows: list[list[str]] = []
     for way in WAYS[:3]:
         for device, runs in devices.items():
@@ -106,7 +106,7 @@ def conclusions(devices: Mapping[str, Runs]) -> str:
         rows.append([f"document, {device}", f"{published.ITERATIONS:,} iterations", *fitted(points)])
     head = ["way", "device", "batches", "seconds ≈ a + b · batch", "r²", "seconds, largest ÷ smallest batch"]
     head += ["accuracy, smallest to largest batch", "largest batch − half of it"]
-    parts = ["Time over batch, and accuracy over batch, on two ranks:", markdown(head, rows), gains_text(devices)]
+    parts = ["Time over batch, and accuracy over batch, on two ranks:", markdown(head, rows), gains_text(alone)]
     return "\n\n".join(parts)
 
 

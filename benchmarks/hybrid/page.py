@@ -49,6 +49,8 @@ class Results:
         used = {r["run"] for r in self.records}
         self.headers = [r for r in records if r["kind"] == "header" and r["date"] in used]
         self.versions = [r for r in records if r["kind"] == "versions" and r["name"] in used]
+        self.shared = {v["name"] for v in self.versions if v.get("cores")}
+        """Runs in which several measurements went on at a time."""
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind."""
@@ -65,7 +67,7 @@ class Results:
             f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}. "
             f"Commands: {commands}."
         )
-        if any(v.get("cores") for v in self.versions):
+        if self.shared:
             where = "" if last["device"].startswith("CPU") else ", on one GPU"
             text += f" With `--cores`, several ran at a time{where}, each rank on a core of its own."
         if max(loads) > at["cores"]:
@@ -234,7 +236,8 @@ def write(here: Path) -> None:
         place(readme, f"training-{name}", "\n\n".join(text for text in texts_of_it if text))
     if runs:
         trained = {name: plain(results.of("training")) for name, results in runs.items()}
-        place(readme, "conclusions", conclusions(trained))
+        alone = {name: [r for r in found if r["run"] not in runs[name].shared] for name, found in trained.items()}
+        place(readme, "conclusions", conclusions(trained, alone))
         figures.draw_training(trained, published.ROWS, drawn / "training.svg")
 
 

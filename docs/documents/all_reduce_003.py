@@ -56,8 +56,9 @@ THEORY = (
     ),
     Row(
         "DAG and average parallelism",
-        "work W and depth D bound the time on p processors: min{W/p, D} ≤ T ≤ O(W/p + D)",
-        "W and D of a captured graph, forward and backward; both bounds, the lower one as max{W/p, D}, which is "
+        "work W and depth D bound the time on p processors: min{W/p, D} ≤ T ≤ O(W/p + D); W/D is a good number of "
+        "processors",
+        "W, D and W/D of a captured graph, forward and backward; both bounds, the lower one as max{W/p, D}, which is "
         "sharper",
         WORK,
         Verdict.REPRODUCED,

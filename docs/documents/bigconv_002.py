@@ -202,7 +202,7 @@ FIGURES = (
         grown("CNN3D"),
         f"{COMMAND} --models CNN3D",
         Verdict.BETTER,
-        "more on 8 ranks than theirs on 9; nothing is known of 28",
+        "more on 8 ranks than theirs on 9; as many ranks as theirs are in a row below, under a smaller cap",
     ),
     Row(
         "figure 5, one GPU",

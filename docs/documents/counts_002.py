@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from documents.bigconv_002 import CAP, COMMAND, DIMS, GPU, memory, on_cpu, own_work
-from documents.lookup import Field, Made, record
+from documents.lookup import Field, Made, mean, record
 from documents.row import Row, Verdict, say
 
 COUNTS = "mural bench bigconv --counts --output counts.jsonl --only"
@@ -36,10 +36,11 @@ def small(ranks: int, field: str) -> Field:
 
 
 def busy(ranks: int, model: str = "CNN2D", side: int = 2048, dims: int = 2) -> Made:
-    """The time of all ranks' kernels over that of their own parts of the step, one at a time."""
-    about = {"case__model": model, "case__ranks": ranks, "case__extents": [side] * dims, "cap": CAPS[model]}
-    kernels, wall = (record(GPU, field, sum, kind="utilisation", **about) for field in ("kernels", "wall"))
-    return kernels / wall
+    """The time of a rank's kernels over that of its own part of the step, the others idle: the mean of the ranks."""
+    about = {"kind": "utilisation", "case.model": model, "case.ranks": ranks, "case.extents": [side] * dims}
+    path = ("records", about | {"cap": CAPS[model]})
+    each = tuple(Field(GPU, (*path, "kernels", n)) / Field(GPU, (*path, "wall", n)) for n in range(ranks))
+    return Made(lambda *shares: mean(shares), each)
 
 
 def batched(kind: str, field: str, ranks: int, images: int, model: str) -> Field:

@@ -104,6 +104,13 @@ PARTITIONING = (
         Verdict.REPRODUCED,
     ),
     Row(
+        "cost of computing",
+        "the work of a layer grows far faster than its depth, which is at most logarithmic",
+        "of a captured U-Net, work grows as the pixels do, and depth hardly",
+        WORK,
+        Verdict.REPRODUCED,
+    ),
+    Row(
         "figure 7",
         "data parallelism, model parallelism and pipelining",
         "`data`, `channel` and `stage` of a plan; `data` together with either",

@@ -11,7 +11,7 @@ NAMES = (
     "figure 7", "figure 8", "section 4", "12 convolutions", "12 layers",
 )  # fmt: skip
 SIZES = (
-    "32²", "48²", "64²", "128²", "256²", "512²", "768²", "1024²", "1280²", "144³", "2048²", "2560²", "4096²",
+    "32²", "48²", "64²", "128²", "256²", "512²", "768²", "1024²", "1280²", "144³", "2048²", "2560²", "3072²", "4096²",
     "100,000²", "1 KiB", "8 KiB", "64 KiB", "1 MiB", "4 MiB", "16 MiB", "64 MiB", "256 MiB", "512 MiB", "16 GiB",
     "2 ms", "25 MB/s", "kernel 3", "kernel 7", "32 → 32", "128 → 128", "width 32", "width 512", "width 4096",
 )  # fmt: skip
@@ -19,7 +19,7 @@ RANKS = (
     "2 ranks", "3 ranks", "4 ranks", "6 ranks", "8 ranks", "12 ranks", "16 ranks", "on 2, 4 and 8 ranks",
     "2 to 16 ranks", "5 and 4 ranks", "2 CPU", "4 CPU",
     "10 CPU", "2 GPU", "4 GPU", "4 data ranks", "16 data ranks", "on 2", "on 3", "on 4", "on 5", "on 6",
-    "on 8", "on 9", "on 10", "on 12", "on 28", "of 2", "of 8", "of 10", "of 28", "against 8",
+    "on 8", "on 9", "on 10", "on 12", "on 28", "of 2", "of 8", "of 10", "against 8",
     "8 V100s", "2 cores", "16 cores", "4 hosts", "2 nodes", "2 processes", "8 processes",
     "16 processes", "80 processes", "1 and 9 ranks", "data 2", "data 4", "data 16", "stage 2", "stage 4", "GEMS 4",
     "domain 2", "spatial 2 × 1 × 1", "grid of 4 × 2", "`channel = 4`",

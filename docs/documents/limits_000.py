@@ -205,7 +205,7 @@ ROWS = (
         f"{COMMAND} --only deep/GEMS deep/spatial 'deep/spatial × stages' {KNOWN}",
         Verdict.BETTER,
         "spatial cuts, alone or with stages, hold larger images than any cut by layers; GEMS trains two images at a "
-        "time and so holds smaller ones. Of the classic net the first side that fails is not known",
+        "time and so holds smaller ones. Of the classic net the searches were not finished",
     ),
     Row(
         "the same, with recompute",

@@ -196,7 +196,7 @@ DATA = (
         "by itself: its section on reduce calls the idle nodes «the biggest bottleneck»",
     ),
     Row(
-        "de-merits, 1; model parallelism",
+        "de-merits, 1; model parallelism, merits, 2",
         "each node of data parallelism holds the whole model; under model parallelism a node needs less memory",
         say(
             "AlexNet: {data:.0f} MiB of weights on each of 4 data ranks, {model:.0f} model-parallel, {hybrid:.0f} "

@@ -122,4 +122,21 @@ TAKEAWAYS = (
             / record("offload/resnet50.json", "step", kind="measure", name="table/resnet50/baseline"),
         ),
     ),
+    Row(
+        "future work, 2, aim",
+        "better model parallelism, by larger models on a single GPU",
+        say(
+            "U-Net at 2560², stages of 16 GiB: one with offload takes {one:.2f} s a step, two {two:.2f}; without it "
+            "one, two and 4 stages under 1F1B run out of memory, and GEMS on 4 stages takes {gems:.2f}. One stage "
+            "with offload runs at 3072², too ({large:.2f} s); without, up to 2048²",
+            one=record(GPU, "step", kind="measure", name="stages/2560/1offload"),
+            two=record(GPU, "step", kind="measure", name="stages/2560/2offload"),
+            gems=record(GPU, "step", kind="measure", name="stages/2560/gems4"),
+            large=record(GPU, "step", kind="measure", name="stages/3072/1offload"),
+        ),
+        "mural bench offload --only 'stages/2560/*' stages/3072/1offload stages/2048/1",
+        Verdict.BETTER,
+        "the document left it for later. Stages share the GPU, so their seconds do not show what several GPUs would "
+        "gain",
+    ),
 )
