@@ -14,20 +14,17 @@ results/predicted.jsonl, --output or --known files is not predicted or measured 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.case import GIB
 from harness.options import DEVICES, device_of
 from harness.results import Log, Record, collect, read
-from harness.team import CaseFailed, Pool, Team
+from harness.team import CaseFailed, Pool, Starter, Team
 
 from choice import page
 from choice.parts import TOY, Part, Sizes, all_parts, expected, not_run, selected
@@ -68,16 +65,6 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def start(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A new process for a part, with all cores."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(os.cpu_count()))
-    command, pipe = [sys.executable, "-P", "-m", "choice.rank"], subprocess.PIPE
-    with log.open("w") as errors:
-        return subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment | threads
-        )  # fmt: skip
-
-
 class Bench:
     """Predicts settings and runs parts, one after the other, and writes what came of each."""
 
@@ -90,7 +77,6 @@ class Bench:
         self.team: Team | None = None
         self.setting = ""
         """The process at hand, and the setting that it measures; none if it predicts, or takes toys."""
-        self.facts: dict[str, Any] = {}
 
     def predicted(self, part: Part) -> Record | None:
         """The prediction of a part's setting, known or made now; None, and a record of why, if that failed."""
@@ -102,7 +88,7 @@ class Bench:
                 found = team.ask("predict", limit=PREDICTING, name=part.name, toy=self.options.toy)[0]
         except CaseFailed as failure:
             self.unpredicted.add(part.setting)
-            self.failed(part.setting, failure)
+            failure.note(self.log, part.setting, name=part.setting, toy=self.options.toy)
             return None
         record = self.log.write("predicted", name=part.setting, toy=self.options.toy, **found)
         chosen = record["mixes"]["chosen"]
@@ -124,16 +110,10 @@ class Bench:
             with self.process(part) as team:
                 found = team.ask("run_part", limit=limit, **given, **more, budget=self.options.budget)[0]
         except CaseFailed as failure:
-            self.failed(part.name, failure)
+            failure.note(self.log, part.name, **given)
             return
         record = self.log.write("measure", **given, **found)
         self.log.say(f"{part.name}: {page.short(record)}")
-
-    def failed(self, name: str, failure: CaseFailed) -> None:
-        """Write that something failed."""
-        self.log.write("failure", name=name, toy=self.options.toy, why=failure.kind, message=failure.message)
-        self.log.say(f"{name}: {failure}"[:200])
-        print(failure.printed, end="\n" if failure.printed else "", flush=True)
 
     @contextmanager
     def process(self, part: Part | None = None) -> Generator[Team]:
@@ -148,7 +128,7 @@ class Bench:
             self.team = self.shared.enter_context(self.pool.team(1, None if measured is None else measured.cap * GIB))
             self.setting = setting
             if part is not None:
-                self.note(self.team.facts)
+                self.log.versions(self.team.facts)
         try:
             yield self.team
         except CaseFailed:
@@ -166,12 +146,6 @@ class Bench:
         if self.log.left < seconds:
             return f"it may take {seconds:.0f} s, and {max(0.0, self.log.left):.0f} are left"
         return None
-
-    def note(self, facts: dict[str, Any]) -> None:
-        """Write what the processes run with, once."""
-        if facts != self.facts:
-            self.facts = facts
-            self.log.write("versions", **facts)
 
     def close(self) -> None:
         """End the process at hand."""
@@ -201,7 +175,7 @@ def measure(options: argparse.Namespace) -> None:
     output = options.predict or options.output or (None if options.toy else HERE / "results" / f"{device}.jsonl")
     log = Log("choice", output, options.known, options.minutes)
     # On a GPU, the next processes import what they need while one measures; on a CPU they would disturb.
-    pool = Pool(device, spares=3 if device == "cuda" else 0, start=start)
+    pool = Pool(device, spares=3 if device == "cuda" else 0, start=Starter("choice.rank", all_cores=True))
     bench = Bench(log, pool, options)
     try:
         for part in options.parts:

@@ -75,6 +75,7 @@ class Log:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.records += read(path) if path.is_file() else []
         self.machine = machine()
+        self.facts: Record = {}
         date = datetime.now(UTC).isoformat(timespec="seconds")
         command = command or command_line(benchmark, sys.argv[1:])
         self.write("header", command=command, date=date, machine=self.machine)
@@ -87,6 +88,12 @@ class Log:
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
         return record
+
+    def versions(self, facts: Record) -> None:
+        """Write what the processes of this run run with, once."""
+        if facts != self.facts:
+            self.facts = facts
+            self.write("versions", **facts)
 
     def find(self, kind: str, **values: Any) -> Record | None:
         """The last record of that kind with these values."""

@@ -24,16 +24,13 @@ class Session:
         self.log, self.pool = log, pool
         self.stack = ExitStack()
         self.held: tuple[Team, int, int | None] | None = None
-        self.facts: dict[str, Any] = {}
 
     def team(self, ranks: int, cap: int | None) -> Team:
         """The team at hand if it has that many ranks under that cap, else a new one."""
         if self.held is None or self.held[1:] != (ranks, cap):
             self.drop()
             self.held = self.stack.enter_context(self.pool.team(ranks, cap)), ranks, cap
-            if self.held[0].facts != self.facts:
-                self.facts = self.held[0].facts
-                self.log.write("versions", **self.facts)
+            self.log.versions(self.held[0].facts)
         return self.held[0]
 
     def drop(self) -> None:
@@ -53,9 +50,7 @@ class Session:
             return team.ask(do, limit=limit, case=case.encode(), **given)
         except CaseFailed as failure:
             self.drop()
-            self.log.write("failure", name=do, case=case.encode(), cap=cap, why=failure.kind, message=failure.message)
-            self.log.say(f"{case.title}: {failure}"[:150])
-            print(failure.printed, end="\n" if failure.printed else "", flush=True)
+            failure.note(self.log, case.title, name=do, case=case.encode(), cap=cap)
             return None
 
     def measure(

@@ -17,17 +17,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.results import scrubbed
+from harness.results import Log, scrubbed
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+ENVIRONMENT = {**dict.fromkeys(THREADS, "1"), "GLOO_SOCKET_IFNAME": "lo"}
 # Freed memory goes back to the system at once, so that a peak is one of tensors.
 EXACT_RESIDENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 START_LIMIT, GRACE = 180.0, 5.0
+Start = Callable[[Path, dict[str, str]], Any]
 GRAVITY = ("memory", "error", "ended", "peer", "late")
 """Which of several ranks' failures says most about the cause, most telling first."""
 
@@ -39,13 +42,31 @@ class CaseFailed(RuntimeError):
         super().__init__(f"{kind}: {message}")
         self.kind, self.message, self.printed = kind, message, printed
 
+    def note(self, log: Log, words: str, **about: Any) -> None:
+        """Write that what this is about failed, and say so."""
+        log.write("failure", **about, why=self.kind, message=self.message)
+        log.say(f"{words}: {self}"[:200])
+        print(self.printed, end="\n" if self.printed else "", flush=True)
 
-def started(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A new process that becomes a rank; what it prints goes to the log."""
-    command = [sys.executable, "-P", "-m", "harness.worker"]
-    pipe = subprocess.PIPE
-    with log.open("w") as errors:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+
+@dataclass(frozen=True)
+class Starter:
+    """Starts processes that become ranks, of which a module says what they answer; what they print goes to a log.
+
+    With `all_cores`, each has those of the machine; with `usual_memory`, the usual allocator: both as a user's has.
+    """
+
+    module: str = "harness.worker"
+    all_cores: bool = False
+    usual_memory: bool = False
+
+    def __call__(self, log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+        """A new process."""
+        command, pipe = [sys.executable, "-P", "-m", self.module], subprocess.PIPE
+        kept = {k: v for k, v in environment.items() if not (self.usual_memory and k in EXACT_RESIDENT)}
+        threads = dict.fromkeys(THREADS, str(os.cpu_count())) if self.all_cores else {}
+        with log.open("w") as errors:
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=kept | threads)
 
 
 class Worker:
@@ -80,10 +101,10 @@ class Worker:
 
 
 class Pool:
-    """Processes ready for teams; `spares` of them are kept ahead of need, `start` starts one as `started` does."""
+    """Processes ready for teams; `spares` of them are kept ahead of need, `start` starts one as a `Starter` does."""
 
-    def __init__(self, device: str, spares: int = 0, start: Callable[[Path, dict[str, str]], Any] = started) -> None:
-        self.device, self.spares, self.start = device, spares, start
+    def __init__(self, device: str, spares: int = 0, start: Start | None = None) -> None:
+        self.device, self.spares, self.start = device, spares, start or Starter()
         self.folder = tempfile.TemporaryDirectory(prefix="mural-bench-")
         self.inbox: queue.Queue[tuple[Worker, str | None]] = queue.Queue()
         self.idle: list[Worker] = []

@@ -9,7 +9,6 @@ mural bench multi_dsn --page                   write README.md's tables from res
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from harness.case import GIB
 from harness.options import add_options, device_of
 from harness.results import Log, Record, collect
 from harness.search import next_size
-from harness.team import CaseFailed, Pool, Team
+from harness.team import CaseFailed, Pool, Starter, Team
 
 from multi_dsn import page
 from multi_dsn.ways import BATCH, PUBLISHED_SIDE, SIDES, WAYS, Way
@@ -38,13 +37,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def started(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A new process that becomes a rank of this benchmark."""
-    command, pipe = [sys.executable, "-P", "-m", "multi_dsn.rank"], subprocess.PIPE
-    with log.open("w") as errors:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
-
-
 def measure(log: Log, team: Team, way: Way, side: int, cap: int, quick: bool) -> Record | None:
     """Every rank's numbers for a side; None, and a record of the failure, where it does not fit."""
     about: dict[str, Any] = {"way": way.name, "side": side, "cap": cap}
@@ -52,8 +44,7 @@ def measure(log: Log, team: Team, way: Way, side: int, cap: int, quick: bool) ->
     try:
         answers = team.ask("steps", limit=max(60.0, log.left), repeats=1 if quick else 5, **asked)
     except CaseFailed as failure:
-        log.write("failure", **about, why=failure.kind, message=failure.message)
-        log.say(f"{way.name}, {side}²: {failure}"[:160])
+        failure.note(log, f"{way.name}, {side}²", **about)
         return None
     record = log.write(
         "measure", **about, ranks=way.ranks, images=BATCH * (1 + way.targets),
@@ -85,8 +76,7 @@ def search(log: Log, pool: Pool, way: Way, cap: int, quick: bool) -> None:
     while log.left > 20 and following() is not None:
         try:
             with pool.team(way.ranks, cap if pool.device == "cuda" else None) as team:
-                if log.find("versions") is None:
-                    log.write("versions", **team.facts)
+                log.versions(team.facts)
                 while log.left > 20 and (side := following()) is not None:
                     record = measure(log, team, way, side, cap, quick)
                     if record is None:
@@ -111,7 +101,7 @@ def main() -> None:
         return
     device = device_of(options)
     log = Log("multi_dsn", options.output, options.known, options.minutes)
-    pool = Pool(device, spares=6 if device == "cuda" and not options.quick else 0, start=started)
+    pool = Pool(device, spares=6 if device == "cuda" and not options.quick else 0, start=Starter("multi_dsn.rank"))
     try:
         for way in (way for way in WAYS if way.targets in options.targets):
             if not way.searched or log.find("limit", way=way.name) is None:

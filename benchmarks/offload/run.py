@@ -13,8 +13,6 @@ whose result is known, or for which the time does not suffice, is left out; `--a
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.case import GIB
 from harness.options import DEVICES, device_of
 from harness.results import Log, collect
-from harness.team import CaseFailed, Pool, Team
+from harness.team import CaseFailed, Pool, Starter, Team
 
 from offload import page
 from offload.parts import TOY, Part, Sizes, all_parts, selected
@@ -66,16 +64,6 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def start(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A new process for a part: it has all cores, as a user's has."""
-    cores = str(os.cpu_count())
-    with log.open("w") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "offload.rank"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            text=True, env=environment | {"OMP_NUM_THREADS": cores, "MKL_NUM_THREADS": cores},
-        )  # fmt: skip
-
-
 class Bench:
     """Runs parts, one after the other, and writes what came of each."""
 
@@ -85,7 +73,6 @@ class Bench:
         self.shared = ExitStack()
         self.team: Team | None = None
         """The process that toys share."""
-        self.facts: dict[str, Any] = {}
 
     def run(self, part: Part) -> None:
         """Measure a part, unless it is known or too long for the time that is left."""
@@ -98,9 +85,7 @@ class Bench:
                 limit = max(0.0, self.log.left) + OVERTIME
                 found = team.ask("run_part", limit=limit, name=part.name, **asdict(self.settings))[0]
         except CaseFailed as failure:
-            self.log.write("failure", **about, why=failure.kind, message=failure.message)
-            self.log.say(f"{part.name}: {failure}"[:200])
-            print(failure.printed, end="\n" if failure.printed else "", flush=True)
+            failure.note(self.log, part.name, **about)
             return
         record = self.log.write("measure", **about, **found)
         self.log.say(f"{part.name}: {page.short(record)}")
@@ -110,12 +95,12 @@ class Bench:
         """A process for a part, under its cap; toys have none, and share one until a part fails."""
         if not self.settings.toy:
             with self.pool.team(1, None if part.cap is None else part.cap * GIB) as team:
-                self.note(team.facts)
+                self.log.versions(team.facts)
                 yield team
             return
         if self.team is None:
             self.team = self.shared.enter_context(self.pool.team(1, None))
-            self.note(self.team.facts)
+            self.log.versions(self.team.facts)
         try:
             yield self.team
         except CaseFailed:
@@ -131,12 +116,6 @@ class Bench:
         if self.log.left < expected:
             return f"it may take {expected:.0f} s, and {max(0.0, self.log.left):.0f} are left"
         return None
-
-    def note(self, facts: dict[str, Any]) -> None:
-        """Write what the processes run with, once."""
-        if facts != self.facts:
-            self.facts = facts
-            self.log.write("versions", **facts)
 
     def close(self) -> None:
         """End the process that toys share."""
@@ -165,7 +144,7 @@ def measure(options: argparse.Namespace) -> None:
     output = options.output or (None if options.toy else HERE / "results" / f"{device}.jsonl")
     log = Log("offload", output, options.known, options.minutes)
     # On a GPU, the next processes import what they need while one measures; on a CPU they would disturb.
-    pool = Pool(device, spares=3 if device == "cuda" else 0, start=start)
+    pool = Pool(device, spares=3 if device == "cuda" else 0, start=Starter("offload.rank", all_cores=True))
     bench = Bench(log, pool, options)
     try:
         for part in options.parts:

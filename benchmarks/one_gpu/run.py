@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.case import GIB
 from harness.options import DEVICES, device_of
 from harness.results import Log, collect
-from harness.team import CaseFailed, Pool
+from harness.team import CaseFailed, Pool, Starter
 
 from one_gpu import page
 from one_gpu.parts import TOY, Part, Sizes, all_parts, selected
@@ -71,21 +69,11 @@ def chosen(only: list[str] | None, toy: bool, tile: int) -> list[Part]:
     return [part.tiled(tile or (32 if toy else 0)) for part in parts]
 
 
-def start(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A new process for a part: it has all cores, as a user's has."""
-    command = [sys.executable, "-P", "-m", "one_gpu.rank"]
-    threads = {"OMP_NUM_THREADS": str(os.cpu_count()), "MKL_NUM_THREADS": str(os.cpu_count())}
-    pipe = subprocess.PIPE
-    with log.open("w") as errors:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment | threads)
-
-
 class Bench:
     """Runs parts, one after the other, and writes what came of each."""
 
     def __init__(self, log: Log, pool: Pool, options: argparse.Namespace) -> None:
         self.log, self.pool, self.options = log, pool, options
-        self.facts: dict[str, Any] = {}
         self.before = len(log.records) if options.again else 0
         """Records that do not count as known."""
 
@@ -99,15 +87,13 @@ class Bench:
         folder = str(self.options.folder)
         try:
             with self.pool.team(1, cap) as team:
-                self.note(team.facts)
+                self.log.versions(team.facts)
                 wrote = team.ask("prepare", limit=WRITING, name=part.name, folder=folder) if part.way == "file" else [0]
                 limit = max(0.0, self.log.left) + OVERTIME
                 settings = {"repeats": self.options.repeats, "budget": self.options.budget, "toy": self.options.toy}
                 found = team.ask("steps", limit=limit, name=part.name, folder=folder, **settings)[0]
         except CaseFailed as failure:
-            self.log.write("failure", **about, why=failure.kind, message=failure.message)
-            self.log.say(f"{part.name}: {failure}"[:200])
-            print(failure.printed, end="\n" if failure.printed else "", flush=True)
+            failure.note(self.log, part.name, **about)
             return
         record = self.log.write("measure", **about, wrote=wrote[0], **found)
         self.log.say(f"{part.name}: {page.short(record)}")
@@ -124,12 +110,6 @@ class Bench:
         short = [Part.parse(name) for name, record in last.items() if record.get("why") == "memory"]
         smaller = [other.size for other in short if other.series == part.series and other.size < part.size]
         return f"memory was short at {min(smaller)}" if smaller else None
-
-    def note(self, facts: dict[str, Any]) -> None:
-        """Write what the processes run with, once."""
-        if facts != self.facts:
-            self.facts = facts
-            self.log.write("versions", **facts)
 
 
 def main() -> None:
@@ -149,7 +129,7 @@ def main() -> None:
     output = options.output or (None if options.toy else HERE / "results" / f"{device}.jsonl")
     log = Log("one_gpu", output, options.known, options.minutes)
     # On a GPU, the next process imports what it needs while this one measures; on a CPU it would disturb.
-    pool = Pool(device, spares=1 if device == "cuda" else 0, start=start)
+    pool = Pool(device, spares=1 if device == "cuda" else 0, start=Starter("one_gpu.rank", all_cores=True))
     bench = Bench(log, pool, options)
     try:
         for part in options.parts:

@@ -36,7 +36,6 @@ class Campaign:
         self.log, self.pool, self.cap, self.step, self.sides, self.wanted = log, pool, cap, step, sides, wanted
         self.stack = ExitStack()
         self.held: tuple[Team, int, Any] | None = None
-        self.facts: dict[str, Any] = {}
         self.messages = ""
 
     def team(self, ranks: int) -> Team:
@@ -45,9 +44,7 @@ class Campaign:
             self.drop()
             team = self.stack.enter_context(self.pool.team(ranks, self.cap))
             self.held = team, ranks, None
-            if team.facts != self.facts:
-                self.facts = team.facts
-                self.log.write("versions", **self.facts)
+            self.log.versions(team.facts)
         return self.held[0]
 
     def drop(self) -> None:
@@ -86,9 +83,8 @@ class Campaign:
         except CaseFailed as failure:
             self.drop()
             late = notes_of(team) if failure.kind == "late" else []
-            self.log.write("failure", **about, why=failure.kind, message="; ".join([failure.message, *late]))
-            self.log.say(f"{net}, {way.name}, {side}²: {failure}"[:160])
-            print(failure.printed, end="\n" if failure.printed else "", flush=True)
+            failure.message = "; ".join([failure.message, *late])
+            failure.note(self.log, f"{net}, {way.name}, {side}²", **about)
             if late:
                 self.show_stacks(team)
             return None
@@ -150,12 +146,10 @@ class Campaign:
                 answers = self.team(plan.devices).ask("agrees", plan=asdict(plan), side=side)
             except CaseFailed as failure:
                 self.drop()
-                self.log.write("failure", name="agrees", plan=name, why=failure.kind, message=failure.message)
-                self.log.say(f"{name}: {failure}")
-                print(failure.printed, flush=True)
+                failure.note(self.log, name, name="agrees", plan=name)
                 continue
             found = {key: max(a[key] for a in answers) for key in answers[0]}
-            self.log.write("agrees", name=name, device=self.facts.get("device"), **found)
+            self.log.write("agrees", name=name, device=self.log.facts.get("device"), **found)
             self.log.say(f"{name}: {found}")
 
 

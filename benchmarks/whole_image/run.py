@@ -14,8 +14,6 @@ files is left out.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
@@ -27,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.case import GIB
 from harness.options import DEVICES, device_of, numbers
 from harness.results import Log, collect, read
-from harness.team import EXACT_RESIDENT, CaseFailed, Pool
+from harness.team import CaseFailed, Pool, Starter
 
 from whole_image import page
 from whole_image.parts import ON_CPU, QUICK, Part, Sizes, all_parts, selected
@@ -72,15 +70,6 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def start(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """A new process for a part: it has all cores and the usual allocator, as a user's has."""
-    command, pipe = [sys.executable, "-P", "-m", "whole_image.rank"], subprocess.PIPE
-    usual = {name: value for name, value in environment.items() if name not in EXACT_RESIDENT}
-    usual |= {"OMP_NUM_THREADS": str(os.cpu_count()), "MKL_NUM_THREADS": str(os.cpu_count())}
-    with log.open("w") as errors:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=usual)
-
-
 class Bench:
     """Runs parts, one after the other, and writes what came of each."""
 
@@ -94,10 +83,10 @@ class Bench:
         sides = sorted({part.side for part in parts})
         try:
             with self.pool.team(1, None) as team:
-                self.log.write("versions", **team.facts)
+                self.log.versions(team.facts)
                 took = team.ask("prepare", limit=PREPARING, sides=sides, **self.about)[0]
         except CaseFailed as failure:
-            self.tell("the start", failure)
+            failure.note(self.log, "the start", name="prepare")
             return False
         self.log.write("prepared", **took)
         self.log.say(f"trained in {took['training']:.1f} s; images written in {took['writing']:.1f} s")
@@ -111,19 +100,13 @@ class Bench:
                     limit = max(0.0, self.log.left) + OVERTIME
                     found = team.ask("measure", limit=limit, name=part.name, tile=tile, **self.about)[0]
             except CaseFailed as failure:
-                self.log.write("failure", name=part.name, tile=tile, why=failure.kind, message=failure.message)
-                self.tell(f"{part.name} in tiles of {tile}", failure)
+                failure.note(self.log, f"{part.name} in tiles of {tile}", name=part.name, tile=tile)
                 if failure.kind != "memory":
                     return
                 continue
             record = self.log.write("measure", name=part.name, **found)
             self.log.say(f"{part.name}: {page.short(record)}")
             return
-
-    def tell(self, what: str, failure: CaseFailed) -> None:
-        """Say what failed."""
-        self.log.say(f"{what}: {failure}"[:300])
-        print(failure.printed, end="\n" if failure.printed else "", flush=True)
 
 
 def main() -> None:
@@ -143,6 +126,7 @@ def main() -> None:
     log = Log("whole_image", options.output, options.known, options.minutes)
     waiting = [part for part in options.parts if log.find("measure", name=part.name) is None]
     # On a GPU, the next process imports what it needs while this one measures; on a CPU it would disturb.
+    start = Starter("whole_image.rank", all_cores=True, usual_memory=True)
     pool = Pool(options.device, spares=1 if options.device == "cuda" else 0, start=start)
     try:
         bench = Bench(log, pool, options)
