@@ -217,6 +217,11 @@ def team_of(group: dist.ProcessGroup | None) -> Team:
             return Team(connections.interruptible(ours, "a group for collectives", new) if world > 1 else None)
 
         return groups.kept(ours, "rounds", build)
+    return groups.kept(group, "rounds in it", lambda: team_in(group))
+
+
+def team_in(group: dist.ProcessGroup) -> Team:
+    """The team of a group that this rank is in."""
     if dist.get_rank(group) < 0:
         raise PlanError("this rank is not in the group: call this only on the ranks of the group")
-    return groups.kept(group, "rounds in it", lambda: Team(group))
+    return Team(group)
