@@ -108,7 +108,8 @@ class MixQuestion:
 
     def late(self, mix: Mix) -> float:
         """The seconds of a mix if its copies come late."""
-        return mix.seconds + LATE * mix.moved / self.hardware.host.bandwidth
+        moved = mix.moved + (self.kept_numbers if mix.optimizer else 0)
+        return mix.seconds + LATE * moved / self.hardware.host.bandwidth
 
     def trace(self, recompute: Sequence[str] = ()) -> StepTrace:
         """The step with these blocks computed again."""
