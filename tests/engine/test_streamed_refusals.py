@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -185,6 +186,126 @@ def test_what_a_forward_carries(what: str) -> None:
     """A step makes the calls of a forward without running it: a count stayed as it was, and a buffer too."""
     with pytest.raises(mural.UnsupportedOp, match=rf"counts on \['model.{what}'\]"):
         step(Carrying(what))
+
+
+class BothModes(nn.Module):
+    """Runs a norm with its running statistics, and with those of the batch, which moves them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        self.norm.eval()
+        z = self.norm(y)
+        self.norm.train()
+        return self.norm(y) + z
+
+
+def test_a_norm_in_both_modes() -> None:
+    """Backward through the first call took the statistics that the second one had moved."""
+    with pytest.raises(mural.UnsupportedOp, match=r"batch_norm at .*norm.* reads .*running_mean"):
+        step(BothModes())
+
+
+CALLS = [0]
+
+
+class Config:
+    """What several layers may share."""
+
+    calls = 0
+
+
+class Remembering(Carrying):
+    """The same, in places other than an attribute or a buffer of its own."""
+
+    calls = 0
+
+    def __init__(self, what: str):
+        super().__init__(what)
+        self.table, self.config, self.last, self.past = {"calls": 0}, Config(), None, list[Tensor]()
+        self.first = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if self.what == "table":
+            self.table["calls"] += 1
+        elif self.what == "config":
+            self.config.calls += 1
+        elif self.what == "calls":
+            Remembering.calls += 1
+        elif self.what == "CALLS":
+            CALLS[0] += 1
+        elif self.what == "last":
+            y, self.last = y if self.last is None else y + self.last, y.detach()
+        elif self.what == "past":
+            self.past.append(y.detach().mean())
+            y = y + sum(self.past)
+        elif self.what == "first":
+            y = y.relu() if self.first else y
+            self.first = False
+        return y * (1 + self.table["calls"] + self.config.calls + Remembering.calls + CALLS[0])
+
+
+@pytest.mark.parametrize("what", ["table", "config", "calls", "CALLS", "last", "past", "first"])
+def test_what_a_forward_goes_by_the_next_time(what: str) -> None:
+    """What was not a number in an attribute stayed as it was before the first step, and losses were those of then."""
+    with pytest.raises(mural.UnsupportedOp, match=rf"counts on \['[\w.]*{what}'\]"):
+        step(Remembering(what))
+
+
+def counting() -> Any:
+    calls = [0]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        calls[0] += 1
+        return F.cross_entropy(output, target) * calls[0]
+
+    return loss
+
+
+class Counted:
+    """A loss that is a method, and counts its calls."""
+
+    calls = 0
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(output, target) * self.calls
+
+
+@pytest.mark.parametrize("loss", [counting(), partial(counting()), Counted().loss])
+def test_a_loss_that_counts(loss: Any) -> None:
+    """It counted how often a step looked at it, which is not how often it would have been called."""
+    pm = mural.parallelize(nn.Conv2d(2, 3, 3, padding=1), mural.Plan(stream=(8, 8)), loss=loss)
+    with pytest.raises(mural.UnsupportedOp, match=r"counts on \['(loss_call|counting.*calls)'\]"):
+        pm.step(torch.zeros(1, 2, 16, 16), torch.zeros(1, 16, 16).long())
+
+
+class Caching(nn.Module):
+    """Keeps what is the same in each forward, and what nobody reads again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.masks = nn.Conv2d(2, 3, 3, padding=1), dict[int, Tensor]()
+        self.ramp: Tensor | None = None
+        self.found: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ramp is None:
+            self.ramp = torch.arange(3.0, device=x.device).view(3, 1, 1)
+        if x.shape[3] not in self.masks:
+            self.masks[x.shape[3]] = torch.ones(1, 3, 1, 1, device=x.device).cumsum(1)
+        y = self.conv(x)
+        self.found = [y, y.detach()]
+        return y * self.ramp + self.masks[x.shape[3]]
+
+
+def test_what_a_forward_caches() -> None:
+    """It is no reason to refuse."""
+    step(Caching())
 
 
 def test_what_a_forward_remembers() -> None:

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from mural.cost.hardware import Hardware
 from mural.cost.kernel_prices import kernel_seconds
 from mural.cost.rates import Rates
 from mural.engine.alignment import target_dims
-from mural.engine.recompute import chosen, in_pieces
+from mural.engine.recompute import BlockCall, chosen
 from mural.engine.tile_inputs import CHANNELS_LAST, memory_format
 from mural.memory.host_memory import HostMemory
 from mural.memory.meta_kernels import GpuTally
@@ -184,13 +183,12 @@ def model_without_memory(model: nn.Module) -> nn.Module:
 
 def computed_again(block: nn.Module, lower: torch.dtype | None, tally: PricedTally) -> None:
     """Let a block be computed again in backward, under the same autocast."""
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    options: dict[str, Any] = {"preserve_rng_state": False}
     options["context_fn"] = lambda: (nullcontext(), computing_again(lower, tally))
     plain = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        run, args, kwargs = in_pieces(plain, args, kwargs)
-        return checkpoint(run, *args, **options, **kwargs)
+        return BlockCall(plain, args, kwargs, leaving=True).forgetful(copied=False, **options)
 
     block.forward = forward
 

@@ -43,16 +43,16 @@ class Objective(nn.Module):
     def __init__(self, model: nn.Module, terms: nn.Module, images: int, loss: Loss | None = None, form: Any = None):
         super().__init__()
         self.model, self.loss = model, terms
-        self.of, self.form, self.images = loss, form, images
+        self.loss_call, self.form, self.images = loss, form, images
         self.both = False
         """Whether the result is given next to the loss."""
 
     def forward(self, *given: Any) -> Any:
         """The loss, the model's result, or both."""
         result = self.model(*given[: self.images])
-        if self.of is None:
+        if self.loss_call is None:
             return result
-        loss = self.of(result, pytree.tree_unflatten(list(given[self.images :]), self.form))
+        loss = self.loss_call(result, pytree.tree_unflatten(list(given[self.images :]), self.form))
         return (loss, result) if self.both else loss
 
 
@@ -113,7 +113,7 @@ def stream_program(
     delivered: bool = False,
 ) -> StreamProgram:  # fmt: skip
     """The program for inputs of these shapes and types; results that are delivered tile by tile are not kept."""
-    graph = captured(objective, given)
+    graph = captured(objective, given, repeated=True)
     check_effects(graph)
     axes = input_axes([shape for shape, _ in given], objective.images)
     names = tuple(value.name for value in graph.inputs)
@@ -126,9 +126,9 @@ def stream_program(
     return StreamProgram(tiles, passes, kept, names, dict(graph.held))
 
 
-def captured(objective: Objective, given: Sequence[Given]) -> Graph:
+def captured(objective: Objective, given: Sequence[Given], repeated: bool = False) -> Graph:
     """The calls of model and loss; raises if they read tensors whose gradients would be lost."""
-    graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given])
+    graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given], repeated)
     hidden = [name for name, tensor in graph.held.items() if tensor.requires_grad]
     if hidden:
         raise UnsupportedOp(
@@ -152,6 +152,14 @@ def check_effects(graph: Graph) -> None:
             raise UnsupportedOp(
                 f"{node.op} at {node.site!r} writes {names} while tiles are computed, so more than once in a step: let "
                 f"the forward leave its buffers alone, and update them after the step"
+            )
+    learned = {source for node in graph if node.op in LEARNING for source in node.writes}
+    for node in graph:
+        read = [source for source in node.inputs if source in learned]
+        if read and not node.writes:
+            raise UnsupportedOp(
+                f"{node.op} at {node.site!r} reads {read}, which a norm in training mode moves in the same step: a "
+                f"streamed step reads them for each tile, before and after. Run that norm in one mode alone"
             )
 
 

@@ -8,7 +8,7 @@ control flow on shapes just runs; a decision on values raises.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,9 @@ from torch.utils import _pytree as pytree
 
 from mural.channel.share import share_of
 from mural.errors import UnsupportedOp
-from mural.graph.held_state import Touches, as_it_was
+from mural.graph.commons import DRAWS, Name
+from mural.graph.held_state import HeldState, Touches, as_it_was
+from mural.graph.kept_values import same
 from mural.graph.nodes import Graph, Shape
 from mural.graph.recorder import Recorder
 from mural.graph.without_memory import META, twin_of
@@ -34,11 +36,12 @@ HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_
          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")  # fmt: skip
 
 
-def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
+def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None, repeated: bool = False) -> Graph:
     """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
 
     Nothing is allocated and the model does not change: parameters, buffers and inputs are meta tensors, whatever
     device the model is on. The dtype, one for all inputs or one for each, is that of the parameters unless given.
+    A forward that leaves something is `repeated`, if asked for, to find out what of it the next one would go by.
 
     >>> print(capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (1, 3, 4096, 4096)))
     Graph(2 nodes, input (1, 3, 4096, 4096) -> output (1, 8, 4094, 4094))
@@ -53,17 +56,70 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None) -> Graph:
         named, twins = meta_twins(model)
         images = [torch.empty(s, dtype=d, device=META) for s, d in zip(shapes, dtypes, strict=True)]
         names = input_names(model, len(images), taken=named)
-        recorder = Recorder(twins, constants_of(model))
-        for name, tensor in named.items():
-            recorder.enter_value(name, tensor, "parameter" if isinstance(tensor, nn.Parameter) else "buffer")
-        for name, tensor in zip(names, images, strict=True):
-            recorder.enter_value(name, tensor, "input")
-        recorder.modules.begin_model(model, tuple(images))
+
+        def begun(constants: dict[int, str]) -> Recorder:
+            recorder = Recorder(twins, constants)
+            for name, tensor in named.items():
+                recorder.enter_value(name, tensor, "parameter" if isinstance(tensor, nn.Parameter) else "buffer")
+            for name, tensor in zip(names, images, strict=True):
+                recorder.enter_value(name, tensor, "input")
+            recorder.modules.begin_model(model, tuple(images))
+            return recorder
+
+        def run() -> Any:
+            return functional_call(model, named, tuple(images), tie_weights=False)
+
+        recorder = begun(constants_of(model))
         touches = Touches(model, lambda: recorder.modules.innermost)
         kept = as_it_was(model), unchanged(model), torch.random.fork_rng(devices=[])
-        with kept[0], kept[1], kept[2], recorder.watching(model), touches.watching():
-            result = functional_call(model, named, tuple(images), tie_weights=False)
-        return replace(recorder.graph(names, result), touched=touches.changed, carried=tuple(sorted(touches.carried)))
+        with kept[0], kept[1], kept[2]:
+            with recorder.watching(model), touches.watching():
+                result = run()
+            left = touches.left if repeated and not touches.carried else {}
+            carried = touches.carried | (found_again(model, left, recorder, names, begun, run) if left else set())
+        return replace(recorder.graph(names, result), touched=touches.changed, carried=tuple(sorted(carried)))
+
+
+def found_again(
+    model: nn.Module, left: Mapping[Name, Any], first: Recorder, inputs: Sequence[str],
+    begun: Callable[[dict[int, str]], Recorder], run: Callable[[], Any],
+) -> set[str]:  # fmt: skip
+    """What a forward left and the next one goes by, by name: that is run, too.
+
+    self.calls["forward"] += 1                      left again, and other numbers
+    y = conv(x) + self.last; self.last = y          made of the image, and read
+    if self.mask is None: self.mask = ones(8)       read, but it would be the same in every forward
+    self.size = x.shape                             left again, but the same
+    """
+    tensors = {name: [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)] for name, value in left.items()}
+    made = {id(t): name for name, found in tensors.items() for t in found if first.made_of(inputs, t)}
+    known = constants_of(model) | {id(t): spelled(name) for name, found in tensors.items() for t in found}
+    second = begun({key: name for key, name in known.items() if key not in made})
+    held = HeldState.by(dict(model.named_modules()), values=False)
+    try:
+        with second.watching(model):
+            run()
+    except UnsupportedOp:  # it reads what none of its own calls made
+        return {*map(spelled, made.values() or left)}
+    now = held.changes() | held.commons.changes()
+    moved = {name for name, value in now.items() if name not in left or not same(forms(value), forms(left[name]))}
+    if not any(tensors.values()) and second.operations != first.operations:
+        moved |= left.keys()
+    return {spelled(name) for name in moved if name not in DRAWS}
+
+
+def spelled(name: Name) -> str:
+    """A name as a user writes it.
+
+    >>> spelled(("", "count")), spelled(("down.0", "count"))
+    ('count', 'down.0.count')
+    """
+    return ".".join(name).lstrip(".")
+
+
+def forms(value: Any) -> Any:
+    """What is in a value, with the shape and type of each tensor for the tensor."""
+    return pytree.tree_map_only(Tensor, lambda tensor: (tuple(tensor.shape), tensor.dtype), value)
 
 
 def check_python(model: nn.Module) -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import dis
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import CodeType, FunctionType
+from functools import lru_cache, partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ Name = tuple[str, str]
 METHODS = (property, staticmethod, classmethod)
 FOREIGN = ("torch", "builtins", "mural", "typing")
 """Whose classes hold nothing that a forward changes."""
+HELD = (FunctionType, MethodType, partial)
+"""The types of functions that modules hold."""
 DRAWS = (("random", ""), ("numpy.random", ""))
 """The names of what Python's own generators leave."""
 
@@ -72,10 +74,12 @@ class Commons:
     @classmethod
     def of(cls, modules: Iterable[nn.Module]) -> Commons:
         """What the classes of modules have now."""
+        modules = list(modules)
         own = {type(m) for m in modules}
         kinds = {base for kind in own for base in own_kinds(kind)}
         classes = {kind: {n: kept(v) for n, v in vars(kind).items() if is_state(n, v)} for kind in kinds}
-        variables = {v: kept(v.value) for kind in own for v in variables_of(kind) if v.value is not None}
+        named = [*(v for kind in own for v in variables_of(kind)), *variables_in(held_functions(modules))]
+        variables = {v: kept(v.value) for v in named if v.value is not None}
         return cls(classes, variables, drawn())
 
     def put_back(self) -> None:
@@ -135,8 +139,21 @@ def variables_of(kind: type) -> tuple[Variable, ...]:
     calls, as far as these are of the same package.
     """
     kinds = own_kinds(kind)
+    return variables_in(
+        (f for k in kinds for name, v in vars(k).items() if is_run(name) for f in functions_in(v)), kinds
+    )
+
+
+def held_functions(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
+    """The functions that modules hold as attributes, which their forward may call: a loss, an activation."""
+    held = (value for module in modules for value in vars(module).values() if isinstance(value, HELD))
+    yield from (f for value in held for f in functions_in(value) if not f.__module__.startswith(FOREIGN))
+
+
+def variables_in(functions: Iterable[FunctionType], kinds: Sequence[type] = ()) -> tuple[Variable, ...]:
+    """The variables outside functions that they may change, and the methods of some classes that they name."""
     found: dict[Variable, None] = {}
-    waiting = [f for k in kinds for name, v in vars(k).items() if is_run(name) for f in functions_in(v)]
+    waiting = list(functions)
     seen: set[int] = set()
     while waiting:
         function = waiting.pop()
@@ -172,6 +189,10 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, property):
         for part in (value.fget, value.fset):
             yield from functions_in(part)
+    elif isinstance(value, partial):
+        yield from functions_in(value.func)
+    elif isinstance(value, MethodType):
+        yield from functions_in(value.__func__)
     elif isinstance(value, FunctionType):
         yield value
         yield from functions_in(getattr(value, "__wrapped__", None))

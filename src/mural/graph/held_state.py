@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from mural.graph.commons import DRAWS, Commons, Name
 from mural.graph.kept_values import KeptValue, clones, content, copy_all, has_values, kept, moved, renew
 
-STANDARD = frozenset(vars(nn.Module()))
-"""The attributes that every module has."""
+STANDARD = frozenset(vars(nn.Module())) - {"training"}
+"""The attributes that every module has, and that a forward does not change."""
 
 
 @dataclass
@@ -61,20 +61,23 @@ class HeldState:
             held.buffers[path][n] = KeptValue(b, (b._version, copy), always=True)
         return held
 
-    def put_back(self, only: Container[str] | None = None) -> None:
-        """Give the modules what they held then: all, or those of some paths."""
+    def put_back(self, only: Container[str] | None = None, always: bool = False) -> None:
+        """Give the modules what they held then: all, or those of some paths.
+
+        With `always`, tensors too of which torch counted no write since: another state may have been put back.
+        """
         for path, module in self.modules.items():
             if only is not None and path not in only:
                 continue
-            put_back(module._buffers, self.buffers[path], self.passed)
+            put_back(module._buffers, self.buffers[path], self.passed, always=always)
             if path in self.attributes:
-                put_back(vars(module), self.attributes[path], frozenset(), STANDARD)
+                put_back(vars(module), self.attributes[path], frozenset(), STANDARD, always)
             elif not identical(vars(module), self.shallow[path]):
                 vars(module).clear()
                 vars(module).update(self.shallow[path])
         paths = [path for path in self.modules if only is None or path in only]
-        always = [was for path in paths for was in self.buffers[path].values() if was.always]
-        copy_all([was.value for was in always], [was.content[1] for was in always])
+        norms = [was for path in paths for was in self.buffers[path].values() if was.always]
+        copy_all([was.value for was in norms], [was.content[1] for was in norms])
         self.commons.put_back()
 
     def changes(self, only: Container[str] | None = None) -> dict[Name, Any]:
@@ -104,7 +107,11 @@ def identical(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 
 def put_back(
-    now: dict[str, Any], before: Mapping[str, KeptValue], passed: frozenset[int], skip: frozenset[str] = frozenset()
+    now: dict[str, Any],
+    before: Mapping[str, KeptValue],
+    passed: frozenset[int],
+    skip: frozenset[str] = frozenset(),
+    always: bool = False,
 ) -> None:
     """Make a module's dict what it was."""
     for name in [n for n, v in now.items() if n not in before and n not in skip and id(v) not in passed]:
@@ -112,7 +119,7 @@ def put_back(
     for name, was in before.items():
         if now.get(name) is not was.value:
             now[name] = was.value
-        renew(was)
+        renew(was, always)
 
 
 @contextmanager
@@ -145,6 +152,8 @@ class Touches:
         """Buffers that were rebound, numbers that were counted on, Python's generators that were drawn from: what the
         next forward finds changed.
         """
+        self.left: dict[Name, Any] = {}
+        """What the forward left in attributes, and in variables outside the model, that was not there before."""
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -173,9 +182,10 @@ class Touches:
         finally:
             del nn.Module.__getattribute__
             nn.Module.__setattr__ = plain  # type: ignore[method-assign]
-        common = held.commons.changes()
+        common, changes = held.commons.changes(), held.changes()
         self.carried.update(name[0] for name in DRAWS if name in common)
-        names = [name for name in held.changes() if name in self.found]
+        self.left = {name: value for name, value in (changes | common).items() if name not in DRAWS}
+        names = [name for name in changes if name in self.found]
         own = {name for name in names if registered(self.modules[name[0]], name[1])}
         self.changed = {name: frozenset(self.found[name]) for name in names if name not in own}
 

@@ -17,7 +17,7 @@ from mural.graph.without_memory import Absent
 from mural.shard.tensor import ShardedTensor
 
 NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-FIXED = (*NUMBERS, type, torch.dtype, torch.device, torch.Size, nn.Module, types.FunctionType, types.MethodType,
+FIXED = (*NUMBERS, type, torch.dtype, torch.device, torch.Size, nn.Module, types.FunctionType,
          types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
 """What cannot be changed in place, or is looked at by itself."""
 MUTABLE = (list, dict, set, deque, np.ndarray, random.Random, torch.Generator, np.random.Generator)
@@ -36,9 +36,9 @@ class KeptValue:
     """Whether it is put back without a comparison, with others: torch's batch norm does not count its writes."""
 
 
-def renew(was: KeptValue) -> None:
-    """Put the content of a value back into it."""
-    if was.restore is not None and moved(was.value, was):
+def renew(was: KeptValue, always: bool = False) -> None:
+    """Put the content of a value back into it, if it has another; into a tensor `always`, if asked to."""
+    if was.restore is not None and ((always and isinstance(was.value, Tensor)) or moved(was.value, was)):
         was.restore()
 
 
@@ -57,6 +57,9 @@ def kept(value: Any, values: bool = True) -> KeptValue:
         return KeptValue(value)
     if isinstance(value, Tensor):
         return kept_tensor(value) if values else KeptValue(value)
+    if isinstance(value, types.MethodType):
+        held = kept(value.__self__, values)
+        return KeptValue(value, held.content, held.restore)
     now = content(value)
     return KeptValue(value) if now is value else KeptValue(value, now, restorer(value, now))
 
@@ -103,6 +106,8 @@ def content(value: Any, copied: bool = False) -> Any:
     if isinstance(value, Tensor):
         plain = type(value) in (Tensor, nn.Buffer) and not value.is_meta
         return value.detach().clone() if plain and copied else value if copied else (id(value), value._version)
+    if isinstance(value, types.MethodType):
+        return content(value.__self__, copied)
     if isinstance(value, FIXED) or id(value) in _looking:
         return value
     _looking.add(id(value))

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from mural.errors import MuralError, ShapeError, UnsupportedOp
 from mural.graph.meta_results import KnownResults
 from mural.graph.module_calls import ModuleCalls
-from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Value, needed_by, reached_from
+from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Source, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
 from mural.graph.sites import At, sites
 from mural.graph.without_memory import META, MOVES, statistics_written, staying, staying_named, twin_of
@@ -249,6 +249,18 @@ class Recorder(TorchFunctionMode):
         module = self.modules.calls[self.modules.innermost].label
         inside = f" in module {module!r}" if module else ""
         return f"at {file}:{line}{inside}: `{linecache.getline(file, line).strip()}`"
+
+    def made_of(self, inputs: Sequence[str], tensor: Tensor) -> bool:
+        """Whether a tensor depends on inputs, or on what calls wrote to."""
+        names: set[Source] = {*inputs, *(source for node in self._nodes for source in node.writes)}
+        read = self._origins.read(tensor)
+        reached = names | reached_from(names, self._nodes)
+        return read is not None and any(source in reached for source in (read.source, *read.after))
+
+    @property
+    def operations(self) -> list[str]:
+        """The calls so far, by the names of their operations."""
+        return [node.op for node in self._nodes]
 
     def graph(self, inputs: Sequence[str], result: Any) -> Graph:
         """What was recorded.

@@ -34,7 +34,7 @@ def gated_by(module: nn.Module, moment: int) -> Iterator[Tensor]:
     for p in module._parameters.values():
         if p is not None:
             yield p
-            if p.grad is not None and is_backward(moment) and has_storage(p.grad):
+            if p.is_leaf and p.grad is not None and is_backward(moment) and has_storage(p.grad):
                 yield p.grad
 
 
