@@ -14,12 +14,13 @@ to do so (`BY_PARAMETER`): others may look at all gradients together, or count t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mural.comm.copy_streams import Moment
 from mural.memory.host_memory import HostBuffer, HostMemory
@@ -56,7 +57,8 @@ class HostedUpdates:
 
     def __init__(self, optimizer: Optimizer, host: HostMemory, least: int):
         self.held, self.host, self.least = weakref.ref(optimizer), host, least
-        self.buffers: list[HostBuffer] = []
+        self.buffers: MutableMapping[Tensor, HostBuffer] = WeakTensorKeyDictionary()
+        """The memory of numbers that rest, as long as somebody has them: the optimizer may be given others."""
         self.resting: dict[tuple[int, str], Tensor] = {}
         """Where the numbers rest that are on the device now."""
         self.params: list[list[nn.Parameter]] = []
@@ -199,9 +201,10 @@ class HostedUpdates:
     def _place(self, like: Tensor) -> Tensor:
         """Host memory for a tensor, with its strides."""
         buffer = self.host.take(like.untyped_storage().nbytes())
-        self.buffers.append(buffer)
         memory = buffer.memory[: like.untyped_storage().nbytes()].view(like.dtype)
-        return memory.as_strided(like.shape, like.stride(), like.storage_offset())
+        resting = memory.as_strided(like.shape, like.stride(), like.storage_offset())
+        self.buffers[resting] = buffer
+        return resting
 
     def _wait(self, sent: Sequence[tuple[Tensor, Moment]]) -> None:
         """Make the device wait until numbers have left, so that their memory can be given to others."""
