@@ -85,6 +85,8 @@ def times(
     heard: set[Place] = set()
     for node in reversed(graph.nodes):
         effect = known[node.id]
+        if node.idle:
+            forward[node.id] = 0.0
         if effect.backward is None or effect.backward.peak == 0:
             backward[node.id] = 0.0  # it only hands on what came in, as a sum or a join does
         beside[0].extend((node.id, copy) for copy in copies_ahead(node, works[node.id], effect))

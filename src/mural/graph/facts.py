@@ -189,5 +189,5 @@ def follows(node: Node) -> bool:
 
 def costs(node: Node, wants: Wants = ()) -> CallCosts:
     """What one call costs; `wants` says for each of its inputs which gradient it has."""
-    formula = fact_of(node).formula or KIND_OF[node.kind]
+    formula = free if node.idle else fact_of(node).formula or KIND_OF[node.kind]
     return formula(node, wants)

@@ -115,6 +115,11 @@ class Node:
         """Everything that this call waits for."""
         return self.inputs + self.after
 
+    @property
+    def idle(self) -> bool:
+        """Whether it gives back what it got, as a dropout does that drops nothing."""
+        return bool(self.same) and None not in self.same and not self.writes
+
 
 @dataclass(frozen=True, repr=False)
 class Graph:
