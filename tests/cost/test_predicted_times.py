@@ -92,6 +92,7 @@ def test_a_dropout_that_drops_nothing_costs_nothing(none: nn.Module, device: str
     ]
     with_it, without = (times(graph, load(device)) for graph in graphs)
     assert sum(with_it.forward + with_it.backward) == sum(without.forward + without.backward)
+    assert sum(with_it.host_backward) == sum(without.host_backward)
     assert peak(graphs[0], device=device) == peak(graphs[1], device=device)
     assert graphs[0].nodes[1].idle
 

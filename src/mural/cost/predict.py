@@ -97,7 +97,7 @@ def times(
             into[place] += seconds
     if not model.host:
         return Times(tuple(forward), tuple(backward))
-    ahead, back = hosts(works, known, model)
+    ahead, back = hosts(graph, works, known, model)
     return Times(tuple(forward), tuple(backward), ahead, back)
 
 
@@ -198,16 +198,16 @@ HOSTS: dict[str, str] = {"add": "binary", "multiply": "binary", "loss": "softmax
 
 
 def hosts(
-    works: Sequence[CallFeatures], known: Sequence[Effect], model: Model
+    graph: Graph, works: Sequence[CallFeatures], known: Sequence[Effect], model: Model
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of the host for each call, forward and backward."""
+    """Seconds of the host for each call, forward and backward; what gives back what it got starts no kernel."""
     ahead: list[float] = []
     back: list[float] = []
-    for work, effect in zip(works, known, strict=True):
-        name = HOSTS.get(work.family, work.family)
+    for node, work, effect in zip(graph.nodes, works, known, strict=True):
+        name = "view" if node.idle else HOSTS.get(work.family, work.family)
         if work.family == "conv" and work.features.get("bias"):
             name = "conv with bias"
         pair = model.host.get(name) or model.host["pointwise"]
         ahead.append(pair[0])
-        back.append(pair[1] if effect.backward is not None else 0.0)
+        back.append(pair[1] if effect.backward is not None and not node.idle else 0.0)
     return tuple(ahead), tuple(back)
