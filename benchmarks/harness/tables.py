@@ -54,7 +54,7 @@ def ratio(value: float | None, digits: int = 2) -> str:
 
 
 def environment(records: Sequence[Record]) -> str:
-    """Where the numbers come from: device, versions, dates and commands, in one paragraph."""
+    """Where the numbers come from: device, versions, dates and commands."""
     headers = [r for r in records if r["kind"] == "header"]
     versions = next((r for r in records if r["kind"] == "versions"), {})
     at: dict[str, Any] = headers[-1]["machine"] if headers else {}
@@ -63,15 +63,35 @@ def environment(records: Sequence[Record]) -> str:
         tf32 = "in TF32" if versions["convolutions_in_tf32"] else "in full float32"
         device += f" ({gib(versions['device_memory'], 0)} GiB), driver {at.get('driver') or 'unknown'}, "
         device += f"cuDNN {versions['cudnn']}, float32 convolutions {tf32}"
-    # One run of several parts says the same command once.
-    commands = list(dict.fromkeys(f"`{h['command']}`" for h in headers))
     dates = sorted({h["date"][:10] for h in headers})
     commits = sorted({h["machine"]["commit"] for h in headers if h["machine"]["commit"]})
     return (
         f"{device}; {at.get('cpu')}, {at.get('cores')} cores; torch {versions.get('torch')}, "
         f"Python {at.get('python')}; allocator: {at.get('allocator')}; {', '.join(dates)}"
-        f"{', commit ' + ', '.join(commits) if commits else ''}. Commands: {', '.join(commands)}."
+        f"{', commit ' + ', '.join(commits) if commits else ''}.{commands_of(headers)}"
     )
+
+
+def commands_of(headers: Sequence[Record]) -> str:
+    """What was typed, each command once, to follow a sentence: another one, or a list that a reader may open.
+
+    >>> commands_of([{"command": "mural bench cost"}, {"command": "mural bench cost"}])
+    ' Command: `mural bench cost`.'
+    >>> print(commands_of([{"command": "mural bench cost"}, {"command": "mural bench cost --device cuda"}]))
+    <BLANKLINE>
+    <BLANKLINE>
+    <details><summary>2 commands</summary>
+    <BLANKLINE>
+    - `mural bench cost`
+    - `mural bench cost --device cuda`
+    <BLANKLINE>
+    </details>
+    """
+    typed = list(dict.fromkeys(f"`{header['command']}`" for header in headers))
+    if len(typed) == 1:
+        return f" Command: {typed[0]}."
+    lines = "\n".join(f"- {command}" for command in typed)
+    return f"\n\n<details><summary>{len(typed)} commands</summary>\n\n{lines}\n\n</details>"
 
 
 class Found:

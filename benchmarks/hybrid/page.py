@@ -10,7 +10,7 @@ import figures
 import published
 from accuracy_table import agreement_text, conclusions, plain, training_text
 from harness.results import Record, read
-from harness.tables import NONE, markdown, ms, place
+from harness.tables import NONE, commands_of, markdown, ms, place
 from mpi_table import mpi_text
 from profiles_table import profile_text
 from traffic_table import counted_text, crossover_text, formulas_text, sizes_text
@@ -59,13 +59,11 @@ class Results:
     def caption(self) -> str:
         """Where the numbers come from, and what failed."""
         at, last = self.headers[-1]["machine"], self.versions[-1]
-        commands = ", ".join(dict.fromkeys(f"`{h['command']}`" for h in self.headers))
         commits = ", ".join(sorted({h["machine"]["commit"] for h in self.headers}))
         loads = [v["load"] for v in self.versions]
         text = (
             f"{last['device']}; {at['cpu']}, {at['cores']} cores, load {min(loads):.1f} to {max(loads):.1f} before; "
-            f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}. "
-            f"Commands: {commands}."
+            f"torch {last['torch']}, Python {at['python']}, commit {commits}, {self.headers[-1]['date'][:10]}."
         )
         if self.shared:
             where = "" if last["device"].startswith("CPU") else ", on one GPU"
@@ -73,7 +71,7 @@ class Results:
         if max(loads) > at["cores"]:
             text += " **The machine was busy before, with other work or with the part before this one.**"
         failed = [f"\n\nFailed: {r['name']}: {r['error'].splitlines()[-1]}" for r in self.failures]
-        return text + "".join(failed)
+        return f"{text}{commands_of(self.headers)}{''.join(failed)}"
 
 
 # ------------------------------------------------------------------------------------------------- master and workers

@@ -13,7 +13,7 @@ import simulated
 from gantt_figure import svg
 from harness.plots import pyplot, save
 from harness.results import Record, read
-from harness.tables import NONE, gib, markdown, place
+from harness.tables import NONE, commands_of, gib, markdown, place
 from splits_page import text_of as splits_text
 
 from mural.pipeline.schedule import Action
@@ -163,13 +163,12 @@ def caption(found: Measured) -> str:
     versions = [r for r in found.records if r["kind"] == "versions"]
     at = headers[-1]["machine"]
     steps = sorted({len(record["seconds"]) for record in found.done} or {0})
-    commands = ", ".join(dict.fromkeys(f"`{header['command']}`" for header in headers))
     commits = ", ".join(sorted({header["machine"]["commit"] for header in headers}))
     most = " to ".join(map(str, sorted({steps[0], steps[-1]})))
     return (
         f"{at['cpu']}, {at['cores']} cores, one thread a rank, torch {versions[-1]['torch']}, Python {at['python']}, "
         f"commit {commits}, {headers[-1]['date'][:10]}; median of {most} steps after "
-        f"one that is not counted. Commands: {commands}."
+        f"one that is not counted.{commands_of(headers)}"
     )
 
 
