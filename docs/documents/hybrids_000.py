@@ -155,9 +155,9 @@ ROWS = (
         ),
         f"{MEASURED} --models unet",
         Verdict.CONTRADICTED,
-        "on 16 cores of one machine: what holds many ranks back there is what cores share (caches, the memory's "
-        "bandwidth), not messages. More images for each rank help; twice the micro-batches do on 4 ranks, not on 16 "
-        "ranks",
+        "on 16 cores of one machine: what holds many ranks back there is not messages, but what cores share, as "
+        "caches and the memory's bandwidth. More images for each rank help; twice the micro-batches do on 4 ranks, not "
+        "on 16 ranks",
     ),
     Row(
         "the same, for ResNet-1k",
@@ -173,8 +173,8 @@ ROWS = (
         ),
         HYBRIDS,
         Verdict.CONTRADICTED,
-        "on 16 cores of one machine, which share caches and memory (the row above). The hybrids and what they are "
-        "divided by were measured on different days",
+        "on 16 cores of one machine (the row above). The hybrids and what they are divided by were measured on "
+        "different days",
     ),
     Row(
         "section 2, on [5]",
