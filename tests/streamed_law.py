@@ -33,7 +33,7 @@ def apart(found: Tensor | None, expected: Tensor | None, floor: float = 0.0) -> 
         return float("inf")
     if not found.numel():
         return 0.0
-    a, b = found.detach().double(), expected.detach().double()
+    a, b = (x.detach().cpu().double() for x in (found, expected))
     same = (a == b) | (a.isnan() & b.isnan())
     gap = torch.where(same, torch.zeros_like(a), (a - b).abs()).max()
     sizes = b[b.isfinite()].abs()

@@ -16,8 +16,12 @@ RUN = Path(__file__).parent / "gpu" / "run.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["windowed operations", "fused halos", "GEMS", "stages × data, spatial", "domains", "offload", "failures"]
-)
+    "family",
+    [
+        "windowed operations", "fused halos", "GEMS", "stages × data, spatial", "domains", "offload",
+        "blocks computed again", "streamed", "failures",
+    ],
+)  # fmt: skip
 def test_family(family: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     command = [sys.executable, str(RUN), "--ranks", "2", "--out", str(out), family]

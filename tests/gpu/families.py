@@ -27,6 +27,8 @@ import test_folds
 import test_fused
 import test_offloaded_steps
 import test_parallelize
+import test_recompute
+import test_streamed_ranks
 import torch
 from runs import run_config, write_images
 from stage_cases import Case
@@ -173,6 +175,24 @@ def offload(world: int) -> Iterator[Sequence[Outcome]]:
             yield [0.0 if same and left else f"same bits: {same}, {left} bytes left" for same, left in found]
 
 
+def computed_again(world: int) -> Iterator[Sequence[Outcome]]:
+    """Blocks that are computed again, whatever they do to what they are given: as without."""
+    again = partial(Plan, recompute="all")
+    plans = {
+        2: (again(spatial=(2, 1)), again(data=2, offload=("activations",))),
+        4: (again(data=2, spatial=(2, 1), offload=("activations",)),),
+    }
+    for plan in plans[world]:
+        yield on_ranks(world, laws.calls, test_recompute.on_ranks, [(name, plan) for name in test_recompute.ON_RANKS])
+
+
+def streamed(world: int) -> Iterator[Sequence[Outcome]]:
+    """Ranks that go through their pieces in tiles."""
+    for case in (*test_streamed_ranks.CASES, *test_streamed_ranks.SLOW):
+        if case.world == world:
+            yield [max(found.values()) for found in run_on(world, test_streamed_ranks.compared, case)]
+
+
 def delays(world: int) -> Iterator[Sequence[Outcome]]:
     """Exchanges while streams and processes sleep at random."""
     plans = {
@@ -277,6 +297,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "domains": domains,
     "offload": offload,
+    "blocks computed again": computed_again,
+    "streamed": streamed,
     "gradients by rounds": rings,
     "collectives": collectives,
     "averaging, federated mean": averaging,
