@@ -85,7 +85,7 @@ def times(
     heard: set[Place] = set()
     for node in reversed(graph.nodes):
         effect = known[node.id]
-        if node.idle:
+        if node.idle and effect.forward.peak == 0:
             forward[node.id] = 0.0
         if effect.backward is None or effect.backward.peak == 0:
             backward[node.id] = 0.0  # it only hands on what came in, as a sum or a join does
