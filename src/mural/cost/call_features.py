@@ -37,8 +37,8 @@ class CallFeatures:
 
 
 def work_of(node: Node, wanted: Collection[Place] = ()) -> CallFeatures:
-    """The work of a node; `wanted` are the tensors whose gradients backward makes."""
-    family = fact_of(node).family
+    """The work of a node, a view if it gives back what it got; `wanted` are tensors whose gradients backward makes."""
+    family = "view" if node.idle else fact_of(node).family
     sizes = [prod(s) * d.itemsize for s, d in zip(node.input_shapes, node.input_dtypes, strict=True)]
     written = sum(prod(s) * d.itemsize for s, d in zip(node.output_shapes, node.dtypes, strict=True))
     with_gradient = [at in wanted for at in node.reads]

@@ -85,8 +85,6 @@ def times(
     heard: set[Place] = set()
     for node in reversed(graph.nodes):
         effect = known[node.id]
-        if node.idle and effect.forward.peak == 0:
-            forward[node.id] = 0.0
         if effect.backward is None or effect.backward.peak == 0:
             backward[node.id] = 0.0  # it only hands on what came in, as a sum or a join does
         beside[0].extend((node.id, copy) for copy in copies_ahead(node, works[node.id], effect))
@@ -204,7 +202,7 @@ def hosts(
     ahead: list[float] = []
     back: list[float] = []
     for node, work, effect in zip(graph.nodes, works, known, strict=True):
-        name = "view" if node.idle else HOSTS.get(work.family, work.family)
+        name = HOSTS.get(work.family, work.family)
         if work.family == "conv" and work.features.get("bias"):
             name = "conv with bias"
         pair = model.host.get(name) or model.host["pointwise"]
