@@ -250,6 +250,32 @@ def test_an_image_that_the_model_does_not_take() -> None:
         mural.plan(net(), (3, 512), memory="1GiB")
 
 
+@pytest.mark.parametrize("error", [AssertionError, KeyError, AttributeError, ZeroDivisionError])
+def test_whatever_a_model_raises_is_told(error: type[Exception]) -> None:
+    """Vision transformers raise AssertionErrors for images of another size: they came out of mural.plan as they were."""
+
+    class Picky(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            raise error("expected 224 but got 256")
+
+    with pytest.raises(mural.MuralError, match=rf"one step on 1 images .* raises {error.__name__}: .*expected 224"):
+        mural.plan(Picky(3, 2, 3), (3, 256, 256), memory="1GiB")
+
+
+def test_an_optimizer_keeps_nothing_for_what_is_frozen() -> None:
+    """It was thought to keep numbers for all parameters: with a frozen backbone, the peak was predicted too high."""
+    head = nn.Linear(1024, 2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 4096).requires_grad_(False), nn.Linear(4096, 1024), head)
+    given: list[memory_mix.Given] = [((1, 1, 32, 32), torch.float32), ((1,), torch.int64)]
+    plain, adam = (
+        memory_mix.MixQuestion(model, nn.functional.cross_entropy, given, Hardware.named("h200"), 2**30, numbers=n)
+        for n in (0.0, 2.0)
+    )
+    wanted = 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    assert adam.kept_numbers == wanted
+    assert max(adam.trace().bytes) - max(plain.trace().bytes) == wanted
+
+
 @pytest.mark.parametrize(("model", "image"), [
     (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)), (3, 32, 32)),
     (nn.Conv2d(3, 4, 5, stride=2), (3, 33, 47)),

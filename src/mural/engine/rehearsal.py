@@ -157,7 +157,7 @@ def rehearsed(
     state = [*copy.parameters(), *copy.buffers()]
     for tensor in (*state, image, target):
         tally.enter(tensor)
-    tally.hold(hardware.rates.workspace + int(numbers * sum(p.nbytes for p in copy.parameters())))
+    tally.hold(hardware.rates.workspace + bytes_kept(copy, numbers))
     known: list[tuple[torch.UntypedStorage, Kind]] = [(tensor.untyped_storage(), "fixed") for tensor in state]
     step = NotedStep(SwappedMemory(HostMemory(META)), known, ["activations"], META, None, least, tally)
     generator = torch.get_rng_state()
@@ -170,6 +170,16 @@ def rehearsed(
     finally:
         torch.set_rng_state(generator)
     return replace(step.trace(), watched=tally.watched())
+
+
+def bytes_kept(model: nn.Module, numbers: float) -> int:
+    """The bytes of what an optimizer keeps, so many numbers for each of a parameter that is trained.
+
+    >>> head = nn.Linear(4, 2, bias=False)
+    >>> bytes_kept(nn.Sequential(nn.Linear(4, 4).requires_grad_(False), head), 2)
+    64
+    """
+    return int(numbers * sum(p.nbytes for p in model.parameters() if p.requires_grad))
 
 
 def model_without_memory(model: nn.Module) -> nn.Module:

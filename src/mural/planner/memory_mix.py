@@ -20,7 +20,7 @@ from mural.engine.memory_room import HOST_SHARE
 from mural.engine.offloaded_updates import TENSORS
 from mural.engine.offloading import LEAST
 from mural.engine.recompute import block_names
-from mural.engine.rehearsal import rehearsed
+from mural.engine.rehearsal import bytes_kept, rehearsed
 from mural.memory.offload.step_trace import StepTrace
 from mural.memory.offload.swap_plan import SwapChoice
 from mural.plans import Offloaded
@@ -104,7 +104,7 @@ class MixQuestion:
     @cached_property
     def kept_numbers(self) -> int:
         """The bytes of what the optimizer keeps."""
-        return int(self.numbers * sum(p.nbytes for p in self.model.parameters()))
+        return bytes_kept(self.model, self.numbers)
 
     def late(self, mix: Mix) -> float:
         """The seconds of a mix if its copies come late."""

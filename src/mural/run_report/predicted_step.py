@@ -16,7 +16,7 @@ from mural.engine.division import Division
 from mural.engine.fitting_tile import foreseen_step
 from mural.engine.offloading import LEAST
 from mural.engine.parallel import Parallel
-from mural.engine.rehearsal import rehearsed
+from mural.engine.rehearsal import bytes_kept, rehearsed
 from mural.engine.stage_ranks import StageRanks
 from mural.planner.memory_mix import Given
 from mural.ranks import Mesh
@@ -94,5 +94,4 @@ def rehearsal(config: Config, given: Sequence[Given], hardware: str) -> tuple[in
     mesh, copy = Mesh.of_one(), deepcopy(model)
     held = Parallel(copy, plan, mesh, loss, 0, Division.whole(copy, StageRanks.of(plan, mesh)))
     step = foreseen_step(held, given, plan.stream, hardware=hardware)
-    kept = int(numbers * sum(p.nbytes for p in model.parameters()))
-    return step.peak.bytes + kept, step.cost.seconds() or 0.0
+    return step.peak.bytes + bytes_kept(model, numbers), step.cost.seconds() or 0.0
