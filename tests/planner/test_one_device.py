@@ -78,6 +78,18 @@ def test_a_streamed_step_fits_however_much_it_fills_of_the_rest() -> None:
     assert not memory_mix.Mix(100, 1.0).fits(99)
 
 
+def test_a_streamed_step_is_within_the_limit_with_what_the_optimizer_keeps() -> None:
+    """It fills what it finds, and Adam's numbers were added to that: 629 MiB were planned for a limit of 600."""
+    model, loss = nn.Linear(2**10, 2**10), nn.functional.cross_entropy
+    question = memory_mix.MixQuestion(model, loss, [], Hardware.named("h200"), 100 * 2**20, numbers=2.0)
+    small, full = (memory_mix.Mix(size * 2**20, 1.0, stream=(64, 64)) for size in (90, 95))
+    there, away = question.beside_numbers(small), question.beside_numbers(full)
+    assert (there.peak, there.seconds, there.kinds) == (small.peak + question.kept_numbers, 1.0, ())
+    assert (away.peak, away.kinds) == (full.peak, ("optimizer",))
+    assert away.seconds == pytest.approx(1.0 + question.kept_numbers / 5.5e10)
+    assert str(away) == "streamed in tiles of 64 × 64, the optimizer's numbers on the host"
+
+
 def test_no_tile_is_looked_for_where_streaming_is_too_slow_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look for it took most of the time, for the same plan and the same explanation."""
     monkeypatch.setattr(one_device, "SHOWN", 4)

@@ -63,10 +63,10 @@ class Mix:
         return tuple(kind for leaves, kind in found if leaves)
 
     def __str__(self) -> str:
-        if self.stream is not None:
-            return f"streamed in tiles of {' × '.join(map(str, self.stream))}"
         count = len(self.recompute)
         words = [f"{count} block{'s' * (count > 1)} computed again" if count else "everything kept"]
+        if self.stream is not None:
+            words = [f"streamed in tiles of {' × '.join(map(str, self.stream))}"]
         words += [f"{bytes_in_words(self.moved)} to the host and back"] if self.offload else []
         return ", ".join([*words, *(["the optimizer's numbers on the host"] if self.optimizer else [])])
 
@@ -105,6 +105,19 @@ class MixQuestion:
     def kept_numbers(self) -> int:
         """The bytes of what the optimizer keeps."""
         return bytes_kept(self.model, self.numbers)
+
+    @property
+    def travel(self) -> float:
+        """The seconds that what the optimizer keeps is on its way, out and back at once."""
+        return self.kept_numbers / self.hardware.host.bandwidth
+
+    def beside_numbers(self, mix: Mix) -> Mix:
+        """A streamed mix with what the optimizer keeps: on the device, unless that exceeds the limit, as such a step
+        fills what it finds.
+        """
+        if mix.peak + self.kept_numbers <= self.limit or self.kept_numbers < self.least:
+            return replace(mix, peak=mix.peak + self.kept_numbers)
+        return replace(mix, seconds=mix.seconds + self.travel, optimizer=True)
 
     def late(self, mix: Mix) -> float:
         """The seconds of a mix if its copies come late."""
@@ -152,9 +165,8 @@ class MixQuestion:
         yield from self._kept_or_sent(trace, Mix(max(trace.bytes), sum(trace.seconds), recompute))
         if max(trace.bytes) > self.room and self.kept_numbers >= self.least:
             there = replace(trace, bytes=tuple(size - self.kept_numbers for size in trace.bytes))
-            travel = self.kept_numbers / self.hardware.host.bandwidth
-            plain = Mix(max(there.bytes), sum(trace.seconds) + travel, recompute, optimizer=True)
-            yield from self._kept_or_sent(there, plain, travel)
+            plain = Mix(max(there.bytes), sum(trace.seconds) + self.travel, recompute, optimizer=True)
+            yield from self._kept_or_sent(there, plain, self.travel)
 
     def _kept_or_sent(self, trace: StepTrace, plain: Mix, travel: float = 0.0) -> Iterator[Mix]:
         """A mix that keeps activations; if they do not fit, one that sends some of them to the host, too."""

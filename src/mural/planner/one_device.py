@@ -163,7 +163,7 @@ def streamed(
         try:
             tile = fitting_tile(held, question.given, room, hardware=hardware)
             step = foreseen_step(held, question.given, tile, memory=question.limit, hardware=hardware)
-            return [Mix(step.peak.bytes + question.kept_numbers, step.cost.seconds() or 0.0, stream=tile)]
+            return [question.beside_numbers(Mix(step.peak.bytes, step.cost.seconds() or 0.0, stream=tile))]
         except (PlanError, UnsupportedOp):
             return []
 
