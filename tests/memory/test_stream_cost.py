@@ -1,5 +1,6 @@
 """Predictions of streamed steps: memory as it is counted while a step runs, work as it follows from the tiles."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import mural
 from mural.cost.memory_tally import ROUNDED, Tally
-from mural.engine.fitting_tile import fitting_tile, foreseen_step
+from mural.engine.fitting_tile import fitting_tile, foreseen_step, largest_tile
 from mural.errors import PlanError
 from mural.graph.work_and_depth import work
 from mural.memory.meta_kernels import aten, summed_by_engine
@@ -239,3 +240,17 @@ def test_types_without_memory_are_those_of_autocast() -> None:
         assert y.sum().dtype == torch.float32
         assert F.interpolate(y, scale_factor=2).dtype == torch.float32
     assert F.conv2d(x, weight).dtype == torch.float32
+
+
+@pytest.mark.parametrize("limit", [0, 100, 64 * 64, 200 * 200, 10**9])
+def test_each_tile_is_rehearsed_once(limit: int) -> None:
+    """Where none fits, the smallest was rehearsed again, for the message alone: a quarter of the time of such plans."""
+    asked: list[int] = []
+
+    def peak(tile: int) -> int:
+        asked.append(tile)
+        return tile * tile
+
+    with suppress(PlanError):
+        assert largest_tile(peak, 512, limit) ** 2 <= limit
+    assert len(asked) == len(set(asked)) <= 3

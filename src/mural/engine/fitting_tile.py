@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -99,11 +100,12 @@ def fitting_tile(
 
 
 def largest_tile(peak: Callable[[int], int], extent: int, limit: int) -> int:
-    """The largest tile that divides an extent evenly and whose peak is within a limit.
+    """The largest tile that divides an extent evenly and whose peak is within a limit; each is asked for once.
 
     >>> largest_tile(lambda tile: tile * tile, 1000, 90_000)
     256
     """
+    peak = cache(peak)
     parts = -(-extent // LEAST)
     tiles = sorted({min(extent, -(-extent // (k * LEAST)) * LEAST) for k in range(1, parts + 1)})
     first, last = 0, len(tiles)  # those before `first` fit, those from `last` on do not
