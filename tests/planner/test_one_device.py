@@ -264,7 +264,7 @@ def test_an_image_that_the_model_does_not_take() -> None:
 
 @pytest.mark.parametrize("error", [AssertionError, KeyError, AttributeError, ZeroDivisionError])
 def test_whatever_a_model_raises_is_told(error: type[Exception]) -> None:
-    """Vision transformers raise AssertionErrors for images of another size: they came out of mural.plan as they were."""
+    """Vision transformers raise AssertionErrors for images of another size: mural.plan did not catch them."""
 
     class Picky(nn.Conv2d):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
