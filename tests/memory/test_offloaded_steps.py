@@ -493,6 +493,33 @@ def test_optimizers_in_backward_while_activations_are_away(memory: str) -> None:
     assert same(*found)
 
 
+class Looked(nn.Module):
+    """Takes channels from a table, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table, self.last = nn.Conv2d(2, 4, 1), nn.Embedding(9, 4, sparse=True), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) * self.table(torch.arange(0, 9, 2)).sum(0).view(4, 1, 1))
+
+
+@pytest.mark.parametrize("memory", ["", "3KB"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients(momentum: float, memory: str) -> None:
+    """Their bytes were asked for as those of a dense tensor: a RuntimeError of torch. Momentum is sparse then, too."""
+    model, found = Looked().double(), list[Any]()
+    for plan in (mural.Plan(), mural.Plan(offload=KINDS, memory=memory)):
+        pm = mural.parallelize(deepcopy(model), plan)
+        optimizer = torch.optim.SGD(pm.parameters(), 0.1, momentum)
+        for _ in range(4):
+            pm.zero_grad()
+            pm.step(torch.ones(1, 2, 8, 8, dtype=torch.float64), torch.ones(1, 8, 8).long())
+            optimizer.step()
+        found.append(pm.state_dict())
+    assert same(*found)
+
+
 @pytest.mark.parametrize("memory", ["", "1KB"])
 def test_an_optimizer_ends_with_its_last_use(memory: str) -> None:
     """Those of one model, made in turn, all stayed, each with its numbers."""
