@@ -136,6 +136,11 @@ class Gates:
             self.step = None
 
 
+def is_gate(hook: Callable[..., Any]) -> bool:
+    """Whether a hook of a module is one of offload's."""
+    return isinstance(getattr(hook, "__self__", None), Gates)
+
+
 def keeping(step: StepMoments) -> torch.autograd.graph.saved_tensors_hooks:
     """A block in which a step is told what autograd keeps. It keeps just that: nothing is computed again from it."""
 
