@@ -172,7 +172,7 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors in one memory: views of a copy of it."""
-    first = max(tensors, key=lambda x: x.requires_grad)
+    first = next((x for x in tensors if x.requires_grad), tensors[0])
     if len(tensors) == 1 or any(x.dtype != first.dtype for x in tensors):
         return [x.clone() for x in tensors]
     extent = first.untyped_storage().nbytes() // first.element_size()
