@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 import mural
 from ranks import run_on
@@ -141,6 +142,104 @@ class Turned(Between):
         return self.last(self.block(y) + z)
 
 
+class Twice(Between):
+    """Gives its block a tensor twice, the second time as a `view` of it; the block writes to the first."""
+
+    class Inner(Block):
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(F.leaky_relu(x, 0.1, inplace=True)) * skip
+
+    def __init__(self, view: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(self.Inner())
+        self.view = view
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.last(self.block(y, self.view(y)))
+
+
+class Decaying(Block):
+    """Writes to a parameter at its begin, and to one at its end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.one.weight.mul_(0.9)
+        y = super().forward(x).tanh()
+        with torch.no_grad():
+            self.one.bias.mul_(0.5)  # type: ignore[union-attr]
+        return y
+
+
+class Codes(Block):
+    """Moves a table by averages of what it sees, past torch's counts, as the quantizer of MONAI's VQVAE does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.permute(0, 2, 3, 1)
+        found = self.table[(flat.detach().unsqueeze(-2) - self.table).square().sum(-1).argmin(-1)]
+        self.table.data.mul_(0.9).add_(flat.detach().mean((0, 1, 2)), alpha=0.1)
+        return super().forward((flat * found).permute(0, 3, 1, 2))
+
+
+class Counting:
+    """An object whose hook counts its calls."""
+
+    calls = 0
+
+    def __call__(self, _: nn.Module, given: tuple[Tensor]) -> Tensor:
+        self.calls += 1
+        return given[0] * self.calls
+
+    def after(self, _: nn.Module, __: Any, made: Tensor) -> Tensor:
+        self.calls += 1
+        return made * self.calls
+
+
+def growing(by: float) -> Callable[..., Tensor]:
+    """A function that counts its calls."""
+    factor = 1.0
+
+    def grow(*given: Any) -> Tensor:
+        nonlocal factor
+        factor += by
+        return given[-1] * factor
+
+    return grow
+
+
+def hooked(*hooks: Any) -> nn.Module:
+    """A model with a hook after each layer of its block, and one before the last."""
+    block = Block()
+    block.one.register_forward_hook(hooks[0])
+    block.other.register_forward_hook(hooks[1])
+    block.other.register_forward_pre_hook(Counting())
+    return Between(block)
+
+
+class Grown(Block):
+    """Has two functions that one function made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = growing(0.5), growing(0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(super().forward(self.before(x)).tanh())
+
+
+class Sensitive(Between):
+    """Goes back through its block in forward already."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x) * 1.0
+        z = self.block(y).sigmoid()
+        (grad,) = torch.autograd.grad(z.square().sum(), y, retain_graph=True)
+        return self.last(z + grad.tanh())
+
+
 def in_place(act: nn.Module) -> nn.Module:
     return nn.Sequential(act, nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
 
@@ -154,6 +253,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "buffer moved at the end": lambda: Between(Averaging()),
     "buffer moved from outside": Moved,
     "modes": Turned,
+    "given twice": lambda: Twice(lambda y: y),
+    "given with a view": lambda: Twice(lambda y: y.transpose(2, 3).transpose(2, 3)),
+    "parameters that move": lambda: Between(Decaying()),
+    "parameter that moves uncounted": lambda: Between(Codes()),
+    "hooks that are functions": lambda: hooked(growing(0.5), growing(0.25)),
+    "hooks of objects": lambda: hooked(Counting().after, Counting().after),
+    "functions of one function": lambda: Between(Grown()),
+    "backward twice": lambda: Sensitive(Block()),
+    "backward twice, activation in place": lambda: Sensitive(in_place(nn.LeakyReLU(0.1, inplace=True))),
 }
 
 
@@ -182,6 +290,9 @@ def test_what_a_block_does_to_what_it_is_given(name: str, plan: mural.Plan) -> N
     and EfficientNet, which begins with a dropout in place, had gradients that were 1.25 times too large; with offload,
     torch's words. Lists that a block appended to were copies. Under `functional_call` it was computed again with the
     model's own weights. What it wrote to a buffer at its end was lost, and so was what others wrote there.
+
+    Two tensors in one memory were copied apart. What a block wrote to a parameter, it wrote again. Counts of hooks went
+    on in backward; those of functions that one function had made were mixed up. A second backward raised.
     """
     assert steps(MODELS[name], plan) == steps(MODELS[name], mural.Plan())
 
@@ -229,6 +340,77 @@ def test_a_block_that_writes_now_and_then_is_refused() -> None:
         steps(lambda: Between(Sometimes()), PLANS[0])
 
 
+@dataclass
+class Given:
+    """What a block is given."""
+
+    image: Tensor
+    draws: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+
+class Wrapping(Between):
+    """Gives its block an object, which the block changes, or a function does after the block's forward."""
+
+    class Inner(Block):
+        change: Any = None
+
+        def forward(self, given: Given) -> Tensor:  # type: ignore[override]
+            if self.change is not None:
+                self.change(given)
+            return super().forward(given.image)
+
+    def __init__(self, change: Any = None, later: Any = None) -> None:
+        super().__init__(self.Inner())
+        self.block.change, self.later = change, later  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = Given(self.first(x) * 1.0)
+        y = self.block(given)
+        if self.later is not None:
+            self.later(given)
+        return self.last(y)
+
+
+def drawn(given: Given) -> None:
+    given.image = given.image * torch.rand((), generator=given.draws, dtype=torch.float64)
+
+
+def rectified(given: Given) -> None:
+    given.image.relu_()
+
+
+def redrawn(given: Given) -> None:
+    given.draws.manual_seed(1)
+
+
+@pytest.mark.parametrize("change", [drawn, rectified, redrawn])
+def test_an_object_that_a_block_takes_and_that_changes_is_refused(change: Any) -> None:
+    """Tensors in lists and dicts are seen; an object was the same one when the block was computed again."""
+    assert steps(Wrapping, PLANS[1]) == steps(Wrapping, mural.Plan())
+    with pytest.raises(mural.PlanError, match="Inner, a block in recompute, takes a Given that changed"):
+        steps(lambda: Wrapping(change), PLANS[0])
+    with pytest.raises(mural.PlanError, match="Inner, a block in recompute, takes a Given that changed"):
+        steps(lambda: Wrapping(later=change), PLANS[0])
+
+
+class Late(Block):
+    """Writes to a parameter in its third call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            with torch.no_grad():
+                self.one.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def test_a_block_that_writes_to_a_parameter_now_and_then_is_refused() -> None:
+    with pytest.raises(mural.PlanError, match=r"Late, a block in recompute, writes to one\.weight in some calls"):
+        steps(lambda: Between(Late()), PLANS[0])
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=NAMES)
 def test_copies_of_the_model(plan: mural.Plan) -> None:
     """A copy ran the blocks of the model that it was made of, so that averaged weights were not used."""
@@ -250,6 +432,9 @@ def test_copies_of_the_model(plan: mural.Plan) -> None:
     assert torch.equal(torch.load(file, weights_only=False)(image), expected)
 
 
+RANKED = ["given twice", "given with a view", "parameters that move", "hooks of objects", "backward twice"]
+
+
 def apart(one: Any, other: Any) -> float:
     """The largest difference of two results."""
     if isinstance(one, dict):
@@ -265,7 +450,7 @@ def on_ranks(name: str, plan: mural.Plan) -> float:
 
 
 ON_RANKS = [name for name in MODELS if name != "modes"]  # torch refuses it there: statistics count as written to
-OFTEN = ("dropout in place", "activation in place, used again", "list")
+OFTEN = ("dropout in place", "activation in place, used again", "list", *RANKED)
 
 
 @pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ON_RANKS])

@@ -16,6 +16,7 @@ from mural.errors import PlanError
 from mural.memory.host_memory import HostMemory
 from mural.memory.offload.dense_blocks import make_dense
 from mural.memory.offload.hosted_updates import HostedUpdates, needed
+from mural.memory.offload.moments import has_storage
 
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
@@ -64,9 +65,10 @@ class OffloadedUpdates:
         return [tensor for optimizer in self.optimizers for tensor in self._numbers(optimizer)]
 
     def _numbers(self, optimizer: Optimizer) -> list[Tensor]:
-        """What an optimizer keeps for the model's parameters, in their order."""
+        """What an optimizer keeps for the model's parameters, in their order; sparse tensors stay."""
         states = [optimizer.state[p] for p in self.parameters() if p in optimizer.state]
-        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim]
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return [tensor for tensor in tensors if tensor.ndim and has_storage(tensor)]
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An optimizer is about to update: other arguments for it, if its numbers may have no room on the device."""

@@ -22,7 +22,8 @@ from mural.cost.hardware import Hardware
 from mural.cost.kernel_prices import kernel_seconds
 from mural.cost.rates import Rates
 from mural.engine.alignment import target_dims
-from mural.engine.recompute import BlockCall, chosen
+from mural.engine.block_call import BlockCall
+from mural.engine.recompute import chosen
 from mural.engine.tile_inputs import CHANNELS_LAST, memory_format
 from mural.memory.host_memory import HostMemory
 from mural.memory.meta_kernels import GpuTally

@@ -21,6 +21,7 @@ from mural.graph import capture
 from mural.graph.follow import Changed, Follower
 from mural.graph.held_state import HeldState
 from mural.graph.module_calls import paths_of
+from mural.memory.offload.moments import is_gate
 from mural.pipeline.checker import check
 from mural.pipeline.route import Route
 from mural.pipeline.runner import LearnedForms, Seats
@@ -170,9 +171,13 @@ def dtypes_of(image: Image, model: nn.Module) -> tuple[torch.dtype, ...]:
 
 
 def check_hooks(model: nn.Module, opened: Container[str]) -> None:
-    """Raise for a forward hook on a module that a cut goes through: it would see tensors that other stages have."""
+    """Raise for a forward hook on a module that a cut goes through: it would see tensors that other stages have.
+
+    Gates of offload need not see them: a parameter that is used without having passed one stays.
+    """
     for path, module in model.named_modules():
-        if path in opened and (module._forward_hooks or module._forward_pre_hooks):
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if path in opened and any(not is_gate(hook) for hook in hooks):
             raise PlanError(
                 f"module {path!r} has a forward hook, but is not called as a whole: its parts are in several stages "
                 f"or exchange tensors other than through it. Put the hook on a module inside a stage, or move the cut"

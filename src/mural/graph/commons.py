@@ -44,6 +44,11 @@ class Variable:
     owner: str
     name: str
     holder: Any = field(compare=False)
+    key: int = field(init=False)
+    """The holder's `id`: functions that one function makes have variables of the same names."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", id(self.holder))
 
     @property
     def value(self) -> Any:
@@ -72,13 +77,14 @@ class Commons:
     states: tuple[Any, Any]
 
     @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> Commons:
-        """What the classes of modules have now."""
+    def of(cls, modules: Iterable[nn.Module], hooks: bool = False) -> Commons:
+        """What the classes of modules have now, and what their `hooks` hold, if asked for."""
         modules = list(modules)
         own = {type(m) for m in modules}
         kinds = {base for kind in own for base in own_kinds(kind)}
         classes = {kind: {n: kept(v) for n, v in vars(kind).items() if is_state(n, v)} for kind in kinds}
         named = [*(v for kind in own for v in variables_of(kind)), *variables_in(held_functions(modules))]
+        named += variables_of_hooks(modules) if hooks else ()
         variables = {v: kept(v.value) for v in named if v.value is not None}
         return cls(classes, variables, drawn())
 
@@ -148,6 +154,15 @@ def held_functions(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
     """The functions that modules hold as attributes, which their forward may call: a loss, an activation."""
     held = (value for module in modules for value in vars(module).values() if isinstance(value, HELD))
     yield from (f for value in held for f in functions_in(value) if not f.__module__.startswith(FOREIGN))
+
+
+def variables_of_hooks(modules: Iterable[nn.Module]) -> Iterator[Variable]:
+    """The variables outside hooks of forward that they may change, and the objects that hold theirs."""
+    hooks = [hook for m in modules for hook in (*m._forward_pre_hooks.values(), *m._forward_hooks.values())]
+    yield from variables_in(f for hook in hooks for f in functions_in(hook) if not f.__module__.startswith(FOREIGN))
+    for owner in (hook.__self__ if isinstance(hook, MethodType) else hook for hook in hooks):
+        if not isinstance(owner, (FunctionType, nn.Module)) and not type(owner).__module__.startswith(FOREIGN):
+            yield Variable(type(owner).__qualname__, "hook", {"hook": owner})
 
 
 def variables_in(functions: Iterable[FunctionType], kinds: Sequence[type] = ()) -> tuple[Variable, ...]:

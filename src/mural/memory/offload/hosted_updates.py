@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mural.comm.copy_streams import Moment
 from mural.memory.host_memory import HostBuffer, HostMemory
+from mural.memory.offload.moments import has_storage
 
 
 def own_step(kind: type[Optimizer]) -> Any:
@@ -48,8 +49,17 @@ NUMBERS = {"SGD": 1, "RMSprop": 1, "Adagrad": 1}
 def needed(optimizer: Optimizer) -> tuple[int, int]:
     """The bytes of an optimizer's parameters and gradients, and of what it keeps."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    fixed = sum(p.nbytes + (0 if p.grad is None else p.grad.nbytes) for p in parameters)
+    fixed = sum(p.nbytes + (0 if p.grad is None else size_of(p.grad)) for p in parameters)
     return fixed, NUMBERS.get(type(optimizer).__name__, 2) * sum(p.nbytes for p in parameters)
+
+
+def size_of(tensor: Tensor) -> int:
+    """The bytes of a tensor; of a sparse one, those of its indices and values.
+
+    >>> size_of(torch.ones(2, 4)), size_of(torch.eye(4).to_sparse())
+    (32, 80)
+    """
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 
 class HostedUpdates:
@@ -158,9 +168,10 @@ class HostedUpdates:
             yield chunk
 
     def _numbers(self, p: nn.Parameter) -> list[tuple[str, Tensor]]:
-        """The large tensors that the optimizer keeps for a parameter."""
+        """The large tensors that the optimizer keeps for a parameter; sparse ones stay."""
         state = self.optimizer.state.get(p, {})
-        return [(k, t) for k, t in state.items() if isinstance(t, Tensor) and t.nbytes >= self.least and t.ndim]
+        found = [(k, t) for k, t in state.items() if isinstance(t, Tensor) and has_storage(t)]
+        return [(k, t) for k, t in found if t.nbytes >= self.least and t.ndim]
 
     def _fetch(self, chunk: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, str, Tensor, Moment]]:
         """Have the numbers of parameters copied to the device."""

@@ -7,7 +7,7 @@ So memory that is away is back when its gate opens.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,8 @@ from mural.shard.compiler import HIDDEN
 
 UNWATCHED = torch._C.DisableTorchFunction  # type: ignore[attr-defined]
 """A block in which what is done to tensors is none of the model's calls, so that nobody who watches those sees it."""
+unwatched: Callable[[], bool] = torch._C._is_torch_function_all_disabled  # type: ignore[attr-defined]
+"""Whether the code that runs is in such a block."""
 HIDDEN.append("mural.memory")  # its hooks are called in the middle of compiled modules
 BEGIN, TAKEN, FIRST_MODULE = -1, -2, -3
 """Moments as numbers: the bytes of what is saved; or these, and smaller ones for further modules: an odd number for the
@@ -132,6 +134,11 @@ class Gates:
                 yield
         finally:
             self.step = None
+
+
+def is_gate(hook: Callable[..., Any]) -> bool:
+    """Whether a hook of a module is one of offload's."""
+    return isinstance(getattr(hook, "__self__", None), Gates)
 
 
 def keeping(step: StepMoments) -> torch.autograd.graph.saved_tensors_hooks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -205,10 +205,26 @@ class NotedStep:
         return StepTrace(self.gauge.seconds(), tuple(self.bytes[1:]), tuple(found))
 
 
+class Noting(Protocol):
+    """What is told of operations before they run."""
+
+    def used_now(self, tensors: Iterable[Tensor]) -> None:
+        """An operation uses tensors."""
+        ...
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """An operation writes to tensors."""
+        ...
+
+    def make_room(self) -> int:
+        """An operation found no memory: the bytes that became free for it."""
+        ...
+
+
 class Operations(TorchDispatchMode):
     """A block whose operations a step notes: who uses parameters, and when. It makes room for one that finds none."""
 
-    def __init__(self, step: NotedStep):
+    def __init__(self, step: Noting):
         super().__init__()
         self.step = step
 

@@ -1,0 +1,192 @@
+"""A call of a block of which autograd keeps what it takes alone, to compute it again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from mural.errors import PlanError
+from mural.graph.kept_values import content, same
+from mural.memory.offload.moments import UNWATCHED, has_storage
+from mural.shard import ShardedTensor
+from mural.shard.halo.margin import Margin
+
+
+class BlockCall:
+    """A call of a block: forward with what the caller gave, and again in backward with what was in it before.
+
+    Forward may append to the caller's lists, and write to its tensors, as an activation in place does. So tensors are
+    kept when it is over: they, or copies that were made before. If they may be `leaving` for the host, it runs on this
+    rank's pieces alone. Other objects are the same ones again, so nobody may change them. `name` is for errors.
+    """
+
+    def __init__(
+        self,
+        plain: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaving: bool,
+        name: str = "a block",
+    ):
+        self.plain, self.leaving, self.name = plain, leaving, name
+        self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
+        self.leaves, self.tree = pytree.tree_flatten((args, kwargs))
+        found = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, Tensor)}
+        numbers = {key: number for number, key in enumerate(found)}
+        self.tensors = [*found.values()]
+        self.places = {place: numbers[id(leaf)] for place, leaf in enumerate(self.leaves) if id(leaf) in numbers}
+        """The numbers of the tensors, by their places among the leaves."""
+        self.written = False
+        """Whether forward wrote to what it took."""
+        self.ways: list[Callable[[Tensor], Tensor]] = []
+        self.kept: Any = None
+        """What the tensors are made of again: pieces, as autograd keeps them."""
+        self.others: list[tuple[Any, Any]] = []
+        """The other objects, and what was in them."""
+
+    def forgetful(self, copied: bool, **options: Any) -> Any:
+        """What the block makes, of which autograd keeps nothing; tensors are `copied` if forward may write to them."""
+        tensors = self.tensors
+        for x in tensors:
+            if self.leaving and isinstance(x, ShardedTensor) and x.margin is not None:
+                x.drop_margin()
+        self.others = [(leaf, content(leaf)) for leaf in self.leaves if not isinstance(leaf, Tensor)]
+        before = [(x, version_of(x)) for x in map(carrier, tensors)]
+        copies = copies_of(tensors) if copied else tensors
+        places = [torch.empty(0, device=x.device) for x, _ in before]  # whose random numbers checkpoint keeps
+        result = checkpoint(self._run, *places, use_reentrant=False, **options)
+        now = map(carrier, tensors)
+        self.written = any(x is not y or version_of(y) != version for (x, version), y in zip(before, now, strict=True))
+        self._check_others()
+        self._keep(copies if self.written else tensors)
+        return result
+
+    def _keep(self, tensors: Sequence[Tensor]) -> None:
+        """Have autograd keep tensors: it finds out if they are written to, and lets them leave."""
+        self.ways = [again_of(x) for x in tensors]
+        pieces = map(carrier, tensors)
+        self.kept = Kept.apply(torch.empty(0, requires_grad=True), *pieces).grad_fn
+        self.tensors.clear()
+        for place in self.places:
+            self.leaves[place] = None
+
+    def _run(self, *_: Tensor) -> Any:
+        """What the block makes, for the first time or again."""
+        if self.given is not None:
+            (args, kwargs), self.given = self.given, None
+            return self.plain(*args, **kwargs)
+        self._check_others()
+        leaves = [*self.leaves]
+        tensors = [way(piece) for way, piece in zip(self.ways, self.kept.saved_tensors[1:], strict=True)]
+        if self.written:
+            tensors = copies_of(tensors)  # backward may come again
+        for place, number in self.places.items():
+            leaves[place] = tensors[number]
+        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
+        return self.plain(*args, **kwargs)
+
+    def _check_others(self) -> None:
+        """Raise if an object that the block takes was changed, by its forward or since."""
+        for value, before in self.others:
+            if not same(content(value), before):
+                raise PlanError(
+                    f"{self.name}, a block in recompute, takes a {type(value).__name__} that changed during its "
+                    f"forward or before its backward, which would compute the block again with what is in it now: "
+                    f"give it tensors, or lists and dicts of them, or leave it out of recompute"
+                )
+
+
+class Kept(torch.autograd.Function):
+    """Has autograd keep tensors, in the node that makes the result."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        """An empty tensor."""
+        ctx.save_for_backward(*tensors)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Nobody goes back through it."""
+        raise AssertionError
+
+
+class Repeated(AbstractContextManager[None]):
+    """A block of code that is begun several times, each time by what `begin` gives."""
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Any]]):
+        self.begin = begin
+
+    def __enter__(self) -> None:
+        self.open = self.begin()
+        self.open.__enter__()
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self.open.__exit__(*raised)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to, as far as torch counts; nobody who watches calls sees the question."""
+    with UNWATCHED():
+        return 0 if tensor.is_inference() else tensor._version
+
+
+# -- pieces of tensors -------------------------------------------------------------------------------------------------
+
+
+def carrier(tensor: Tensor) -> Tensor:
+    """The plain tensor that has the memory of a tensor."""
+    return tensor.carrier if isinstance(tensor, ShardedTensor) else tensor
+
+
+def piece_of(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is on this rank."""
+    return tensor.local if isinstance(tensor, ShardedTensor) else tensor
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, and of this rank's pieces alone, that share memory where the tensors do.
+
+    y, y[:, :2]  ->  copy, copy[:, :2]: what is written to one is in the other.
+    """
+    pieces = [piece_of(x) for x in tensors]
+    sharing: dict[int, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        sharing.setdefault(piece.untyped_storage()._cdata if has_storage(piece) else -1 - number, []).append(number)
+    copies: dict[int, Tensor] = {}
+    for numbers in sharing.values():
+        copies |= zip(numbers, copied_together([pieces[number] for number in numbers]), strict=True)
+    return [
+        ShardedTensor(copies[number], x.placement, x.aliased, x.folds)
+        if isinstance(x, ShardedTensor)
+        else copies[number]
+        for number, x in enumerate(tensors)
+    ]
+
+
+def copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors in one memory: views of a copy of it."""
+    first = next((x for x in tensors if x.requires_grad), tensors[0])
+    if len(tensors) == 1 or any(x.dtype != first.dtype for x in tensors):
+        return [x.clone() for x in tensors]
+    extent = first.untyped_storage().nbytes() // first.element_size()
+    whole = first.as_strided((extent,), (1,), 0).clone()
+    views = [whole.as_strided(x.shape, x.stride(), x.storage_offset()) for x in tensors]
+    return [view if x.requires_grad else view.detach() for view, x in zip(views, tensors, strict=True)]
+
+
+def again_of(tensor: Tensor) -> Callable[[Tensor], Tensor]:
+    """How a tensor is made of its carrier again."""
+    if not isinstance(tensor, ShardedTensor):
+        return lambda piece: piece
+    margin, placement, aliased, folds = tensor.margin, tensor.placement, tensor.aliased, tensor.folds
+    if margin is not None and margin.live:
+        spans, layout = margin.spans, margin.placement
+        return lambda piece: ShardedTensor.with_margin(Margin(piece, spans, layout))
+    return lambda piece: ShardedTensor(piece, placement, aliased, folds)

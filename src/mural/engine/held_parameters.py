@@ -1,0 +1,134 @@
+"""The parameters of a block that is computed again: what they were in its forward, whoever writes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mural.engine.block_call import version_of
+from mural.errors import PlanError
+from mural.graph.commons import Commons
+from mural.graph.held_state import HeldState
+from mural.memory.offload.moments import UNWATCHED, has_storage, unwatched
+from mural.memory.offload.noted_step import Operations
+
+
+@dataclass
+class HeldParameters:
+    """The parameters that modules have at one time; under `torch.func.functional_call`, what stands in for them."""
+
+    modules: Mapping[str, nn.Module]
+    tables: list[dict[str, Any]]
+    left: list[tuple[str, Tensor, int]] = field(default_factory=list[tuple[str, Tensor, int]])
+    """Those that are after the forward what they were before, by name, with how often they had been written to."""
+    moved: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
+    """Those that are not, with copies of what they were."""
+    written: frozenset[str] = frozenset()
+    """The names of those to which the forward wrote, if only what they were."""
+
+    @classmethod
+    def by(cls, modules: Mapping[str, nn.Module]) -> HeldParameters:
+        """What modules have now, by path."""
+        return cls(modules, [dict(module._parameters) for module in modules.values()])
+
+    def named(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+        pairs = zip(self.modules, self.tables, strict=True)
+        return {f"{path}.{n}".lstrip("."): p for path, table in pairs for n, p in table.items() if p is not None}
+
+    @contextmanager
+    def seen(self, block: str, watched: bool) -> Generator[None]:
+        """A block of code in which the forward of a `block` runs; it is `watched` if it may write to parameters.
+
+        torch counts what is written to a parameter, but not what is written to its `data`.
+        """
+        named = self.named()
+        before = {name: version_of(p) for name, p in named.items()}
+        found = FirstWrites(named if watched else {})
+        with Operations(found) if watched else nullcontext():
+            yield
+        counted = {name for name, p in named.items() if version_of(p) != before[name]}
+        if counted and not watched:
+            raise PlanError(
+                f"{block}, a block in recompute, writes to {min(counted)} in some calls and not in others: it would be "
+                f"computed again with other numbers. Leave it out of recompute"
+            )
+        changed = {name for name, copy in found.copies.items() if not torch.equal(copy, named[name])}
+        self.written = frozenset({*counted, *changed})
+        self.left = [(name, p, version_of(p)) for name, p in named.items() if name not in changed]
+        self.moved = [(named[name], found.copies[name]) for name in changed]
+
+    def check(self) -> None:
+        """Raise if others than the forward wrote to a parameter since."""
+        for name, p, version in self.left:
+            if version_of(p) != version:
+                raise PlanError(
+                    f"{name} of a block in recompute was written to after the block's forward and before its backward, "
+                    f"which would compute the block again with other numbers: write to it after the step, or leave the "
+                    f"block out of recompute"
+                )
+
+    def put_back(self) -> None:
+        """Give the modules what they had."""
+        for module, table in zip(self.modules.values(), self.tables, strict=True):
+            module._parameters.update(table)
+        put(self.moved)
+
+
+def put(copies: list[tuple[Tensor, Tensor]]) -> None:
+    """Put numbers into parameters; torch does not count it."""
+    for p, copy in copies:
+        p.data.copy_(copy)
+
+
+class FirstWrites:
+    """Copies of parameters, made before the first operation that writes to their memory."""
+
+    def __init__(self, named: Mapping[str, Tensor]):
+        self.copies: dict[str, Tensor] = {}
+        self.waiting: dict[int, dict[str, Tensor]] = {}
+        with UNWATCHED():
+            for name, p in named.items():
+                if has_storage(p):
+                    self.waiting.setdefault(p.untyped_storage()._cdata, {})[name] = p
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """An operation is about to write to tensors: one of the model, not what offload has come back."""
+        if unwatched():
+            return
+        for tensor in filter(has_storage, tensors):
+            for name, p in self.waiting.pop(tensor.untyped_storage()._cdata, {}).items():
+                self.copies[name] = p.detach().clone()
+
+    def used_now(self, tensors: Iterable[Tensor]) -> None:
+        """An operation uses tensors."""
+
+    def make_room(self) -> int:
+        """No memory is here that others could have."""
+        return 0
+
+
+def held_with_hooks(modules: Mapping[str, nn.Module]) -> HeldState:
+    """What modules hold now, and their hooks."""
+    return HeldState.by(modules, commons=Commons.of(modules.values(), hooks=True))
+
+
+@contextmanager
+def again(before: HeldState, parameters: HeldParameters) -> Generator[None]:
+    """A block in which a module finds what it held before its forward; afterwards it holds what it holds now."""
+    parameters.check()
+    now, tables = held_with_hooks(before.modules), HeldParameters.by(before.modules)
+    numbers = [(p, p.detach().clone()) for p, _ in parameters.moved]
+    before.put_back()
+    parameters.put_back()
+    try:
+        yield
+    finally:
+        now.put_back(always=True)  # torch counts no write of the first one
+        tables.put_back()
+        put(numbers)
