@@ -44,11 +44,16 @@ def renew(was: KeptValue, always: bool = False) -> None:
 
 def moved(value: Any, was: KeptValue | None) -> bool:
     """Whether a value is another object than it was, or has other content."""
-    if was is None or (value is not was.value and not (isinstance(value, NUMBERS) and equal(value, was.value))):
+    if was is None or (value is not was.value and not (is_plain(value) and same(value, was.value))):
         return True
     if isinstance(value, Tensor) and isinstance(was.content, tuple):
         return value._version != was.content[0] and not torch.equal(value.detach(), was.content[1])
     return was.restore is not None and not same(content(value), was.content)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, or a tuple of these, as a shape: an equal one stands for it."""
+    return isinstance(value, NUMBERS) or (isinstance(value, tuple) and all(map(is_plain, value)))
 
 
 def kept(value: Any, values: bool = True) -> KeptValue:
