@@ -31,8 +31,8 @@ CROWDED = 1.15
 """How much longer steps take that stay within a limit by sending memory to the host: torch's allocator is at its end,
 and looks for blocks of other sizes. From `mural bench choice`."""
 LATE = 0.3
-"""Copies may take so much longer: steps that stay within a limit by sending memory to the host take 0.9 to 1.3 times
-their predicted seconds."""
+"""Copies may take so much longer: steps that stay within a limit by sending memory to the host take up to 1.2 times
+their predicted seconds (`mural bench choice`)."""
 
 
 @dataclass(frozen=True)
