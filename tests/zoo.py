@@ -150,7 +150,9 @@ def vision_transformer() -> nn.Module:
     """Narrower than those that torchvision names: four ranks of its smallest took 18 GB in float64."""
     from harness.vision import torchvision
 
-    return quiet(torchvision.models.VisionTransformer(96, 32, 4, 4, hidden_dim=96, mlp_dim=192, num_classes=5))
+    model = torchvision.models.VisionTransformer(96, 32, 4, 4, hidden_dim=96, mlp_dim=192, num_classes=5)
+    nn.init.normal_(model.heads.head.weight, std=0.1)  # zeros, so nothing before it would have a gradient
+    return quiet(model)
 
 
 ZOO: dict[str, tuple[Build, tuple[int, ...]]] = {
