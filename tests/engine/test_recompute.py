@@ -335,6 +335,35 @@ class Sometimes(Block):
         return super().forward(x.mul_(2.0) if self.calls % 3 == 0 else x)
 
 
+class InTwoTypes(nn.Module):
+    """Gives its block complex numbers, and the real ones in their memory."""
+
+    class Inner(Block):
+        def __init__(self, writes: bool):
+            super().__init__()
+            self.writes = writes
+
+        def forward(self, parts: Tensor, whole: Tensor) -> Tensor:  # type: ignore[override]
+            scaled = parts.mul_(0.5) if self.writes else parts * 0.5
+            return super().forward(scaled[..., 0] + whole.abs())
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Conv2d(2, 4, 3, padding=1), self.Inner(writes), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        whole = torch.complex(y, y + 1.0)
+        return self.last(self.block(torch.view_as_real(whole), whole))
+
+
+def test_a_block_that_writes_to_memory_of_two_types_is_refused() -> None:
+    """Its copies were apart, so that what was written to one was not in the other: silently wrong gradients."""
+    assert steps(lambda: InTwoTypes(False), PLANS[0]) == steps(lambda: InTwoTypes(False), mural.Plan())
+    with pytest.raises(mural.PlanError, match=r"one memory in several types \(torch\.complex128, torch\.float64\)"):
+        steps(lambda: InTwoTypes(True), PLANS[0])
+
+
 def test_a_block_that_writes_now_and_then_is_refused() -> None:
     with pytest.raises(mural.PlanError, match="Sometimes, a block in recompute, writes to what it takes"):
         steps(lambda: Between(Sometimes()), PLANS[0])

@@ -16,6 +16,7 @@ from mural.graph.kept_values import content, same
 from mural.memory.offload.moments import UNWATCHED, has_storage
 from mural.shard import ShardedTensor
 from mural.shard.halo.margin import Margin
+from mural.shard.tensor import local_of
 
 
 class BlockCall:
@@ -64,6 +65,7 @@ class BlockCall:
         now = map(carrier, tensors)
         self.written = any(x is not y or version_of(y) != version for (x, version), y in zip(before, now, strict=True))
         self._check_others()
+        self._check_types()
         self._keep(copies if self.written else tensors)
         return result
 
@@ -90,6 +92,17 @@ class BlockCall:
             leaves[place] = tensors[number]
         args, kwargs = pytree.tree_unflatten(leaves, self.tree)
         return self.plain(*args, **kwargs)
+
+    def _check_types(self) -> None:
+        """Raise if forward wrote to memory that it takes in several types: copies of it are apart."""
+        pieces = [local_of(x) for x in self.tensors]
+        kinds = [{pieces[number].dtype for number in numbers} for numbers in by_memory(pieces)]
+        several = next((sorted(map(str, found)) for found in kinds if len(found) > 1), None)
+        if self.written and several:
+            raise PlanError(
+                f"{self.name}, a block in recompute, writes to what it takes, some of which is one memory in several "
+                f"types ({', '.join(several)}): give it one of them, or leave it out of recompute"
+            )
 
     def _check_others(self) -> None:
         """Raise if an object that the block takes was changed, by its forward or since."""
@@ -145,22 +158,13 @@ def carrier(tensor: Tensor) -> Tensor:
     return tensor.carrier if isinstance(tensor, ShardedTensor) else tensor
 
 
-def piece_of(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is on this rank."""
-    return tensor.local if isinstance(tensor, ShardedTensor) else tensor
-
-
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors, and of this rank's pieces alone, that share memory where the tensors do.
 
     y, y[:, :2]  ->  copy, copy[:, :2]: what is written to one is in the other.
     """
-    pieces = [piece_of(x) for x in tensors]
-    sharing: dict[int, list[int]] = {}
-    for number, piece in enumerate(pieces):
-        sharing.setdefault(piece.untyped_storage()._cdata if has_storage(piece) else -1 - number, []).append(number)
-    copies: dict[int, Tensor] = {}
-    for numbers in sharing.values():
+    pieces, copies = [local_of(x) for x in tensors], dict[int, Tensor]()
+    for numbers in by_memory(pieces):
         copies |= zip(numbers, copied_together([pieces[number] for number in numbers]), strict=True)
     return [
         ShardedTensor(copies[number], x.placement, x.aliased, x.folds)
@@ -168,6 +172,19 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
         else copies[number]
         for number, x in enumerate(tensors)
     ]
+
+
+def by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The numbers of tensors, those of one memory together.
+
+    >>> x = torch.zeros(4)
+    >>> by_memory([x, torch.zeros(4), x[:2]])
+    [[0, 2], [1]]
+    """
+    found: dict[int, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        found.setdefault(tensor.untyped_storage()._cdata if has_storage(tensor) else -1 - number, []).append(number)
+    return [*found.values()]
 
 
 def copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
