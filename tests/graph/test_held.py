@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mural.errors import PlanError
 from mural.graph import capture
+from mural.graph.commons import Commons
 from mural.graph.held_state import HeldState
 from mural.pipeline.route import Route
 
@@ -133,3 +134,37 @@ def test_an_equal_shape_is_no_change() -> None:
     assert {name for _, name in held.changes()} == {"shape", "sizes"}
     held.put_back()
     assert model.shape == (2, 3, 4, 5)
+
+
+def counting(step: int) -> Any:
+    calls = [0]
+
+    def act(x: Tensor) -> Tensor:
+        calls[0] += step
+        return x
+
+    return act
+
+
+class Acting(nn.Module):
+    """Calls two functions that one function made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = counting(1), counting(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.one(x))
+
+
+def test_variables_of_one_name_change_each_by_itself() -> None:
+    """The last one stood for all, so that what the others left in one run and not in another was not compared."""
+    model = Acting()
+    before = Commons.of([model])
+    model(torch.zeros(1))
+    found = before.changes()
+    assert sorted(calls for _, calls in found.values()) == [[1], [2]]
+    assert {name for _, name in found} == {"calls", "calls (2)"}
+    before.put_back()
+    model.one(torch.zeros(1))
+    assert [calls for _, calls in before.changes().values()] == [[1]]

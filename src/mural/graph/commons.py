@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dis
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -109,9 +110,12 @@ class Commons:
         for kind, before in self.classes.items():
             now = {n: v for n, v in vars(kind).items() if is_state(n, v)}
             found |= {(kind.__qualname__, n): content(v, True) for n, v in now.items() if moved(v, before.get(n))}
+        met = Counter[Name]()
         for v, was in self.variables.items():
+            met[v.owner, v.name] += 1  # functions that one function made have variables of one name
             if moved(v.value, was):
-                found[v.owner, v.name] = content(v.value, True)
+                place = met[v.owner, v.name]
+                found[v.owner, v.name if place == 1 else f"{v.name} ({place})"] = content(v.value, True)
         for name, now, before in zip(DRAWS, drawn(), self.states, strict=True):
             if not alike(now, before):
                 found[name] = now
