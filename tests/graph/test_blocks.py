@@ -14,7 +14,7 @@ import mural
 from mural import models
 from mural.graph import Graph
 from mural.graph.blocks import LEVELS, Level, adjacency, blocks, tree
-from mural.graph.bytes import bytes_in, node_bytes
+from mural.graph.bytes import bytes_in
 from mural.graph.work_and_depth import work
 from printed import Basic, Interconnected
 from zoo import dense, swin, vit
@@ -253,7 +253,7 @@ def test_unknown_levels_and_directions_are_refused() -> None:
 def test_bytes_count_shared_memory_once() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1), nn.Flatten())
     graph = mural.capture(net, (1, 3, 8, 8))
-    conv, norm, relu, last, flat = node_bytes(graph)
+    conv, norm, relu, last, flat = (bytes_in(graph, node.id, node.id + 1) for node in graph)
     size = 8 * 8 * 4
     assert (conv.parameters, conv.buffers, conv.activations, conv.saved) == (64, 0, 4 * size, 3 * size)
     assert (norm.parameters, norm.buffers, norm.activations) == (32, 32, 4 * size)

@@ -84,7 +84,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **n
 
 
 def fused_dropout(image: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout as a GPU does it: where it drops some values and writes to others, its mask is one byte a value."""
+    """Dropout as a GPU does it: out of place, where it drops some values, its mask is one byte a value."""
     if training and 0 < p < 1 and not inplace:
         return torch.native_dropout(image, p, training)[0]
     return F.dropout(image, p, training, inplace)

@@ -49,11 +49,6 @@ def bytes_in(graph: Graph, start: int = 0, stop: int | None = None) -> Bytes:
     return bytes_of(graph, [(start, len(graph) if stop is None else stop)])[0]
 
 
-def node_bytes(graph: Graph) -> tuple[Bytes, ...]:
-    """The bytes of each call by itself."""
-    return bytes_of(graph, [(node.id, node.id + 1) for node in graph])
-
-
 def bytes_of(graph: Graph, spans: Iterable[tuple[int, int]]) -> tuple[Bytes, ...]:
     """The bytes of the calls of each span."""
     known = {value.name: value for value in graph.parameters}

@@ -49,11 +49,6 @@ class DataSurvey:
         """The extents of the image with the most positions."""
         return max(self.sizes, key=prod)
 
-    @property
-    def smallest_side(self) -> int:
-        """The smallest extent of any image."""
-        return min(min(extents) for extents in self.sizes)
-
     def endings(self, part: int) -> Counter[str]:
         """The endings of images (0) or masks (1), and how many there are of each."""
         return Counter(ending(file) for pair in self.pairs if isinstance(file := pair[part], Path))
