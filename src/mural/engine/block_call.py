@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from mural.engine.block_inputs import FirstWrites, TakenTensors, again_of, by_memory, carrier, copies_of
 from mural.errors import PlanError
 from mural.graph.kept_values import content, same
-from mural.memory.offload.moments import UNWATCHED, has_storage
 from mural.shard import ShardedTensor
-from mural.shard.halo.margin import Margin
 from mural.shard.tensor import local_of
 
 
@@ -44,36 +43,43 @@ class BlockCall:
         self.places = {place: numbers[id(leaf)] for place, leaf in enumerate(self.leaves) if id(leaf) in numbers}
         """The numbers of the tensors, by their places among the leaves."""
         self.written = False
-        """Whether forward wrote to what it took."""
+        """Whether forward wrote to what it took, as far as anybody saw."""
+        self.copied = False
+        """Whether copies are kept, made before it did."""
         self.ways: list[Callable[[Tensor], Tensor]] = []
-        self.kept: Any = None
-        """What the tensors are made of again: pieces, as autograd keeps them."""
+        self.kept: Tensor | None = None
+        """A tensor whose node keeps what the tensors are made of again: pieces, as autograd keeps them."""
         self.others: list[tuple[Any, Any]] = []
         """The other objects, and what was in them."""
 
-    def forgetful(self, copied: bool, **options: Any) -> Any:
-        """What the block makes, of which autograd keeps nothing; tensors are `copied` if forward may write to them."""
+    def forgetful(self, copied: bool = False, writes: FirstWrites | None = None, **options: Any) -> Any:
+        """What the block makes, of which autograd keeps nothing.
+
+        Tensors are `copied` if forward is known to write to them, or before the first of the `writes` that are seen.
+        """
         tensors = self.tensors
         for x in tensors:
             if self.leaving and isinstance(x, ShardedTensor) and x.margin is not None:
                 x.drop_margin()
         self.others = [(leaf, content(leaf)) for leaf in self.leaves if not isinstance(leaf, Tensor)]
-        before = [(x, version_of(x)) for x in map(carrier, tensors)]
-        copies = copies_of(tensors) if copied else tensors
-        places = [torch.empty(0, device=x.device) for x, _ in before]  # whose random numbers checkpoint keeps
+        before = TakenTensors(tensors)
+        if copied:
+            before.copy()
+        elif writes is not None:
+            before.watch(writes)
+        places = [torch.empty(0, device=x.device) for x in before.carriers]  # whose random numbers checkpoint keeps
         result = checkpoint(self._run, *places, use_reentrant=False, **options)
-        now = map(carrier, tensors)
-        self.written = any(x is not y or version_of(y) != version for (x, version), y in zip(before, now, strict=True))
+        self.written, self.copied = before.written(), before.copies is not None
         self._check_others()
         self._check_types()
-        self._keep(copies if self.written else tensors)
+        self._keep(tensors if before.copies is None else before.copies)
         return result
 
     def _keep(self, tensors: Sequence[Tensor]) -> None:
         """Have autograd keep tensors: it finds out if they are written to, and lets them leave."""
         self.ways = [again_of(x) for x in tensors]
         pieces = map(carrier, tensors)
-        self.kept = Kept.apply(torch.empty(0, requires_grad=True), *pieces).grad_fn
+        self.kept = Kept.apply(torch.empty(0, requires_grad=True), *pieces)
         self.tensors.clear()
         for place in self.places:
             self.leaves[place] = None
@@ -85,9 +91,10 @@ class BlockCall:
             return self.plain(*args, **kwargs)
         self._check_others()
         leaves = [*self.leaves]
-        tensors = [way(piece) for way, piece in zip(self.ways, self.kept.saved_tensors[1:], strict=True)]
-        if self.written:
-            tensors = copies_of(tensors)  # backward may come again
+        node: Any = self.kept.grad_fn if self.kept is not None else None  # of the tensor: without it, a node lets go
+        tensors = [way(piece) for way, piece in zip(self.ways, node.saved_tensors[1:], strict=True)]
+        if self.written or self.copied:
+            tensors = copies_of(tensors, [*map(local_of, tensors)])  # backward may come again
         for place, number in self.places.items():
             leaves[place] = tensors[number]
         args, kwargs = pytree.tree_unflatten(leaves, self.tree)
@@ -142,68 +149,3 @@ class Repeated(AbstractContextManager[None]):
 
     def __exit__(self, *raised: Any) -> bool | None:
         return self.open.__exit__(*raised)
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to, as far as torch counts; nobody who watches calls sees the question."""
-    with UNWATCHED():
-        return 0 if tensor.is_inference() else tensor._version
-
-
-# -- pieces of tensors -------------------------------------------------------------------------------------------------
-
-
-def carrier(tensor: Tensor) -> Tensor:
-    """The plain tensor that has the memory of a tensor."""
-    return tensor.carrier if isinstance(tensor, ShardedTensor) else tensor
-
-
-def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors, and of this rank's pieces alone, that share memory where the tensors do.
-
-    y, y[:, :2]  ->  copy, copy[:, :2]: what is written to one is in the other.
-    """
-    pieces, copies = [local_of(x) for x in tensors], dict[int, Tensor]()
-    for numbers in by_memory(pieces):
-        copies |= zip(numbers, copied_together([pieces[number] for number in numbers]), strict=True)
-    return [
-        ShardedTensor(copies[number], x.placement, x.aliased, x.folds)
-        if isinstance(x, ShardedTensor)
-        else copies[number]
-        for number, x in enumerate(tensors)
-    ]
-
-
-def by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The numbers of tensors, those of one memory together.
-
-    >>> x = torch.zeros(4)
-    >>> by_memory([x, torch.zeros(4), x[:2]])
-    [[0, 2], [1]]
-    """
-    found: dict[int, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        found.setdefault(tensor.untyped_storage()._cdata if has_storage(tensor) else -1 - number, []).append(number)
-    return [*found.values()]
-
-
-def copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors in one memory: views of a copy of it."""
-    first = next((x for x in tensors if x.requires_grad), tensors[0])
-    if len(tensors) == 1 or any(x.dtype != first.dtype for x in tensors):
-        return [x.clone() for x in tensors]
-    extent = first.untyped_storage().nbytes() // first.element_size()
-    whole = first.as_strided((extent,), (1,), 0).clone()
-    views = [whole.as_strided(x.shape, x.stride(), x.storage_offset()) for x in tensors]
-    return [view if x.requires_grad else view.detach() for view, x in zip(views, tensors, strict=True)]
-
-
-def again_of(tensor: Tensor) -> Callable[[Tensor], Tensor]:
-    """How a tensor is made of its carrier again."""
-    if not isinstance(tensor, ShardedTensor):
-        return lambda piece: piece
-    margin, placement, aliased, folds = tensor.margin, tensor.placement, tensor.aliased, tensor.folds
-    if margin is not None and margin.live:
-        spans, layout = margin.spans, margin.placement
-        return lambda piece: ShardedTensor.with_margin(Margin(piece, spans, layout))
-    return lambda piece: ShardedTensor(piece, placement, aliased, folds)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mural.engine.block_call import version_of
+from mural.engine.block_inputs import FirstWrites, version_of
 from mural.errors import PlanError
 from mural.graph.commons import Commons
 from mural.graph.held_state import HeldState
-from mural.memory.offload.moments import UNWATCHED, has_storage, unwatched
 from mural.memory.offload.noted_step import Operations
 
 
@@ -42,26 +42,28 @@ class HeldParameters:
         return {f"{path}.{n}".lstrip("."): p for path, table in pairs for n, p in table.items() if p is not None}
 
     @contextmanager
-    def seen(self, block: str, watched: bool) -> Generator[None]:
-        """A block of code in which the forward of a `block` runs; it is `watched` if it may write to parameters.
+    def seen(self, block: str, writes: FirstWrites | None) -> Generator[None]:
+        """A block of code in which the forward of a `block` runs; its `writes` are seen if it may write to parameters.
 
         torch counts what is written to a parameter, but not what is written to its `data`.
         """
-        named = self.named()
+        named, copies = self.named(), dict[str, Tensor]()
         before = {name: version_of(p) for name, p in named.items()}
-        found = FirstWrites(named if watched else {})
-        with Operations(found) if watched else nullcontext():
+        if writes is not None:
+            for name, p in named.items():
+                writes.before(p, partial(copied_to, copies, name, p))
+        with nullcontext() if writes is None else Operations(writes):
             yield
         counted = {name for name, p in named.items() if version_of(p) != before[name]}
-        if counted and not watched:
+        if counted and writes is None:
             raise PlanError(
                 f"{block}, a block in recompute, writes to {min(counted)} in some calls and not in others: it would be "
                 f"computed again with other numbers. Leave it out of recompute"
             )
-        changed = {name for name, copy in found.copies.items() if not torch.equal(copy, named[name])}
+        changed = {name for name, copy in copies.items() if not torch.equal(copy, named[name])}
         self.written = frozenset({*counted, *changed})
         self.left = [(name, p, version_of(p)) for name, p in named.items() if name not in changed]
-        self.moved = [(named[name], found.copies[name]) for name in changed]
+        self.moved = [(named[name], copies[name]) for name in changed]
 
     def check(self) -> None:
         """Raise if others than the forward wrote to a parameter since."""
@@ -80,37 +82,15 @@ class HeldParameters:
         put(self.moved)
 
 
+def copied_to(copies: dict[str, Tensor], name: str, p: Tensor) -> None:
+    """Copy a parameter."""
+    copies[name] = p.detach().clone()
+
+
 def put(copies: list[tuple[Tensor, Tensor]]) -> None:
     """Put numbers into parameters; torch does not count it."""
     for p, copy in copies:
         p.data.copy_(copy)
-
-
-class FirstWrites:
-    """Copies of parameters, made before the first operation that writes to their memory."""
-
-    def __init__(self, named: Mapping[str, Tensor]):
-        self.copies: dict[str, Tensor] = {}
-        self.waiting: dict[int, dict[str, Tensor]] = {}
-        with UNWATCHED():
-            for name, p in named.items():
-                if has_storage(p):
-                    self.waiting.setdefault(p.untyped_storage()._cdata, {})[name] = p
-
-    def written(self, tensors: Iterable[Tensor]) -> None:
-        """An operation is about to write to tensors: one of the model, not what offload has come back."""
-        if unwatched():
-            return
-        for tensor in filter(has_storage, tensors):
-            for name, p in self.waiting.pop(tensor.untyped_storage()._cdata, {}).items():
-                self.copies[name] = p.detach().clone()
-
-    def used_now(self, tensors: Iterable[Tensor]) -> None:
-        """An operation uses tensors."""
-
-    def make_room(self) -> int:
-        """No memory is here that others could have."""
-        return 0
 
 
 def held_with_hooks(modules: Mapping[str, nn.Module]) -> HeldState:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mural.engine.block_call import BlockCall, Repeated
+from mural.engine.block_inputs import FirstWrites
 from mural.engine.held_parameters import HeldParameters, again, held_with_hooks
 from mural.errors import PlanError
 from mural.graph.follow import is_followed
@@ -80,7 +81,7 @@ def forget_activations(module: nn.Module, leaving: bool) -> None:
 
     A block that a cut goes through is kept: several stages have their parts of it.
     """
-    writes: WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], Writes]] = WeakKeyDictionary()
+    told_by: WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], Writes]] = WeakKeyDictionary()
     own = vars(module).get("forward")
     if isinstance(own, MethodType) and own.__self__ is module:
         own = own.__func__
@@ -95,21 +96,23 @@ def forget_activations(module: nn.Module, leaving: bool) -> None:
         call = BlockCall(plain, args, kwargs, leaving, name)
         if not torch.is_grad_enabled() or is_followed() or any(tensor.is_meta for tensor in call.tensors):
             return plain(*args, **kwargs)
-        known, mode = writes.setdefault(self, {}), tuple(one.training for one in modules.values())
-        watched = known.get(mode, Writes(True, True))
+        known, mode = told_by.setdefault(self, {}), tuple(one.training for one in modules.values())
+        told = known.get(mode)
+        writes = FirstWrites() if told is None or told.parameters else None
         parameters = HeldParameters.by(modules)
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
             held = held_with_hooks(modules)
-            return parameters.seen(name, watched.parameters), Repeated(partial(again, held, parameters))
+            return parameters.seen(name, writes), Repeated(partial(again, held, parameters))
 
-        result = call.forgetful(watched.inputs, context_fn=contexts)
-        if call.written and not watched.inputs:
+        result = call.forgetful(told is not None and told.inputs, writes, context_fn=contexts)
+        if call.written and not call.copied:
+            how = "by an operation that torch does not tell of" if told is None else "in some calls and not in others"
             raise PlanError(
-                f"{name}, a block in recompute, writes to what it takes in some calls and not in "
-                f"others: it would be computed again from what it wrote. Leave it out of recompute"
+                f"{name}, a block in recompute, writes to what it takes, {how}: it would be computed again from what "
+                f"it wrote. Leave it out of recompute"
             )
-        before = known.get(mode, Writes(False, False))
+        before = told or Writes(False, False)
         known[mode] = Writes(before.inputs or call.written, before.parameters or bool(parameters.written))
         return result
 

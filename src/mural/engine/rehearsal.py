@@ -199,7 +199,7 @@ def computed_again(block: nn.Module, lower: torch.dtype | None, tally: PricedTal
     plain = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return BlockCall(plain, args, kwargs, leaving=True).forgetful(copied=False, **options)
+        return BlockCall(plain, args, kwargs, leaving=True).forgetful(**options)
 
     block.forward = forward
 

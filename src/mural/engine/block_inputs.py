@@ -1,0 +1,154 @@
+"""What a block takes, as it was before the block's forward: the tensors, or copies if forward writes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from mural.memory.offload.moments import UNWATCHED, has_storage, unwatched
+from mural.shard import ShardedTensor
+from mural.shard.halo.margin import Margin
+from mural.shard.tensor import local_of
+
+
+class FirstWrites:
+    """What is done before the first operation that writes to the memory of a tensor, as `Operations` tells of it."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, list[Callable[[], None]]] = {}
+
+    def before(self, tensor: Tensor, done: Callable[[], None]) -> None:
+        """Have a function called before the first write."""
+        with UNWATCHED():
+            if has_storage(tensor):
+                self.waiting.setdefault(tensor.untyped_storage()._cdata, []).append(done)
+
+    def written(self, tensors: Iterable[Tensor]) -> None:
+        """An operation is about to write to tensors: one of the model, not what offload has come back."""
+        if unwatched():
+            return
+        for tensor in filter(has_storage, tensors):
+            for done in self.waiting.pop(tensor.untyped_storage()._cdata, ()):
+                done()
+
+    def used_now(self, tensors: Iterable[Tensor]) -> None:
+        """An operation uses tensors."""
+
+    def make_room(self) -> int:
+        """No memory is here that others could have."""
+        return 0
+
+
+class TakenTensors:
+    """The tensors that a block takes, and how to tell whether its forward wrote to them.
+
+    A write to a tensor with a margin drops the margin, or lets it die: the extended piece is what it was.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self.tensors = tensors
+        self.margins = [*map(live_margin, tensors)]
+        self.carriers = [*map(carrier, tensors)]
+        self.versions = [*map(version_of, self.carriers)]
+        self.pieces = [*map(own_piece, tensors)]
+        self.copies: list[Tensor] | None = None
+
+    def copy(self) -> None:
+        """Copy them, unless that was done."""
+        if self.copies is None:
+            with torch.no_grad():
+                self.copies = copies_of(self.tensors, self.pieces)
+
+    def watch(self, writes: FirstWrites) -> None:
+        """Copy them before the first write to one of them; at once, if its memory is none that is seen."""
+        for piece in self.pieces:
+            writes.before(piece, self.copy)
+            if not has_storage(piece):
+                self.copy()
+
+    def written(self) -> bool:
+        """Whether the forward, which is over, may have written to one of them; copies are there if that was seen."""
+        if self.copies is None and any(map(int.__ne__, map(version_of, self.carriers), self.versions)):
+            return True
+        if any(live_margin(x) is not margin for x, margin in zip(self.tensors, self.margins, strict=True)):
+            self.copy()
+        return self.copies is not None
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to, as far as torch counts; nobody who watches calls sees the question."""
+    with UNWATCHED():
+        return 0 if tensor.is_inference() else tensor._version
+
+
+def carrier(tensor: Tensor) -> Tensor:
+    """The plain tensor that has the memory of a tensor."""
+    return tensor.carrier if isinstance(tensor, ShardedTensor) else tensor
+
+
+def live_margin(tensor: Tensor) -> Margin | None:
+    """The margin that a tensor has, if operations may read it."""
+    margin = tensor.margin if isinstance(tensor, ShardedTensor) else None
+    return margin if margin is not None and margin.live else None
+
+
+def own_piece(tensor: Tensor) -> Tensor:
+    """This rank's piece of a tensor, as a part of the extended one if that carries it."""
+    margin = live_margin(tensor)
+    return local_of(tensor) if margin is None else margin.extended.detach()[margin.crop]
+
+
+def copies_of(tensors: Sequence[Tensor], pieces: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, of which this rank has those pieces, that share memory where the tensors do.
+
+    y, y[:, :2]  ->  copy, copy[:, :2]: what is written to one is in the other.
+    """
+    copies = dict[int, Tensor]()
+    for numbers in by_memory(pieces):
+        copies |= zip(numbers, copied_together([pieces[number] for number in numbers]), strict=True)
+    for number, x in enumerate(tensors):
+        if x.requires_grad and not copies[number].requires_grad:
+            copies[number].requires_grad_()
+    return [
+        ShardedTensor(copies[number], x.placement, x.aliased, x.folds)
+        if isinstance(x, ShardedTensor)
+        else copies[number]
+        for number, x in enumerate(tensors)
+    ]
+
+
+def by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The numbers of tensors, those of one memory together.
+
+    >>> x = torch.zeros(4)
+    >>> by_memory([x, torch.zeros(4), x[:2]])
+    [[0, 2], [1]]
+    """
+    found: dict[int, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        found.setdefault(tensor.untyped_storage()._cdata if has_storage(tensor) else -1 - number, []).append(number)
+    return [*found.values()]
+
+
+def copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors in one memory: views of a copy of it."""
+    first = next((x for x in tensors if x.requires_grad), tensors[0])
+    if len(tensors) == 1 or any(x.dtype != first.dtype for x in tensors):
+        return [x.clone() for x in tensors]
+    extent = first.untyped_storage().nbytes() // first.element_size()
+    whole = first.as_strided((extent,), (1,), 0).clone()
+    views = [whole.as_strided(x.shape, x.stride(), x.storage_offset()) for x in tensors]
+    return [view if x.requires_grad else view.detach() for view, x in zip(views, tensors, strict=True)]
+
+
+def again_of(tensor: Tensor) -> Callable[[Tensor], Tensor]:
+    """How a tensor is made of its carrier again."""
+    if not isinstance(tensor, ShardedTensor):
+        return lambda piece: piece
+    margin, placement, aliased, folds = live_margin(tensor), tensor.placement, tensor.aliased, tensor.folds
+    if margin is not None:
+        spans, layout = margin.spans, margin.placement
+        return lambda piece: ShardedTensor.with_margin(Margin(piece, spans, layout))
+    return lambda piece: ShardedTensor(piece, placement, aliased, folds)
