@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+import mural
 from mural.cost.hardware import Hardware
 from mural.cost.memory_tally import ROUNDED, Tally
 from mural.engine.recompute import block_names
@@ -25,21 +26,14 @@ GIVEN = [((2, 2, 24, 20), torch.float64), ((2, 24, 20), torch.int64)]
 
 def tallied(model: nn.Module, blocks: list[str]) -> int:
     """The most bytes of a real step beyond what is there before, with some blocks computed again."""
-    modules = dict(model.named_modules())
-    for name in blocks:
-        again(modules[name])
     image, target = torch.randn(2, 2, 24, 20, dtype=torch.float64), torch.ones(2, 24, 20).long()
     tally = Tally(ROUNDED["cuda"])
     for tensor in (*model.parameters(), *model.buffers(), image, target):
         tally.enter(tensor)
+    pm = mural.parallelize(model, mural.Plan(recompute=tuple(blocks)))
     with tally:
-        F.cross_entropy(model(image), target).backward()
+        pm.step(image, target)
     return tally.peak
-
-
-def again(module: nn.Module) -> None:
-    plain = module.forward
-    module.forward = lambda *args: checkpoint(plain, *args, use_reentrant=False)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -73,3 +67,30 @@ def test_the_model_is_left_alone() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert all(isinstance(p, Tensor) and p.grad is None for p in model.parameters())
+
+
+def test_backward_has_neither_the_images_nor_the_result() -> None:
+    """The piece of the image that a step makes was there until the step was over, 6% of what ResNet-50 on 2048² may
+    take with 4 GiB; rehearsals knew nothing of it.
+    """
+    held: dict[str, StorageWeakRef] = {}
+    gone: dict[str, bool] = {}
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(2, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            held["image"] = StorageWeakRef(x.local.untyped_storage())  # type: ignore[attr-defined]
+            y = self.layer(x * 2) * 2
+            held["result"] = StorageWeakRef(y.local.untyped_storage())  # type: ignore[attr-defined]
+            return y
+
+    model = Scaled()
+    model.layer.weight.register_hook(lambda _: gone.update({name: ref.expired() for name, ref in held.items()}))
+    pm = mural.parallelize(model, mural.Plan(memory="1GiB", offload=("activations",)), loss=lambda y, _: y.sum())
+    for _ in range(3):
+        pm.step(torch.ones(1, 2, 8, 8), torch.ones(1))
+        assert gone == {"image": True, "result": True}
+        gone.clear()

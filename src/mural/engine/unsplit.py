@@ -38,26 +38,31 @@ class Unsplit:
 
     def _step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         held = self.held
+        with ExitStack() as stack:
+            loss = self._forward(image, target, stack)
+            if reduce:
+                stack.enter_context(held.reducer.watching())
+            (loss * weight if weight != 1.0 else loss).backward()
+        return loss
+
+    def _forward(self, image: Image, target: Any, stack: ExitStack) -> Tensor:
+        """The loss; what backward does not need ends here: the pieces of the images, and the model's result."""
+        held = self.held
         held.same_inputs.check("step", image=image, target=target)
         images, goal = held.inputs.images(image), held.inputs.target(target, image)
         check_filled(image)  # now that all ranks gave the same inputs
         if held.world_mesh.world > 1 and any(p._backward_hooks for _, p in held.reducer.named):
             check_hooks(held.plain, held.hooks)
         held.calls += 1  # by steps alone: how many batches a validation has depends on the plan
-        with ExitStack() as stack:
-            # Checkpoints recompute batch norms in backward.
-            stack.enter_context(batchnorm_scope(self.plan.norm_scope))
-            with self._scope():
-                output = held.module(*images)
-                if held.observe is not None:
-                    held.observe(output)
-                loss = held.loss(output, goal)
-                held.check_loss(loss)
-            if held.looks_at_leaves():
-                check_leaves(loss, (images, goal), held.parameters(), held.plain, held.loss)
-            if reduce:
-                stack.enter_context(held.reducer.watching())
-            (loss * weight if weight != 1.0 else loss).backward()
+        stack.enter_context(batchnorm_scope(self.plan.norm_scope))  # checkpoints recompute batch norms in backward
+        with self._scope():
+            output = held.module(*images)
+            if held.observe is not None:
+                held.observe(output)
+            loss = held.loss(output, goal)
+            held.check_loss(loss)
+        if held.looks_at_leaves():
+            check_leaves(loss, (images, goal), held.parameters(), held.plain, held.loss)
         return loss
 
     def call(self, image: Image) -> Any:
