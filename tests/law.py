@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 import mural
 from mural.comm.failure.shared_fate import given_up
@@ -59,6 +60,12 @@ class Grid:
     def shard(self, x: Tensor, **more: Any) -> mural.ShardedTensor:
         """A tensor cut this way."""
         return mural.shard(x, self.mesh(), **({"cuts": self.cuts, "dims": self.dims, "align": self.align} | more))
+
+
+def since(version: str, *cases: Any) -> list[Any]:
+    """Cases that torch can do from a version on."""
+    mark = pytest.mark.skipif(TorchVersion(torch.__version__) < version, reason=f"torch can do it since {version}")
+    return [pytest.param(case, marks=mark) for case in cases]
 
 
 def some(grids: Sequence[Grid], *kept: int) -> list[Any]:

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import mural
-from law import Grid, difference, holds, image, raises, some
+from law import Grid, difference, holds, image, raises, since, some
 from ranks import run_on
 
 GRIDS = [Grid((2, 1)), Grid((2, 2)), Grid((3, 1), cuts=((1, 1, 10),)), Grid((1, 2), data=2), Grid(data=2), Grid((1,))]
@@ -257,7 +257,10 @@ class Inside(nn.Module):
         return Reverses.apply(x, 0.7)
 
     def swish(self, x: Tensor) -> Tensor:
-        return Swish.apply(x) + Swish.apply(x, beta=0.5)
+        return Swish.apply(x) + Swish.apply(x, 0.5)
+
+    def named(self, x: Tensor) -> Tensor:
+        return Swish.apply(x, beta=0.5)
 
     def scales(self, x: Tensor) -> Tensor:
         return Scales.apply(x, self.weight, self.bias)
@@ -303,7 +306,7 @@ class Inside(nn.Module):
 
 NAMES = [
     "rounds", "reverses", "swish", "scales", "convolves", "splits", "skips", "fills", "writes", "clips", "pools",
-    "merged", "recomputes", "checkpointed",
+    "merged", "recomputes", "checkpointed", *since("2.13", "named"),
 ]  # fmt: skip
 
 

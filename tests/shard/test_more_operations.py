@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mural
-from law import Expr, Grid, difference, holds, image, raises, some
+from law import Expr, Grid, difference, holds, image, raises, since, some
 from mural.geometry import Interval
 from mural.shard.ops.reduce import order
 from mural.shard.ops.windowed import deform
@@ -31,8 +31,6 @@ F.lp_pool2d(x, 3, 2, 1)
 F.lp_pool2d(x.relu(), 2.0, (2, 3), (1, 2), True)
 F.lp_pool2d(x.abs() + 0.1, 1.5, 3, ceil_mode=True)
 F.lp_pool2d(x, 1, 2)
-F.lp_pool2d(x, float("inf"), 3, 2)
-F.lp_pool2d(x, -float("inf"), 3, 2)
 F.lp_pool1d(x[:, :, :, 3], 2, 3, 2)
 F.lp_pool1d(x[:, :, 5], 4, 2)
 F.max_pool2d(x, 2, return_indices=True)
@@ -58,6 +56,7 @@ F.max_unpool2d(*F.max_pool2d(x[0, :, 1:, 1:], 2, return_indices=True), 2)
 F.max_unpool2d(x[:, :, :6, :5], image(2, 4, 6, 5, seed=4).abs().mul(20).long(), 2, output_size=(13, 11))
 F.max_unpool1d(*F.max_pool1d(x[:, :, :, 2], 2, return_indices=True), 2, output_size=(13,))
 """.strip().splitlines()
+MORE_POOLS = since("2.13", 'F.lp_pool2d(x, float("inf"), 3, 2)', 'F.lp_pool2d(x, -float("inf"), 3, 2)')
 
 PATCHES = """
 F.unfold(x, 3)
@@ -132,10 +131,8 @@ x.nanmedian(2)
 x.quantile(0.3, 2)
 x.quantile(torch.tensor([0.1, 0.7], dtype=torch.float64), 2, keepdim=True)
 x.quantile(0.5)
-x.aminmax()
-x.round().aminmax(dim=2)
-torch.aminmax(x, dim=2, keepdim=True)
 """.strip().splitlines()
+MORE_ORDERS = since("2.13", "x.aminmax()", "x.round().aminmax(dim=2)", "torch.aminmax(x, dim=2, keepdim=True)")
 
 OTHERS = """
 F.local_response_norm(x, 3)
@@ -177,7 +174,7 @@ torch.broadcast_tensors(x, y[:, :1], image(11))
 
 
 @pytest.mark.parametrize("grid", some([UNEVEN, BLOCKS, BATCH, EMPTY], 2), ids=str)
-@pytest.mark.parametrize("code", POOLS)
+@pytest.mark.parametrize("code", [*POOLS, *MORE_POOLS])
 def test_pools(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
 
@@ -195,7 +192,7 @@ def test_scans(code: str, grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("grid", [BLOCKS, EMPTY], ids=str)
-@pytest.mark.parametrize("code", ORDERS)
+@pytest.mark.parametrize("code", [*ORDERS, *MORE_ORDERS])
 def test_orders(code: str, grid: Grid) -> None:
     holds(Expr(code), TWO, grid)
 
