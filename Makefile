@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 
+CONSTRAINTS := constraints.txt
 VENV    := .venv
 BIN     := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 PYTEST  := $(BIN)/python -m pytest --doctest-modules --numprocesses 2 --dist loadfile
 
-# Stamps: they exist when the environment matches pyproject.toml and constraints.txt.
+# Stamps: they exist when the environment matches pyproject.toml and the constraints.
 RUNTIME := $(VENV)/.runtime-ready
 TOOLS   := $(VENV)/.tools-ready
 
@@ -56,7 +57,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mural needs Python 3.11 or newer, but $(PYTHON) is %d.%d: run make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
-$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+$(RUNTIME): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL) --editable .
 	@touch $@
 

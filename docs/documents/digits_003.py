@@ -179,8 +179,8 @@ EXPERIMENT = (
             "ring that waits {waits:.2f} at width 32; {tree_wide:.2f}, {butterfly_wide:.2f} and {waits_wide:.2f} at "
             "width 4096. 80 processes on 16 cores, width 32: {sixteen:.2f}, {sixteen_butterfly:.2f} and "
             "{sixteen_waits:.2f}; 16 processes on 16 cores, tree {alone:.2f} at width 32 and {alone_wide:.2f} at "
-            "width 4096, 4 processes {few:.2f} and {few_wide:.2f}. The all-reduce alone on 8 ranks of 16 cores, butterfly over ring: {small:.2f} at 8 KiB, about "
-            "a message of our digits, {large:.2f} at 64 MiB",
+            "width 4096, 4 processes {few:.2f} and {few_wide:.2f}. The all-reduce alone on 8 ranks of 16 cores, "
+            "butterfly over ring: {small:.2f} at 8 KiB, about a message of our digits, {large:.2f} at 64 MiB",
             tree=trained_over_ring("tree", 32),
             butterfly=trained_over_ring("butterfly", 32),
             waits=trained_over_ring("ring-blocking", 32),

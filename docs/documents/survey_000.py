@@ -76,9 +76,9 @@ ROWS = (
         "MPI greatly reduces the overhead of communication, compared with sockets",
         say(
             "2 ranks of 2 cores, a ring over gloo's sockets over the same ring by MPI: {small:.2f} times the time at "
-            "1 KiB, {large:.2f} at 16 MiB; with MPI's messages through TCP {small_tcp:.2f} and {large_tcp:.2f}. 8 ranks "
-            "of 16 cores, gloo's own all-reduce over MPI's: {eight:.0f} and {eight_large:.2f} times; the ring over both: "
-            "{eight_ring:.2f} and {eight_ring_large:.2f}",
+            "1 KiB, {large:.2f} at 16 MiB; with MPI's messages through TCP {small_tcp:.2f} and {large_tcp:.2f}. 8 "
+            "ranks of 16 cores, gloo's own all-reduce over MPI's: {eight:.0f} and {eight_large:.2f} times; the ring "
+            "over both: {eight_ring:.2f} and {eight_ring_large:.2f}",
             eight=eight_over(1024, own=True),
             eight_large=eight_over(16 * MIB, own=True),
             eight_ring=eight_over(1024, own=False),
@@ -90,8 +90,8 @@ ROWS = (
         ),
         "mural bench allreduce --parts sockets --name two --only 'sockets/*/2' --output sockets.jsonl",
         Verdict.REPRODUCED,
-        "inside a node, where MPI uses shared memory, and for small messages through TCP, too; on 16 cores by MPI's own "
-        "all-reduce alone: mural's rounds take longer over MPI there, which is not explained",
+        "inside a node, where MPI uses shared memory, and for small messages through TCP, too; on 16 cores by MPI's "
+        "own all-reduce alone: mural's rounds take longer over MPI there, which is not explained",
     ),
     Row(
         "section 2, on [8]",
@@ -111,10 +111,11 @@ ROWS = (
         "figure 2",
         "training over more GPUs stays more efficient with a ring than with a parameter server",
         say(
-            "one rank's step over that of ranks with as many images each: ResNet-18 on 16 ranks {ring:.0%} with a ring, "
-            "{server:.0%} with a parameter server, on 8 ranks {eight_ring:.0%} and {eight_server:.0%}; a narrow VGG-16 on "
-            "16 ranks {narrow_ring:.0%} and {narrow_server:.0%}, on 8 {narrow_eight:.0%} and {narrow_eight_server:.0%}, "
-            "on 2 {two_ring:.0%} and {two_server:.0%}. Without messages, 16 ranks reach {apart:.0%} and {narrow_apart:.0%}",
+            "one rank's step over that of ranks with as many images each: ResNet-18 on 16 ranks {ring:.0%} with a "
+            "ring, {server:.0%} with a parameter server, on 8 ranks {eight_ring:.0%} and {eight_server:.0%}; a narrow "
+            "VGG-16 on 16 ranks {narrow_ring:.0%} and {narrow_server:.0%}, on 8 {narrow_eight:.0%} and "
+            "{narrow_eight_server:.0%}, on 2 {two_ring:.0%} and {two_server:.0%}. Without messages, 16 ranks reach "
+            "{apart:.0%} and {narrow_apart:.0%}",
             ring=efficiency("resnet18", "ring", 16),
             server=efficiency("resnet18", "parameter-server", 16),
             eight_ring=efficiency("resnet18", "ring", 8),

@@ -176,16 +176,40 @@ TABLES = (
         "2 processes only",
         say(
             "2 cores, 4,000 iterations, batch 200: one rank {one:.1%} · {one_seconds:.1f} s; data {three:.1%} · "
-            "{three_seconds:.1f} s on 3 ranks, {four:.1%} · {four_seconds:.1f} s on 4",
+            "{three_seconds:.1f} s on 3 ranks, {four:.1%} · {four_seconds:.1f} s on 4. A core for each rank: data "
+            "{two_apart:.1f} s on 2 ranks, {three_apart:.1f} s on 3, {four_apart:.1f} s on 4",
             one=trained("cpu", "one rank", 1, 200, 4000, 8, "accuracy"),
             one_seconds=trained("cpu", "one rank", 1, 200, 4000, 8, "seconds"),
             three=on_cpu(200, "accuracy", 3),
             three_seconds=on_cpu(200, "seconds", 3),
             four=on_cpu(200, "accuracy", 4),
             four_seconds=on_cpu(200, "seconds", 4),
+            two_apart=trained("sixteen", "data", 2, 200, 4000, 8, "seconds"),
+            three_apart=trained("sixteen", "data", 3, 200, 4000, 8, "seconds"),
+            four_apart=trained("sixteen", "data", 4, 200, 4000, 8, "seconds"),
         ),
         f'{CPU} --only "on 1, batch 200," "data on 3, batch 200," "data on 4, batch 200,"',
         Verdict.BETTER,
-        "any number of ranks trains; more than two share the cores here",
+        "any number of ranks trains; more than two share the cores of the first machine",
+    ),
+    Row(
+        "tables, CPU, other ways",
+        "conventional and data-parallel only",
+        say(
+            "2 cores, 4,000 iterations: at batch 10 model {few:.1%} · {few_seconds:.1f} s, hybrid {both:.1%} · "
+            "{both_seconds:.1f} s; at batch 200 model {many:.1%} · {many_seconds:.1f} s, hybrid {all:.1%} · "
+            "{all_seconds:.1f} s",
+            few=trained("cpu", "model", 2, 10, 4000, 8, "accuracy"),
+            few_seconds=trained("cpu", "model", 2, 10, 4000, 8, "seconds"),
+            both=trained("cpu", "hybrid", 2, 10, 4000, 8, "accuracy"),
+            both_seconds=trained("cpu", "hybrid", 2, 10, 4000, 8, "seconds"),
+            many=trained("cpu", "model", 2, 200, 4000, 8, "accuracy"),
+            many_seconds=trained("cpu", "model", 2, 200, 4000, 8, "seconds"),
+            all=trained("cpu", "hybrid", 2, 200, 4000, 8, "accuracy"),
+            all_seconds=trained("cpu", "hybrid", 2, 200, 4000, 8, "seconds"),
+        ),
+        f'{CPU} --only "model on 2, batch" "hybrid on 2, batch"',
+        Verdict.BETTER,
+        "both train; model parallelism takes longer than data parallelism",
     ),
 )

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from late_copies import LateMemory
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 import mural
 from mural.comm.host_staging import PageableMemory
+from mural.engine.offloaded_updates import LIVE
 from mural.engine.offloading import LEAST, Offloading
 from mural.engine.parallel import Parallel
 from mural.memory.file_memory import FileMemory
@@ -554,15 +555,28 @@ def test_an_optimizer_ends_with_its_last_use(memory: str) -> None:
     assert not pm.offloading.updates.optimizers
 
 
-def test_no_hook_outlives_its_model() -> None:
+def test_models_share_a_hook_and_end() -> None:
+    """A hook of each model was removed with it, whenever that was: even while torch went through its hooks."""
+    models = [mural.parallelize(Spec().build(), ALL)]
     gc.collect()
-    before = len(_global_optimizer_pre_hooks)
-    pm: Parallel | None = mural.parallelize(Spec().build(), ALL)
-    assert len(_global_optimizer_pre_hooks) == before + 1
-    assert isinstance(pm.offloading, Offloading)
-    pm = None
+    before, live = len(_global_optimizer_pre_hooks), len(LIVE)
+    models.append(mural.parallelize(Spec().build(), ALL))
+    assert (len(_global_optimizer_pre_hooks), len(LIVE)) == (before, live + 1)
+    assert isinstance(models[1].offloading, Offloading)
+    models.clear()
     gc.collect()
-    assert len(_global_optimizer_pre_hooks) == before
+    assert (len(_global_optimizer_pre_hooks), len(LIVE)) == (before, live - 1)
+
+
+def test_a_model_may_end_while_torch_goes_through_its_hooks() -> None:
+    models = [mural.parallelize(Spec().build(), ALL)]
+    p = nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    handle = register_optimizer_step_pre_hook(lambda *_: (models.clear(), gc.collect(), None)[-1])
+    try:
+        torch.optim.SGD([p], lr=0.1).step()
+    finally:
+        handle.remove()
 
 
 # -- with other parallelisms -------------------------------------------------------------------------------------------

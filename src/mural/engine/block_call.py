@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from mural.engine.block_inputs import FirstWrites, TakenTensors, again_of, by_memory, carrier, copies_of
+from mural.engine.block_inputs import FirstWrites, TakenTensors, again_of, by_memory, carrier, copies_of, form_of
 from mural.errors import PlanError
 from mural.graph.kept_values import content, same
 from mural.shard import ShardedTensor
@@ -51,6 +51,10 @@ class BlockCall:
         """A tensor whose node keeps what the tensors are made of again: pieces, as autograd keeps them."""
         self.others: list[tuple[Any, Any]] = []
         """The other objects, and what was in them."""
+        self.memory: set[int | None] = set()
+        """The memory of the tensors, as it was before forward."""
+        self.error: BaseException | None = None
+        """What forward raised."""
 
     def forgetful(self, copied: bool = False, writes: FirstWrites | None = None, **options: Any) -> Any:
         """What the block makes, of which autograd keeps nothing.
@@ -67,8 +71,14 @@ class BlockCall:
             before.copy()
         elif writes is not None:
             before.watch(writes)
-        places = [torch.empty(0, device=x.device) for x in before.carriers]  # whose random numbers checkpoint keeps
+        self.memory = {*before.memory}
+        places = [torch.empty(0, device=x.device) for x in before.pieces]  # whose random numbers checkpoint keeps
         result = checkpoint(self._run, *places, use_reentrant=False, **options)
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # which holds this frame
         self.written, self.copied = before.written(), before.copies is not None
         self._check_others()
         self._check_types()
@@ -78,7 +88,7 @@ class BlockCall:
     def _keep(self, tensors: Sequence[Tensor]) -> None:
         """Have autograd keep tensors: it finds out if they are written to, and lets them leave."""
         self.ways = [again_of(x) for x in tensors]
-        pieces = map(carrier, tensors)
+        pieces = (x.clone() if x.is_inference() else x for x in map(carrier, tensors))  # which autograd does not keep
         self.kept = Kept.apply(torch.empty(0, requires_grad=True), *pieces)
         self.tensors.clear()
         for place in self.places:
@@ -87,12 +97,10 @@ class BlockCall:
     def _run(self, *_: Tensor) -> Any:
         """What the block makes, for the first time or again."""
         if self.given is not None:
-            (args, kwargs), self.given = self.given, None
-            return self.plain(*args, **kwargs)
+            return self._first()
         self._check_others()
         leaves = [*self.leaves]
-        node: Any = self.kept.grad_fn if self.kept is not None else None  # of the tensor: without it, a node lets go
-        tensors = [way(piece) for way, piece in zip(self.ways, node.saved_tensors[1:], strict=True)]
+        tensors = [way(piece) for way, piece in zip(self.ways, self._pieces(), strict=True)]
         if self.written or self.copied:
             tensors = copies_of(tensors, [*map(local_of, tensors)])  # backward may come again
         for place, number in self.places.items():
@@ -100,15 +108,40 @@ class BlockCall:
         args, kwargs = pytree.tree_unflatten(leaves, self.tree)
         return self.plain(*args, **kwargs)
 
+    def _first(self) -> Any:
+        """What forward makes; what it raises is raised later: torch 2.11's checkpoint would not end its hooks."""
+        assert self.given is not None
+        (args, kwargs), self.given = self.given, None
+        try:
+            return self.plain(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            return None
+
+    def _pieces(self) -> Sequence[Tensor]:
+        """The pieces that autograd kept."""
+        node: Any = self.kept.grad_fn if self.kept is not None else None  # of the tensor: without it, a node lets go
+        try:
+            return node.saved_tensors[1:]
+        except RuntimeError as error:
+            if "inplace" not in str(error):
+                raise
+            raise PlanError(
+                f"{self.name}, a block in recompute, takes a tensor that was written to after the block's forward and "
+                f"before its backward, which would compute the block again from other numbers: give it a clone, or "
+                f"leave it out of recompute"
+            ) from error
+
     def _check_types(self) -> None:
         """Raise if forward wrote to memory that it takes in several types: copies of it are apart."""
         pieces = [local_of(x) for x in self.tensors]
-        kinds = [{pieces[number].dtype for number in numbers} for numbers in by_memory(pieces)]
-        several = next((sorted(map(str, found)) for found in kinds if len(found) > 1), None)
+        kinds = [{form_of(pieces[number]) for number in numbers} for numbers in by_memory(pieces)]
+        several = next((found for found in kinds if len(found) > 1), None)
         if self.written and several:
+            named = sorted(f"{dtype}" if kind is Tensor else f"{kind.__name__} of {dtype}" for kind, dtype in several)
             raise PlanError(
                 f"{self.name}, a block in recompute, writes to what it takes, some of which is one memory in several "
-                f"types ({', '.join(several)}): give it one of them, or leave it out of recompute"
+                f"types ({', '.join(named)}): give it one of them, or leave it out of recompute"
             )
 
     def _check_others(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mural.memory.offload.moments import UNWATCHED, has_storage, unwatched
+from mural.memory.offload.moments import UNWATCHED, unwatched
 from mural.shard import ShardedTensor
 from mural.shard.halo.margin import Margin
 from mural.shard.tensor import local_of
@@ -21,16 +21,16 @@ class FirstWrites:
 
     def before(self, tensor: Tensor, done: Callable[[], None]) -> None:
         """Have a function called before the first write."""
-        with UNWATCHED():
-            if has_storage(tensor):
-                self.waiting.setdefault(tensor.untyped_storage()._cdata, []).append(done)
+        memory = memory_of(tensor)
+        if memory is not None:
+            self.waiting.setdefault(memory, []).append(done)
 
     def written(self, tensors: Iterable[Tensor]) -> None:
         """An operation is about to write to tensors: one of the model, not what offload has come back."""
         if unwatched():
             return
-        for tensor in filter(has_storage, tensors):
-            for done in self.waiting.pop(tensor.untyped_storage()._cdata, ()):
+        for memory in filter(None, map(memory_of, tensors)):
+            for done in self.waiting.pop(memory, ()):
                 done()
 
     def used_now(self, tensors: Iterable[Tensor]) -> None:
@@ -44,43 +44,58 @@ class FirstWrites:
 class TakenTensors:
     """The tensors that a block takes, and how to tell whether its forward wrote to them.
 
-    A write to a tensor with a margin drops the margin, or lets it die: the extended piece is what it was.
+    A write to a tensor with a margin drops the margin, or lets it die: the extended piece is what it was. An assignment
+    to the `data` of a tensor gives it other memory: the piece that is held here has the former.
     """
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.tensors = tensors
         self.margins = [*map(live_margin, tensors)]
-        self.carriers = [*map(carrier, tensors)]
-        self.versions = [*map(version_of, self.carriers)]
         self.pieces = [*map(own_piece, tensors)]
+        self.versions = [*map(version_of, self.pieces)]
+        self.memory = [*map(memory_of, self.pieces)]
         self.copies: list[Tensor] | None = None
 
     def copy(self) -> None:
         """Copy them, unless that was done."""
         if self.copies is None:
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():
                 self.copies = copies_of(self.tensors, self.pieces)
 
     def watch(self, writes: FirstWrites) -> None:
-        """Copy them before the first write to one of them; at once, if its memory is none that is seen."""
+        """Copy them before the first write to one of them."""
         for piece in self.pieces:
             writes.before(piece, self.copy)
-            if not has_storage(piece):
-                self.copy()
 
     def written(self) -> bool:
         """Whether the forward, which is over, may have written to one of them; copies are there if that was seen."""
-        if self.copies is None and any(map(int.__ne__, map(version_of, self.carriers), self.versions)):
+        if self.copies is None and any(map(int.__ne__, map(version_of, self.pieces), self.versions)):
             return True
-        if any(live_margin(x) is not margin for x, margin in zip(self.tensors, self.margins, strict=True)):
+        if any(map(self._moved, self.tensors, self.margins, self.memory)):
             self.copy()
         return self.copies is not None
+
+    @staticmethod
+    def _moved(tensor: Tensor, margin: Margin | None, memory: int | None) -> bool:
+        """Whether a tensor has lost its margin, or has other memory than it had."""
+        return live_margin(tensor) is not margin if margin is not None else memory_of(local_of(tensor)) != memory
 
 
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to, as far as torch counts; nobody who watches calls sees the question."""
     with UNWATCHED():
         return 0 if tensor.is_inference() else tensor._version
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """The memory of a tensor, by number; None for one that has none of its own, as one that wraps others."""
+    if tensor.layout != torch.strided or isinstance(tensor, ShardedTensor):
+        return None
+    with UNWATCHED():
+        try:
+            return tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):
+            return None
 
 
 def carrier(tensor: Tensor) -> Tensor:
@@ -95,9 +110,12 @@ def live_margin(tensor: Tensor) -> Margin | None:
 
 
 def own_piece(tensor: Tensor) -> Tensor:
-    """This rank's piece of a tensor, as a part of the extended one if that carries it."""
+    """This rank's piece of a tensor: what was cut out, of which there may be views, or a part of the extended piece."""
     margin = live_margin(tensor)
-    return local_of(tensor) if margin is None else margin.extended.detach()[margin.crop]
+    with UNWATCHED():
+        if margin is not None and margin.piece is None:
+            return margin.extended.detach()[margin.crop]
+        return local_of(tensor).detach()
 
 
 def copies_of(tensors: Sequence[Tensor], pieces: Sequence[Tensor]) -> list[Tensor]:
@@ -110,7 +128,7 @@ def copies_of(tensors: Sequence[Tensor], pieces: Sequence[Tensor]) -> list[Tenso
         copies |= zip(numbers, copied_together([pieces[number] for number in numbers]), strict=True)
     for number, x in enumerate(tensors):
         if x.requires_grad and not copies[number].requires_grad:
-            copies[number].requires_grad_()
+            copies[number].requires_grad_()  # pieces are copied without their history
     return [
         ShardedTensor(copies[number], x.placement, x.aliased, x.folds)
         if isinstance(x, ShardedTensor)
@@ -128,18 +146,37 @@ def by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
     """
     found: dict[int, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        found.setdefault(tensor.untyped_storage()._cdata if has_storage(tensor) else -1 - number, []).append(number)
+        found.setdefault(memory_of(tensor) or -1 - number, []).append(number)
     return [*found.values()]
+
+
+def form_of(tensor: Tensor) -> tuple[type[Tensor], torch.dtype]:
+    """How a tensor reads its memory: of a copy of it, tensors of one form can be views."""
+    return Tensor if type(tensor) is nn.Parameter else type(tensor), tensor.dtype
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """The numbers in the memory of a tensor, which may be conjugated or negated when they are read."""
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    return torch.ops.aten._neg_view(tensor) if tensor.is_neg() else tensor
+
+
+def read_like(stored: Tensor, tensor: Tensor) -> Tensor:
+    """Numbers in memory, read as a tensor reads its own."""
+    stored = stored.conj() if tensor.is_conj() else stored
+    return torch.ops.aten._neg_view(stored) if tensor.is_neg() else stored
 
 
 def copied_together(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors in one memory: views of a copy of it."""
     first = next((x for x in tensors if x.requires_grad), tensors[0])
-    if len(tensors) == 1 or any(x.dtype != first.dtype for x in tensors):
+    if len(tensors) == 1 or len({form_of(x) for x in tensors}) > 1:
         return [x.clone() for x in tensors]
     extent = first.untyped_storage().nbytes() // first.element_size()
-    whole = first.as_strided((extent,), (1,), 0).clone()
-    views = [whole.as_strided(x.shape, x.stride(), x.storage_offset()) for x in tensors]
+    whole = as_stored(first).as_strided((extent,), (1,), 0).clone()
+    views = [read_like(whole.as_strided(x.shape, x.stride(), x.storage_offset()), x) for x in tensors]
+    if not whole.requires_grad:
+        return views  # what needs a gradient may be written to one
     return [view if x.requires_grad else view.detach() for view, x in zip(views, tensors, strict=True)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mural.engine.block_inputs import FirstWrites, version_of
+from mural.engine.block_inputs import FirstWrites, memory_of, version_of
 from mural.errors import PlanError
 from mural.graph.commons import Commons
 from mural.graph.held_state import HeldState
@@ -40,6 +40,11 @@ class HeldParameters:
         """The parameters by name."""
         pairs = zip(self.modules, self.tables, strict=True)
         return {f"{path}.{n}".lstrip("."): p for path, table in pairs for n, p in table.items() if p is not None}
+
+    def memory(self) -> set[int | None]:
+        """The memory of the parameters, and of the modules' buffers."""
+        buffers = (buffer for module in self.modules.values() for buffer in module._buffers.values())
+        return {memory_of(x) for x in (*self.named().values(), *buffers) if x is not None} - {None}
 
     @contextmanager
     def seen(self, block: str, writes: FirstWrites | None) -> Generator[None]:

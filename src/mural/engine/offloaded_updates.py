@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from math import ceil
 from typing import Any
 
@@ -20,6 +21,8 @@ from mural.memory.offload.moments import has_storage
 
 TENSORS = 0.93
 """The part of a GPU's memory that tensors may take: torch's allocator reserves more than they do."""
+LIVE: weakref.WeakSet[OffloadedUpdates] = weakref.WeakSet()
+"""The updates of all offloaded models."""
 
 
 class OffloadedUpdates:
@@ -44,11 +47,8 @@ class OffloadedUpdates:
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, HostedUpdates] = weakref.WeakKeyDictionary()
         self.running = False
         """Whether a step of the model runs."""
-        handles = [
-            register_optimizer_step_pre_hook(asked(self, "before")),
-            register_optimizer_step_post_hook(asked(self, "after")),
-        ]
-        weakref.finalize(self, lambda: [handle.remove() for handle in handles])
+        listen()
+        LIVE.add(self)
 
     def parameters(self) -> Sequence[nn.Parameter]:
         """The model's parameters; none once it is gone."""
@@ -127,12 +127,17 @@ class OffloadedUpdates:
         return max(self.room - fixed, 1)
 
 
-def asked(updates: OffloadedUpdates, name: str) -> Callable[..., Any]:
-    """What tells of updates, as long as there is the model."""
-    held = weakref.ref(updates)
+@cache
+def listen() -> None:
+    """Have torch tell of all updates, from now on.
 
-    def told(*given: Any) -> Any:
-        here = held()
-        return None if here is None else getattr(here, name)(*given)
+    Hooks of each model would end with it, at any time: even while torch goes through its hooks.
+    """
+    register_optimizer_step_pre_hook(partial(told, "before"))
+    register_optimizer_step_post_hook(partial(told, "after"))
 
-    return told
+
+def told(when: str, *given: Any) -> Any:
+    """What models answer to an update: other arguments for it, or None."""
+    answers = (getattr(updates, when)(*given) for updates in [*LIVE])
+    return next((answer for answer in answers if answer is not None), None)

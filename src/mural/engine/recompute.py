@@ -112,6 +112,12 @@ def forget_activations(module: nn.Module, leaving: bool) -> None:
                 f"{name}, a block in recompute, writes to what it takes, {how}: it would be computed again from what "
                 f"it wrote. Leave it out of recompute"
             )
+        if call.written and call.memory & parameters.memory():
+            raise PlanError(
+                f"{name}, a block in recompute, writes to what it takes, some of which is in the memory of a parameter "
+                f"or buffer of its own: it would be computed again with the two apart. Give it a clone, or leave it "
+                f"out of recompute"
+            )
         before = told or Writes(False, False)
         known[mode] = Writes(before.inputs or call.written, before.parameters or bool(parameters.written))
         return result

@@ -19,7 +19,7 @@ from mural.memory.offload.gauges import Gauge, GpuGauge, KnownGauge
 from mural.memory.offload.moments import BEGIN, TAKEN, Saved, gated_by, has_storage
 from mural.memory.offload.step_trace import Kind, StepTrace, TracedMemory
 from mural.memory.offload.swapped_memory import Swapped, SwappedMemory, may_be_emptied
-from mural.memory.offload.used_tensors import tensors_used, tensors_written
+from mural.memory.offload.used_tensors import tensors_used, tensors_written, writes
 from mural.shard import ShardedTensor
 
 USED = 0.6
@@ -236,7 +236,7 @@ class Operations(TorchDispatchMode):
             # Autograd takes a sharded tensor that it saved, as a checkpoint's input: its pieces have their own history.
             return ShardedTensor(args[0].local, args[0].placement, args[0].aliased, args[0].folds)
         self.step.used_now(tensors_used(func, args, kwargs or {}))
-        if func._schema.is_mutable:
+        if writes(func):
             self.step.written(tensors_written(func, args, kwargs or {}))
         try:
             return func(*args, **(kwargs or {}))

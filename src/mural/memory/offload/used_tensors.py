@@ -12,6 +12,13 @@ SHAPES = frozenset([
     "new_ones", "new_full", "new_empty_strided", "is_same_size", "detach", "alias", "view",
 ])  # fmt: skip
 """Operations that look at the shape of a tensor alone. Other views check that the memory is there."""
+NORMS = frozenset(["native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"])
+"""Operations that move the statistics which they take in places 3 and 4, in training: torch's schemas do not say so."""
+
+
+def writes(function: Any) -> bool:
+    """Whether an operation may write to what it takes."""
+    return function._schema.is_mutable or function._schema.name.split("::")[-1] in NORMS
 
 
 def tensors_used(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -28,6 +35,8 @@ def tensors_written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     >>> [t is x for t in tensors_written(torch.ops.aten.add_.Tensor, (x, y), {})]
     [True]
     """
+    if function._schema.name.split("::")[-1] in NORMS and args[5]:
+        yield from tensors_in(args[3:5])
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
