@@ -119,8 +119,8 @@ NUMBERS_OF_GPUS = (
         "figures 2 to 5, utilization",
         "the same image on more workers utilizes each GPU better",
         say(
-            "on 1, 5 and 10 ranks, CNN2D at 2048²: {one:.0%}, {five:.0%} and {ten:.0%}; on 1 and 10, FCN2D at 1024²: "
-            "{fcn:.0%} and {fcn_ten:.0%}; CNN3D at 144³ on 1 and 9 ranks: {cube:.0%} and {cube_nine:.0%}",
+            "on 1, 5 and 10 ranks, CNN2D at 2048²: {one:.0%}, {five:.0%} and {ten:.0%}; from one rank to ten, FCN2D "
+            "at 1024²: {fcn:.0%} and {fcn_ten:.0%}; CNN3D at 144³ on 1 and 9 ranks: {cube:.0%} and {cube_nine:.0%}",
             one=busy(1),
             five=busy(5),
             ten=busy(10),

@@ -21,7 +21,8 @@ RANKS = (
     "10 CPU", "2 GPU", "4 GPU", "4 data ranks", "16 data ranks", "on 2", "on 3", "on 4", "on 5", "on 6",
     "on 8", "on 9", "on 10", "on 12", "on 28", "of 2", "of 8", "of 10", "against 8",
     "8 V100s", "2 cores", "16 cores", "4 hosts", "2 nodes", "2 processes", "8 processes",
-    "16 processes", "80 processes", "1 and 9 ranks", "data 2", "data 4", "data 16", "stage 2", "stage 4", "GEMS 4",
+    "4 processes", "16 processes", "32 processes", "80 processes", "1 and 9 ranks", "on 1, 5 and 10 ranks",
+    "data 2", "data 4", "data 16", "stage 2", "stage 4", "GEMS 4",
     "domain 2", "spatial 2 × 1 × 1", "grid of 4 × 2", "`channel = 4`",
 )  # fmt: skip
 COUNTS = (
