@@ -178,8 +178,8 @@ ROWS = (
         ),
         HYBRIDS,
         Verdict.CONTRADICTED,
-        "on 16 cores of one machine (the row above). The hybrids and what they are divided by were measured on "
-        "different days",
+        "on 16 cores of one machine: what cores share takes a part, messages and bubbles the rest. The hybrids and "
+        "what they are divided by were measured on different days",
     ),
     Row(
         "section 2, on [5]",

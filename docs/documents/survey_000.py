@@ -77,8 +77,8 @@ ROWS = (
         say(
             "2 ranks of 2 cores, a ring over gloo's sockets over the same ring by MPI: {small:.2f} times the time at "
             "1 KiB, {large:.2f} at 16 MiB; with MPI's messages through TCP {small_tcp:.2f} and {large_tcp:.2f}. 8 "
-            "ranks of 16 cores, gloo's own all-reduce over MPI's: {eight:.0f} and {eight_large:.2f} times; the ring "
-            "over both: {eight_ring:.2f} and {eight_ring_large:.2f}",
+            "ranks of 16 cores, gloo's own all-reduce over MPI's: {eight:.0f} and {eight_large:.2f} times; "
+            "mural's ring over gloo over the same by MPI: {eight_ring:.2f} and {eight_ring_large:.2f}",
             eight=eight_over(1024, own=True),
             eight_large=eight_over(16 * MIB, own=True),
             eight_ring=eight_over(1024, own=False),
@@ -131,8 +131,7 @@ ROWS = (
         ),
         "mural bench data_parallel --parts servers --output sixteen.jsonl",
         Verdict.REPRODUCED,
-        "on the cores of one machine, the more so the more ranks there are and the larger gradients are for what is "
-        "computed",
+        "on the cores of one machine, where gradients are large for what is computed",
     ),
     Row(
         "figure 3",
