@@ -106,18 +106,7 @@ def forget_activations(module: nn.Module, leaving: bool) -> None:
             return parameters.seen(name, writes), Repeated(partial(again, held, parameters))
 
         result = call.forgetful(told is not None and told.inputs, writes, context_fn=contexts)
-        if call.written and not call.copied:
-            how = "by an operation that torch does not tell of" if told is None else "in some calls and not in others"
-            raise PlanError(
-                f"{name}, a block in recompute, writes to what it takes, {how}: it would be computed again from what "
-                f"it wrote. Leave it out of recompute"
-            )
-        if call.written and call.memory & parameters.memory():
-            raise PlanError(
-                f"{name}, a block in recompute, writes to what it takes, some of which is in the memory of a parameter "
-                f"or buffer of its own: it would be computed again with the two apart. Give it a clone, or leave it "
-                f"out of recompute"
-            )
+        check_writes(call, parameters, told)
         before = told or Writes(False, False)
         known[mode] = Writes(before.inputs or call.written, before.parameters or bool(parameters.written))
         return result
@@ -130,6 +119,22 @@ class Writes(NamedTuple):
 
     inputs: bool
     parameters: bool
+
+
+def check_writes(call: BlockCall, parameters: HeldParameters, told: Writes | None) -> None:
+    """Raise if a block wrote to what it takes where that was not seen, or where a copy is not enough."""
+    if call.written and not call.copied:
+        how = "by an operation that torch does not tell of" if told is None else "in some calls and not in others"
+        raise PlanError(
+            f"{call.name}, a block in recompute, writes to what it takes, {how}: it would be computed again from what "
+            f"it wrote. Leave it out of recompute"
+        )
+    if call.written and call.memory & parameters.memory():
+        raise PlanError(
+            f"{call.name}, a block in recompute, writes to what it takes, some of which is in the memory of a "
+            f"parameter or buffer of its own: it would be computed again with the two apart. Give it a clone, or leave "
+            f"it out of recompute"
+        )
 
 
 def without_self(function: Callable[..., Any], _: nn.Module, *args: Any, **kwargs: Any) -> Any:
