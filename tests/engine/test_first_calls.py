@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from law import image
 from mural.cost.memory_tally import Tally
 from mural.engine.block_inputs import TakenTensors
 from mural.errors import PlanError
+from mural.shard import ShardedTensor
 from mural.shard.halo.fuse import fusing
 from ranks import run_on
 
@@ -72,7 +74,8 @@ def doubled_half(x: Tensor) -> None:
 
 def kernel(x: Tensor) -> None:
     """A write of somebody's own kernel, of which torch knows the count alone."""
-    piece = x.local  # type: ignore[attr-defined]
+    assert isinstance(x, ShardedTensor)
+    piece = x.local
     piece.detach().numpy()[:] += 1
     torch.autograd.graph.increment_version(piece)
 
@@ -96,8 +99,11 @@ def test_the_first_call_takes_no_more_memory() -> None:
 @pytest.mark.parametrize("write", [torch.abs, torch.relu_, halved, doubled_half])
 def test_what_it_writes_to(write: Callable[[Tensor], object]) -> None:
     """What a block wrote to the `data` of its input, it wrote again."""
-    model = lambda: nn.Sequential(nn.Conv2d(4, 4, 1), Writing(write), nn.Conv2d(4, 4, 1))  # noqa: E731
-    for one, other in zip(gradients(model, AGAIN), gradients(model, mural.Plan()), strict=True):
+
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 4, 1), Writing(write), nn.Conv2d(4, 4, 1))
+
+    for one, other in zip(gradients(made, AGAIN), gradients(made, mural.Plan()), strict=True):
         assert torch.equal(one, other)
 
 
@@ -115,15 +121,11 @@ def with_margins(write: Callable[[Tensor], object], offload: Any) -> tuple[float
         begin(self, tensors)
         found.append(self)
 
-    TakenTensors.__init__ = noted  # type: ignore[method-assign]
-    try:
-        with fusing(True):
-            pairs = [
-                gradients(lambda: Margins(write), mural.Plan(spatial=(2, 1), recompute=again, offload=kinds))
-                for again, kinds in (("all", offload), ((), ()))
-            ]
-    finally:
-        TakenTensors.__init__ = begin  # type: ignore[method-assign]
+    with patch.object(TakenTensors, "__init__", noted), fusing(True):
+        pairs = [
+            gradients(lambda: Margins(write), mural.Plan(spatial=(2, 1), recompute=again, offload=kinds))
+            for again, kinds in (("all", offload), ((), ()))
+        ]
     apart = max(float((a - b).abs().max()) for a, b in zip(*pairs, strict=True))
     return apart, sum(margin is not None for taken in found for margin in taken.margins)
 

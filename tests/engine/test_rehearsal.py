@@ -18,6 +18,7 @@ from mural.engine.recompute import block_names
 from mural.engine.rehearsal import rehearsed
 from mural.memory.offload.swap_plan import SwapChoice
 from mural.models import UNet
+from mural.shard import ShardedTensor
 from streamed_models import BLOCKS, Spec
 
 H200 = Hardware.named("h200")
@@ -82,9 +83,10 @@ def test_backward_has_neither_the_images_nor_the_result() -> None:
             self.layer = nn.Conv2d(2, 3, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            held["image"] = StorageWeakRef(x.local.untyped_storage())  # type: ignore[attr-defined]
             y = self.layer(x * 2) * 2
-            held["result"] = StorageWeakRef(y.local.untyped_storage())  # type: ignore[attr-defined]
+            assert isinstance(x, ShardedTensor)
+            assert isinstance(y, ShardedTensor)
+            held["image"], held["result"] = (StorageWeakRef(one.local.untyped_storage()) for one in (x, y))
             return y
 
     model = Scaled()

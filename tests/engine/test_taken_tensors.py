@@ -39,6 +39,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Gives its block what `gives` makes of a result."""
 
+    block: Block
     mean: Tensor
     var: Tensor
 
@@ -110,6 +111,10 @@ EXACT: dict[str, Callable[[], Net]] = {
     "written through another class, uncounted": lambda: Net(
         lambda _, x: first_of(x.local.data.as_subclass(Other).mul_(2), x)
     ),
+    "another class, written to": lambda: Net(
+        lambda _, x, b: first_of(b.mul_(2), x * b.as_subclass(Tensor) if type(b) is Other else x),
+        lambda _, y: (y, made(y).as_subclass(Other)),
+    ),
     "conjugated": lambda: Net(
         lambda _, z, c: first_of(z.mul_(2), (z * c * c).real + c.imag), lambda _, y: pair(torch.complex(y, y + 1))
     ),
@@ -149,8 +154,8 @@ class After(Net):
 REFUSED: dict[str, tuple[Callable[[], Net], str]] = {
     "own parameter": (
         lambda: Net(
-            lambda block, x, p: first_of(block.one.bias.data.mul_(0.5), x * p.view(4, 1, 1)),
-            lambda net, y: (y, net.block.one.bias.detach()),  # type: ignore[union-attr]
+            lambda block, x, p: first_of(block.one.weight.data.mul_(0.5), x * p.view(4, 1, 1)),
+            lambda net, y: (y, net.block.one.weight[:, 0, 0, 0].detach()),
         ),
         "in the memory of a parameter or buffer of its own",
     ),

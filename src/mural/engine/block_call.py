@@ -81,7 +81,8 @@ class BlockCall:
                 self.error = None  # which holds this frame
         self.written, self.copied = before.written(), before.copies is not None
         self._check_others()
-        self._check_types()
+        if self.written:
+            self._check_types(before.pieces)
         self._keep(tensors if before.copies is None else before.copies)
         return result
 
@@ -101,7 +102,7 @@ class BlockCall:
         self._check_others()
         leaves = [*self.leaves]
         tensors = [way(piece) for way, piece in zip(self.ways, self._pieces(), strict=True)]
-        if self.written or self.copied:
+        if self.written:
             tensors = copies_of(tensors, [*map(local_of, tensors)])  # backward may come again
         for place, number in self.places.items():
             leaves[place] = tensors[number]
@@ -132,12 +133,11 @@ class BlockCall:
                 f"leave it out of recompute"
             ) from error
 
-    def _check_types(self) -> None:
-        """Raise if forward wrote to memory that it takes in several types: copies of it are apart."""
-        pieces = [local_of(x) for x in self.tensors]
+    def _check_types(self, pieces: Sequence[Tensor]) -> None:
+        """Raise if pieces are in one memory in several types: forward wrote to them, and copies of it are apart."""
         kinds = [{form_of(pieces[number]) for number in numbers} for numbers in by_memory(pieces)]
         several = next((found for found in kinds if len(found) > 1), None)
-        if self.written and several:
+        if several:
             named = sorted(f"{dtype}" if kind is Tensor else f"{kind.__name__} of {dtype}" for kind, dtype in several)
             raise PlanError(
                 f"{self.name}, a block in recompute, writes to what it takes, some of which is one memory in several "

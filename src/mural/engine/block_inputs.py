@@ -112,10 +112,11 @@ def live_margin(tensor: Tensor) -> Margin | None:
 def own_piece(tensor: Tensor) -> Tensor:
     """This rank's piece of a tensor: what was cut out, of which there may be views, or a part of the extended piece."""
     margin = live_margin(tensor)
+    piece = local_of(tensor) if margin is None or margin.piece is not None else margin.extended
+    if type(piece) not in (Tensor, nn.Parameter):
+        return piece  # its class would be lost
     with UNWATCHED():
-        if margin is not None and margin.piece is None:
-            return margin.extended.detach()[margin.crop]
-        return local_of(tensor).detach()
+        return piece.detach()[margin.crop] if margin is not None and margin.piece is None else piece.detach()
 
 
 def copies_of(tensors: Sequence[Tensor], pieces: Sequence[Tensor]) -> list[Tensor]:
@@ -126,6 +127,7 @@ def copies_of(tensors: Sequence[Tensor], pieces: Sequence[Tensor]) -> list[Tenso
     copies = dict[int, Tensor]()
     for numbers in by_memory(pieces):
         copies |= zip(numbers, copied_together([pieces[number] for number in numbers]), strict=True)
+    copies = {number: of_class(copy, pieces[number]) for number, copy in copies.items()}
     for number, x in enumerate(tensors):
         if x.requires_grad and not copies[number].requires_grad:
             copies[number].requires_grad_()  # pieces are copied without their history
@@ -135,6 +137,15 @@ def copies_of(tensors: Sequence[Tensor], pieces: Sequence[Tensor]) -> list[Tenso
         else copies[number]
         for number, x in enumerate(tensors)
     ]
+
+
+def of_class(copy: Tensor, tensor: Tensor) -> Tensor:
+    """A copy of a tensor, of its class: inside of another operation, torch copies all classes as plain tensors."""
+    if type(copy) is type(tensor) or type(tensor) in (Tensor, nn.Parameter):
+        return copy
+    copy = copy.as_subclass(type(tensor))
+    vars(copy).update(vars(tensor))
+    return copy
 
 
 def by_memory(tensors: Sequence[Tensor]) -> list[list[int]]:
