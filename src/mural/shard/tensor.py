@@ -18,11 +18,13 @@ from mural.comm import fetch
 from mural.errors import LayoutError, OutOfTime, UnsupportedOp
 from mural.geometry import Box
 from mural.ranks import Mesh
+from mural.shard.call_forms import usual_form, write_out
 from mural.shard.compiler import hide_from_compiler
 from mural.shard.folds.regroup import Folds, folded_shape
 from mural.shard.gradient_guard import REFUSING, mirror_gradient
 from mural.shard.halo.margin import Margin, forget
 from mural.shard.layout import Layout, route
+from mural.shard.misread_calls import refusal_of
 from mural.shard.table import FOLDED, RESHAPING, TABLE, name_of
 
 
@@ -166,10 +168,12 @@ class ShardedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = usual_names(args, kwargs or {})
+        args, kwargs = usual_form(func, args, kwargs or {})
         sharded = sharded_in(args, kwargs)
         try:
             folded = check_operands(func, sharded)
+            if kwargs.get("out") is not None:
+                return write_out(func, args, kwargs)
             entry = TABLE.get(func)
             if folded:
                 return FOLDED.get(entry[0] if entry else "", FOLDED[""])(func, args, kwargs)
@@ -194,8 +198,11 @@ class ShardedTensor(Tensor):
                 f"which come in another micro-batch ({error}): use microbatches = 1"
             ) from error
         except BaseException as error:
+            refusal = refusal_of(func, args, kwargs, error)
             if sharded:
-                sharded[0].mesh.transport.raised(error)
+                sharded[0].mesh.transport.raised(refusal or error)
+            if refusal is not None:
+                raise refusal from error
             raise
 
     @classmethod
@@ -209,22 +216,6 @@ class ShardedTensor(Tensor):
             f"hook or torch.compile handed it there. Its gradients would be lost, so it is refused; "
             f"use non-reentrant checkpoint and plain operations, or add a rule to src/mural/shard/ops/"
         )
-
-
-OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim"}
-"""Names that torch takes for others."""
-
-
-def usual_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with torch's usual names: `axis` and `keepdims` are `dim` and `keepdim`, the input comes first."""
-    if not kwargs or (args and OTHER_NAMES.keys().isdisjoint(kwargs)):
-        return args, kwargs
-    renamed = {OTHER_NAMES.get(k, k): v for k, v in kwargs.items()}
-    if not args:
-        first = next((k for k in ("input", "self", "x") if isinstance(renamed.get(k), Tensor)), None)
-        if first is not None:
-            args = (renamed.pop(first),)
-    return args, renamed
 
 
 LEAVES = frozenset({int, float, bool, str, type(None), Tensor, torch.nn.Parameter})

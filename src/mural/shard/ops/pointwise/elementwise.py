@@ -141,8 +141,6 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         return args[0].local.type()
     if name == "where" and len(args) + len(kwargs) == 1:
         raise UnsupportedOp("where(condition) of a sharded tensor lists positions: give both values")
-    if kwargs.get("out") is not None:
-        raise LayoutError(f"{name}(out=…) is not supported for sharded tensors: use its result")
     inplace = func in INPLACE or bool(kwargs.get("inplace"))
     if name not in VIEWS and (alike := in_one_place(args, kwargs)):
         return of_pieces(func, name, args, kwargs, alike, inplace)
