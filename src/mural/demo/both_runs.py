@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,26 +16,10 @@ from torch.nn import functional as F
 
 import mural
 from mural.demo.settings import CLASSES, Settings
+from mural.memory.machine_memory import peak_resident
 from mural.models import UNet
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-STATUS = Path("/proc/self/status")
-
-
-def peak_resident() -> int:
-    """The largest resident size of this process so far, in bytes.
-
-    >>> peak_resident() > 2**20
-    True
-    """
-    if STATUS.is_file():
-        # Not getrusage: on Linux, a process that another one spawned starts there with the size of that other.
-        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-        return int(lines["VmHWM"].split()[0]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class SavedBytes(saved_tensors_hooks):

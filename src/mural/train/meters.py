@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mural.memory.machine_memory import peak_resident
 from mural.ranks import Mesh
 from mural.report.words import bytes_in_words, seconds_in_words
 
@@ -126,4 +126,4 @@ def peak_memory(device: torch.device) -> int:
     """The most memory that this process had so far, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_resident()
