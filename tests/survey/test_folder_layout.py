@@ -30,6 +30,16 @@ LAYOUTS = {
     "folder and name": (("JPEGImages/a.jpg", "GroundTruth/a_segmentation.png"),),
     "folders inside": (("images/x/1.tif", "masks/x/1.tif"), ("images/y/1.tif", "masks/y/1.tif")),
     "nnU-Net": (("imagesTr/c_01_0000.nii", "labelsTr/c_01.nii"), ("imagesTr/c_02_0000.nii", "labelsTr/c_02.nii")),
+    "nnU-Net, cases with four digits": (
+        ("imagesTr/case_0000_0000.nii", "labelsTr/case_0000.nii"),
+        ("imagesTr/case_0001_0000.nii", "labelsTr/case_0001.nii"),
+    ),
+    "four digits": (("images/case_0000.tif", "masks/case_0000.tif"), ("images/case_0001.tif", "masks/case_0001.tif")),
+    "four digits and a word": (
+        ("images/c_0000.tif", "masks/c_0000_mask.tif"),
+        ("images/c_0001.tif", "masks/c_0001_mask.tif"),
+    ),
+    "one case with four digits": (("images/case_0000.tif", "masks/case_0000.tif"),),
     "both named": (("img_1.png", "mask_1.png"), ("img_2.png", "mask_2.png")),
     "words and numbers": (("image1.png", "label1.png"), ("image2.png", "label2.png")),
     "prefixes in folders": (("scans/scan_7.tif", "segmentations/seg_7.tif"),),
@@ -92,6 +102,16 @@ def test_further_channels_are_not_images_without_a_mask(tmp_path: Path) -> None:
     assert names(tmp_path, found.training) == {("imagesTr/c_0000.nii", "labelsTr/c.nii")}
     assert [p.name for p in found.channels_alone] == ["c_0001.nii"]
     assert not found.images_alone
+
+
+def test_an_image_without_a_mask_is_not_a_channel_of_case_0000(tmp_path: Path) -> None:
+    """The numbers were taken for those of channels, so that the image was left out without a word of its own."""
+    found = layout(
+        tmp_path, "images/c_0000.tif", "images/c_0001.tif", "images/c_0002.tif", "masks/c_0000.tif", "masks/c_0002.tif"
+    )
+    assert names(tmp_path, found.training) == {(f"images/c_000{n}.tif", f"masks/c_000{n}.tif") for n in (0, 2)}
+    assert [p.name for p in found.images_alone] == ["c_0001.tif"]
+    assert not found.channels_alone
 
 
 def test_a_volume_that_was_unpacked_next_to_itself_is_there_once(tmp_path: Path) -> None:

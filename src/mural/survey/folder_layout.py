@@ -192,17 +192,25 @@ def split_of(folder: Path, path: Path) -> str:
     return next((split for split, words in SPLIT_WORDS.items() if any(has_word(n, words) for n in names)), "")
 
 
-def texts_of(folder: Path, path: Path) -> tuple[str, str, str, str]:
-    """Texts that an image and its mask may share: the stem; path or stem without words for images and masks; a case."""
+def plain_text(name: str) -> str:
+    """A name without words for images and masks.
 
-    def rest(name: str) -> str:
-        return "-".join(word for word in words_of(name) if word.lower() not in MASK_WORDS | IMAGE_WORDS)
+    >>> plain_text("case_0000_mask")
+    'case-0000'
+    """
+    return "-".join(word for word in words_of(name) if word.lower() not in MASK_WORDS | IMAGE_WORDS)
 
-    own = rest(stem(path))
+
+def texts_of(folder: Path, path: Path, is_mask: bool) -> tuple[str, str, str, str]:
+    """Texts that an image and its mask may share: the stem; path or stem without words for images and masks; a case.
+
+    An image's case has no number of a channel; a mask has no channels, so that a number belongs to its case.
+    """
+    own = plain_text(stem(path))
     *folders, _ = path.relative_to(folder).parts
-    place = "/".join(filter(None, (*map(rest, folders), own)))
+    place = "/".join(filter(None, (*map(plain_text, folders), own)))
     # A file that has nothing but such words is known by its folder alone.
-    return stem(path), place, own or place, own.removesuffix(f"-{FIRST_CHANNEL}")
+    return stem(path), place, own or place, own if is_mask else own.removesuffix(f"-{FIRST_CHANNEL}")
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -215,14 +223,15 @@ def paired(folder: Path, files: Sequence[Path]) -> tuple[Matched, tuple[Path, ..
     for is_mask in roles:
         masks = tuple(path for path in files if is_mask(folder, path))
         images = [path for path in files if path not in set(masks)]
-        texts = [{path: texts_of(folder, path) for path in some} for some in (images, masks)]
+        texts = [{p: texts_of(folder, p, some is masks) for p in some} for some in (images, masks)]
         found.append((matched(*texts), masks))
     return max(found, key=lambda each: (len(each[0].pairs), len(each[1])))
 
 
 def further_channels(found: Matched) -> Iterator[Path]:
     """Images without a mask that are named like one with a mask, but for the number of its channel."""
-    first = {stem(image).removesuffix(FIRST_CHANNEL) for image, _ in found.pairs if stem(image).endswith(FIRST_CHANNEL)}
+    by_case = [i for i, mask in found.pairs if plain_text(stem(i)) == f"{plain_text(stem(mask))}-{FIRST_CHANNEL}"]
+    first = {stem(image).removesuffix(FIRST_CHANNEL) for image in by_case}
     yield from (path for path in found.images_alone if re.sub(r"\d{4}$", "", stem(path)) in first)
 
 
