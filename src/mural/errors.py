@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import re
 from typing import Any
 
 DISTRIBUTION = "mural-train"
@@ -64,6 +65,10 @@ class DataError(MuralError, ValueError):
         self.name, self.box = name, box
 
 
+class UnfitData(DataError):
+    """An image, mask or label that can be read and does not fit the run: never left out as one that cannot be read."""
+
+
 def tell(error: BaseException, text: str) -> None:
     """Let an error that is not mural's be told in one line, where mural's own errors are; a first text stays."""
     error.__dict__.setdefault(TOLD, text)
@@ -78,22 +83,75 @@ def told(error: BaseException) -> str:
     return str(error) if isinstance(error, MuralError) else error.__dict__.get(TOLD, "")
 
 
+WRITING = {
+    errno.EEXIST: "a file is in the way: choose another name",
+    errno.ENOTDIR: "a file is in the way: choose another folder",
+    errno.EISDIR: "it is a folder: choose another name",
+    errno.ENOENT: "its folder does not exist: make it, or choose another one",
+    errno.ENOSPC: "make room, or choose another disk",
+    errno.EDQUOT: "make room, or choose another disk",
+    errno.EFBIG: "the system allows no larger file: raise its limit, or choose another disk",
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "too many files are open: raise the limit, as by ulimit -n 4096",
+    errno.EIO: "the disk fails: choose another one",
+}
+"""What to do where the system does not let something be written, by its reason."""
+READING = {
+    errno.EACCES: "change its permissions, or copy it",
+    errno.EPERM: "change its permissions, or copy it",
+    errno.ENOENT: "it was moved or removed: put it back",
+    errno.EMFILE: "too many files are open: raise the limit, as by ulimit -n 4096",
+    errno.EIO: "the disk fails: copy the file from elsewhere",
+}
+"""What to do where it does not let something be read."""
+OTHERS_REASON = re.compile(r"os_error_code='(\d+)'")
+"""How tensorstore names the system's reason, in an error that is not an OSError."""
+
+
+def reason_of(error: BaseException) -> int:
+    """The system's reason of an error, as in `errno`; 0 where it has another cause.
+
+    >>> reason_of(OSError(errno.ENOSPC, "full")), reason_of(ValueError("NOT_FOUND: … [os_error_code='2']"))
+    (28, 2)
+    """
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = OTHERS_REASON.search(str(error))
+    return int(found.group(1)) if found else 0
+
+
+def reading_hint(error: BaseException, damaged: str) -> str:
+    """What to do about a file that could not be read: by the system's reason, or `damaged` where it was not decoded.
+
+    Nothing where the cause is another one, such as a package that is missing.
+
+    >>> (
+    ...     reading_hint(OSError(errno.EIO, "I/O error"), "copy it again"),
+    ...     reading_hint(ImportError("lzma"), "copy it again"),
+    ... )
+    ('the disk fails: copy the file from elsewhere', '')
+    """
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    if reason := next(filter(None, map(reason_of, causes)), 0):
+        return READING.get(reason, "")
+    other = any(isinstance(one, (ImportError, NotImplementedError, MuralError, MemoryError)) for one in causes)
+    return "" if other or "requires the" in str(error) else damaged
+
+
 def cannot_write(what: str, error: OSError) -> ConfigError:
-    """The error for something that the system does not let be written, with the remedy.
+    """The error for something that the system does not let be written, with the remedy if the reason has one.
 
     >>> print(cannot_write("plan.toml", OSError(errno.ENOSPC, "No space left on device")))
     plan.toml cannot be written: No space left on device: make room, or choose another disk
     """
-    remedies = {
-        errno.EEXIST: "a file is in the way: choose another name",
-        errno.ENOTDIR: "a file is in the way: choose another folder",
-        errno.EISDIR: "it is a folder: choose another name",
-        errno.ENOENT: "its folder does not exist: make it, or choose another one",
-        errno.ENOSPC: f"{error.strerror}: make room, or choose another disk",
-        errno.EDQUOT: f"{error.strerror}: make room, or choose another disk",
-    }
-    other = f"{error.strerror or error}: choose a folder that you may write to"
-    return ConfigError(f"{what} cannot be written: {remedies.get(error.errno or 0, other)}")
+    remedy, reason = WRITING.get(reason_of(error), ""), error.strerror or str(error)
+    words = remedy if remedy.startswith(("a file", "it ", "its ")) else f"{reason}: {remedy}" if remedy else reason
+    return ConfigError(f"{what} cannot be written: {words}")
 
 
 def package(name: str, extra: str, what: str = "this file", error: type[MuralError] = DataError) -> Any:

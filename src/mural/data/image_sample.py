@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mural.data.sets.memory_sources import ArraySource
 from mural.data.source import Source
-from mural.errors import DataError
+from mural.errors import UnfitData
 
 Opener = Callable[[str], Source]
 
@@ -64,7 +64,7 @@ def sample_at(samples: Samples, index: int) -> Sample:
         return found
     if isinstance(found, tuple) and len(found) == 2:
         return Sample(name_at(samples, index) or f"sample {index}", *found)
-    raise DataError(
+    raise UnfitData(
         f"sample {index} of {type(samples).__name__} is of type {type(found).__name__}: "
         f"return mural.data.Sample(name, image, target), or a pair (image, target)"
     )
@@ -89,7 +89,7 @@ def opened(value: Any, name: str, opener: Opener, spatial: int = 2) -> Source:
         return opener(str(value))
     if isinstance(value, Tensor | np.ndarray):
         return ArraySource(value[None] if value.ndim == spatial else value, name)
-    raise DataError(
+    raise UnfitData(
         f"{name}: {type(value).__name__} is not a path, a Source, an array or a tensor: "
         f"pass one of these as an image or a mask",
         name,

@@ -13,7 +13,7 @@ import torch
 
 from mural.data.image_sample import Sample
 from mural.data.loading.pixels import Pixels
-from mural.data.loading.preflight import SampleHeader, header
+from mural.data.loading.preflight import SampleHeader, Unusable, header
 from mural.data.open import open as open_source
 from mural.errors import DataError
 from mural.survey.folder_layout import FolderLayout, Pair, ending
@@ -88,7 +88,7 @@ def headers_of(pairs: Sequence[Pair], progress: Progress) -> tuple[dict[Path, Sa
     found = told("files", lambda i: header(samples, i, 0, Pixels()), range(len(pairs)), progress)
     every = dict(zip((image for image, _ in pairs), found, strict=True))
     good = {image: each for image, each in every.items() if isinstance(each, SampleHeader)}
-    bad = {image: each for image, each in every.items() if isinstance(each, str)}
+    bad = {image: each.reason for image, each in every.items() if isinstance(each, Unusable)}
     if not good:
         check_mask_channels(pairs)
         check_some(good, bad)

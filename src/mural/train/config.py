@@ -89,7 +89,8 @@ class DataConfig:
     workers: int = 2
     """Threads that decode, on each rank."""
     skip_bad: bool = False
-    """Leave out samples that cannot be read (of streamed images, that cannot be opened), and list them at the end."""
+    """Leave out samples that cannot be read (of streamed images, that cannot be opened), and list them at the end;
+    what can be read and does not fit, such as a mask with an unknown class, ends the run all the same."""
 
     def scaled(self, source: Source) -> Source:
         """An image as this run's training reads it: for `pm(…)` with the weights of the run."""

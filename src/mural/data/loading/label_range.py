@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mural.errors import DataError
+from mural.errors import UnfitData
 
 SHOWN = 5
 """Values that a message lists."""
@@ -25,17 +25,24 @@ class LabelRange:
     classes: int | None = None
     ignored: int | None = None
 
-    def check(self, values: Tensor, name: str, renamed: Mapping[int, int], *, label: bool = False) -> None:
-        """Raise unless all values are labels; `name` is the file's, `renamed` what values were made others before."""
+    def check(
+        self, values: Tensor, name: str, renamed: Mapping[int, int], *, label: bool = False, at: Sequence[int] = ()
+    ) -> None:
+        """Raise unless all values are labels.
+
+        `name` is the file's, `at` where the values begin in it, `renamed` what values were made others before.
+        """
         strange = self.strange(values)
         if not strange:
             return
         shown = ", ".join(map(_number, strange[:SHOWN])) + (", …" if len(strange) > SHOWN else "")
         several = "values" if len(strange) > 1 else "value"
-        found = f"the label is {shown}" if label else f"the mask holds the {several} {shown}"
+        found = (
+            f"the label is {shown}" if label else f"the mask holds the {several} {shown}{place_of(values, strange, at)}"
+        )
         given = {old: new for old, new in renamed.items() if new in strange}
         made = f" (data.labels makes {_pairs(given)} of them)" if given else ""
-        raise DataError(f"{name}: {found}{made}, but {self.rule}: {self.fix(values, strange)}", name)
+        raise UnfitData(f"{name}: {found}{made}, but {self.rule}: {self.fix(values, strange)}", name)
 
     def strange(self, values: Tensor) -> list[float]:
         """The values that are not labels, each once, ascending."""
@@ -71,6 +78,20 @@ class LabelRange:
             f"rename values, as by data.labels = {_pairs(renamed)}{more}, or leave such positions out by "
             f"loss.arguments = {{ignore_index = {first}}}"
         )
+
+
+def place_of(values: Tensor, strange: Sequence[float], at: Sequence[int]) -> str:
+    """Where in a file the first strange value is, in words.
+
+    >>> place_of(torch.tensor([[[0, 0], [0, 9]]]), [9.0], [10, 20])
+    ' (first at (11, 21))'
+    """
+    if not at:
+        return ""
+    plain = values.to(COMPARED.get(values.dtype, values.dtype))
+    there = torch.stack([plain == value if value == value else plain != plain for value in strange]).any(0)
+    first: list[int] = there.nonzero()[0, -len(at) :].tolist()
+    return f" (first at ({', '.join(str(a + b) for a, b in zip(at, first, strict=True))}))"
 
 
 def _whole(value: float) -> int:

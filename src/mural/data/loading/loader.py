@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 
@@ -33,7 +34,8 @@ class Loader:
     The order of samples and all augmentations follow from (seed, epoch, sample) alone. The batch is cut along the data
     axis and images along the spatial axes as `mural.shard(…, align=align)` would; the last batch of an epoch may be
     smaller. `workers` threads read `prefetch` batches ahead. What one rank cannot read raises the same `DataError` on
-    every rank; with `skip_bad`, that sample is left out everywhere and listed in `bad`.
+    every rank; with `skip_bad`, that sample is left out everywhere and listed in `bad`. What can be read and does not
+    fit the run, such as a mask with an unknown class, is an error even then.
 
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
     zeros around smaller images), `pad_to` adds zeros at the end of each dim up to a multiple; masks get `pad_target`,
@@ -104,13 +106,16 @@ class Loader:
     def check(self) -> DatasetFacts:
         """Open every file before the run, divided over the ranks: what is wrong is raised on every rank. Collective.
 
-        With `skip_bad`, files that cannot be opened are listed in `bad` and never read. `facts` keeps what was found.
+        With `skip_bad`, files that cannot be opened are listed in `bad` and never read; what can be read and does not
+        fit, such as a mask of another size than its image, is an error all the same. `facts` keeps what was found.
         """
-        facts, problems = inspect(self.dataset, self.mesh, self.reader.level, self.reader.pixels)
-        if not self.skip_bad or len(problems) == len(self.dataset):
-            raise_problems(problems)
+        facts, unread, unfit = inspect(self.dataset, self.mesh, self.reader.level, self.reader.pixels)
+        skipped = unread if self.skip_bad and len(unread) < len(self.dataset) else []
+        raise_problems(
+            sorted([problem for problem in (*unread, *unfit) if problem not in skipped], key=attrgetter("index"))
+        )
         known = {bad.index for bad in self.bad}
-        self.bad += [problem for problem in problems if problem.index not in known]
+        self.bad += [problem for problem in skipped if problem.index not in known]
         self.facts = facts
         return facts
 

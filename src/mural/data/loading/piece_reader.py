@@ -17,7 +17,7 @@ from mural.data.loading.seeded_draws import whole_number
 from mural.data.loading.turned_view import QuarterTurns, View
 from mural.data.source import Source, level_of
 from mural.engine.inputs import Needs
-from mural.errors import DataError
+from mural.errors import UnfitData
 from mural.geometry import Box, Cuts, Interval, overlap, slices, volume, whole
 from mural.geometry.tile_grid import split
 from mural.ranks import SPATIAL, Mesh
@@ -125,7 +125,7 @@ class Reader:
         """The part of an image that the model sees, which sticks out where the image is padded."""
         crop = extents if self.crop is None else self.crop
         if len(crop) != len(extents):
-            raise DataError(f"{name}: crop={crop} was given for an image of spatial extents {extents}", name)
+            raise UnfitData(f"{name}: crop={crop} was given for an image of spatial extents {extents}", name)
         found: list[Interval] = []
         for d, (extent, side) in enumerate(zip(extents, crop, strict=True)):
             slack = extent - side
@@ -176,18 +176,23 @@ class Reader:
             return
         at = piece.view.before(part)
         place = out[(..., *slices(at, piece.box))]
-        raw, inside = read_turned(mask, piece.mask_level, piece.view, part)
+        found, inside = read_turned(
+            mask,
+            piece.mask_level,
+            piece.view,
+            part,
+            lambda raw, box: self.pixels.target(raw, mask, [i.start for i in box]),
+        )
         if inside != at:
             place.fill_(self.pad_target or 0)
-        if raw is not None:
-            found = self.pixels.target(raw, mask)
+        if found is not None:
             place[(..., *slices(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
 
 
 def check_fits(mask: Source, extents: Sequence[int], shown: Sequence[int], multiple: int) -> None:
     """Raise if a mask has to be padded for a loss that would count the padding."""
     if any(side > extent for extent, side in zip(extents, shown, strict=True)):
-        raise DataError(
+        raise UnfitData(
             f"{mask.name}: the mask of {tuple(extents)} is padded to {tuple(shown)} (data.multiple = {multiple}), and "
             f"the loss would count the padding: give it an ignore_index that is no class (loss.arguments), or "
             f"take images whose extents are multiples of {multiple}",
@@ -208,14 +213,14 @@ def sources_of(
     named = str(sample.target) if is_path(sample.target) else f"the mask of {sample.name}"
     mask = opened(sample.target, named, take, len(extents))
     if mask.shape[0] != 1 and pixels.mask != "channels":
-        raise DataError(
+        raise UnfitData(
             f"{mask.name}: the mask has {mask.shape[0]} channels, but {pixels.mask} need one: "
             f"save it with one channel, or take mask='channels'",
             mask.name,
         )
     levels = [number for number, found in enumerate(mask.levels) if found.shape[1:] == extents]
     if not levels:
-        raise DataError(
+        raise UnfitData(
             f"{mask.name}: the mask has the spatial extents {mask.shape[1:]}, but its image {image.name} has {extents}"
             f"{f' at level {level}' if level else ''}: save the mask at the size of its image",
             mask.name,
@@ -228,10 +233,12 @@ def divided(behind: Box, source: Source, parts: int) -> tuple[Box, ...]:
     return split(behind, source.chunks[1:], parts, MOST_AT_ONCE) if volume(behind) else ()
 
 
-def read_turned(source: Source, level: int, view: View, part: Box) -> tuple[Tensor | None, Box]:
+def read_turned(
+    source: Source, level: int, view: View, part: Box, convert: Callable[[Tensor, Box], Tensor] = lambda raw, _: raw
+) -> tuple[Tensor | None, Box]:
     """What a file holds of a box, turned as the view is, and its place in the view: the box may stick out."""
     inside = overlap(part, whole(view.extents))
     if not volume(inside):
         return None, ()
-    raw = source.read(((0, source.shape[0]), *inside), level)
+    raw = convert(source.read(((0, source.shape[0]), *inside), level), inside)
     return view.turn.apply(raw), view.before(inside)

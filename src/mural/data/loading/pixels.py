@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mural.data.loading.label_range import LabelRange
 from mural.data.source import Box, Source
-from mural.errors import DataError
+from mural.errors import DataError, UnfitData
 
 Scale = Literal["range"] | float | tuple[float, float] | None
 MaskKind = Literal["classes", "values", "channels"]
@@ -83,26 +83,26 @@ class Pixels:
         """Raise unless mean and deviation fit an image."""
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) not in (1, image.shape[0]):
-                raise DataError(
+                raise UnfitData(
                     f"{image.name}: {name}={values} has {len(values)} numbers, but the image {image.shape[0]} "
                     f"channels: give one for each channel",
                     image.name,
                 )
         if image.dtype.is_complex:
-            raise DataError(
+            raise UnfitData(
                 f"{image.name}: holds complex numbers: store real and imaginary part as channels", image.name
             )
 
-    def target(self, raw: Tensor, source: Source) -> Tensor:
-        """The values of a mask (C, …), checked, and with their classes replaced."""
+    def target(self, raw: Tensor, source: Source, at: Sequence[int] = ()) -> Tensor:
+        """The values of a mask (C, …) from some place on, checked, and with their classes replaced."""
         if self.mask == "classes" and raw.is_floating_point() and bool((raw != raw.round()).any()):
-            raise DataError(
+            raise UnfitData(
                 f"{source.name}: the mask holds fractions, which are not classes: take mask='values' to learn values",
                 source.name,
             )
         found = self.relabelled(raw if raw.is_floating_point() else raw.long()) if self.labels else raw
         if self.label_range is not None and (self.mask == "classes" or self.label_range.classes is None):
-            self.label_range.check(found, source.name, self.labels or {})
+            self.label_range.check(found, source.name, self.labels or {}, at=at)
         return found
 
     def label(self, label: Tensor, name: str) -> Tensor:

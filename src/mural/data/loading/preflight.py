@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
@@ -15,7 +16,7 @@ from mural.data.loading.piece_reader import sources_of
 from mural.data.loading.pixels import Pixels
 from mural.data.open import open as open_image
 from mural.data.source import Source, level_of
-from mural.errors import DataError
+from mural.errors import DataError, UnfitData
 from mural.ranks import Mesh
 
 SHOWN = 10
@@ -36,6 +37,14 @@ class DatasetFacts:
 
 
 @dataclass(frozen=True)
+class Unusable:
+    """Why a sample cannot be used; `unfit` where it can be read, but does not fit the run."""
+
+    reason: str
+    unfit: bool = False
+
+
+@dataclass(frozen=True)
 class SampleHeader:
     """What a sample's files say of themselves."""
 
@@ -52,8 +61,8 @@ class SampleHeader:
 
 def check(samples: Samples, mesh: Mesh | None = None, level: int = 0, pixels: Pixels | None = None) -> DatasetFacts:
     """The facts of a dataset, or an error on every rank that lists which samples cannot be used. Collective."""
-    facts, problems = inspect(samples, mesh, level, pixels or Pixels())
-    raise_problems(problems)
+    facts, unread, unfit = inspect(samples, mesh, level, pixels or Pixels())
+    raise_problems(sorted([*unread, *unfit], key=attrgetter("index")))
     return facts
 
 
@@ -73,25 +82,33 @@ def raise_problems(problems: Sequence[BadSample]) -> None:
     raise DataError("\n".join([title, *lines, *more]), problems[0].name)
 
 
-def inspect(samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels) -> tuple[DatasetFacts, list[BadSample]]:
-    """The facts of the good samples, and the bad ones; every rank opens its share of the files. Collective."""
+def inspect(
+    samples: Samples, mesh: Mesh | None, level: int, pixels: Pixels
+) -> tuple[DatasetFacts, list[BadSample], list[BadSample]]:
+    """The facts of the good samples, those that cannot be read, and those that can and do not fit. Collective.
+
+    Every rank opens its share of the files.
+    """
     count, mine = len(samples), range(*((mesh.rank, len(samples), mesh.world) if mesh else (0, len(samples), 1)))
     with ThreadPoolExecutor(THREADS, thread_name_prefix="mural-preflight") as threads:
         found = dict(zip(mine, threads.map(lambda i: header(samples, i, level, pixels), mine), strict=True))
     headers = {i: h for i, h in found.items() if isinstance(h, SampleHeader)}
-    texts = {i: h for i, h in found.items() if isinstance(h, str)}
-    texts |= unlike(headers, mesh)
+    texts = {i: h for i, h in found.items() if isinstance(h, Unusable)}
+    texts |= {i: Unusable(reason, unfit=True) for i, reason in unlike(headers, mesh).items()}
     flags = torch.zeros(count, dtype=torch.uint8)
     flags[list(texts)] = 1
-    bad: list[int] = greatest(mesh, flags, "preflight").nonzero().flatten().tolist()
-    reasons = said(mesh, [texts.get(i, "") for i in bad], "preflight") if bad else []
+    flags[[i for i, text in texts.items() if text.unfit]] = 2
+    flags = greatest(mesh, flags, "preflight")
+    bad: list[int] = flags.nonzero().flatten().tolist()
+    reasons = said(mesh, [texts[i].reason if i in texts else "" for i in bad], "preflight") if bad else []
     names = [name_at(samples, i) or reason.split(":")[0] for i, reason in zip(bad, reasons, strict=True)]
     problems = [BadSample(*fields) for fields in zip(bad, names, reasons, strict=True)]
     good = [h for i, h in headers.items() if i not in texts]
-    return facts_of(count, good, mesh), problems
+    unread, unfit = ([one for one in problems if flags[one.index] == kind] for kind in (1, 2))
+    return facts_of(count, good, mesh), unread, unfit
 
 
-def header(samples: Samples, index: int, level: int, pixels: Pixels) -> SampleHeader | str:
+def header(samples: Samples, index: int, level: int, pixels: Pixels) -> SampleHeader | Unusable:
     """What a sample's files say, or why it cannot be used."""
     taken: list[Source] = []
 
@@ -106,9 +123,9 @@ def header(samples: Samples, index: int, level: int, pixels: Pixels) -> SampleHe
         image, *_ = sources_of(sample, take, level, pixels)
         return SampleHeader(name, image.shape[0], image.dtype, level_of(image, level).shape[1:])
     except DataError as error:
-        return str(error) if name in str(error) else f"{name}: {error}"
+        return Unusable(str(error) if name in str(error) else f"{name}: {error}", isinstance(error, UnfitData))
     except Exception as error:
-        return f"{name}: {type(error).__name__}: {error}"
+        return Unusable(f"{name}: {type(error).__name__}: {error}")
     finally:
         for source in taken:
             source.close()

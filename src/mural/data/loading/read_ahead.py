@@ -16,12 +16,12 @@ from mural.data.image_sample import name_at
 from mural.data.loading.piece_reader import CLASS, MASK, NOTHING, Reader, SampleForm, SamplePiece
 from mural.data.loading.pixels import Pixels
 from mural.data.source import pairs
-from mural.errors import DataError
+from mural.errors import DataError, UnfitData, reading_hint
 from mural.geometry import Box
 from mural.memory.pinned import Buffers, Sent
 
 NOT_THE_SAMPLE = (MemoryError, ImportError)
-"""What says nothing about a sample: raised even where bad samples are skipped."""
+"""What does not mean that a sample cannot be read: raised even where bad samples are skipped."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class StepRead:
             self._failed(place, piece.name, piece.view.behind(piece.box), error)
 
     def _failed(self, place: int, name: str, box: Box | None, error: BaseException, fatal: bool = False) -> None:
-        fatal = fatal or isinstance(error, NOT_THE_SAMPLE)
+        fatal = fatal or isinstance(error, (*NOT_THE_SAMPLE, UnfitData))
         self.failures.setdefault(place, UnreadSample(in_words(name, box, error), fatal))
 
     def send(self) -> tuple[Sent | None, Sent | None]:
@@ -183,7 +183,8 @@ def in_words(name: str, box: Box | None, error: BaseException) -> str:
     what = f"{name}, box {pairs(box)}" if box is not None else name
     if isinstance(error, DataError):
         return f"{what}: {error}"
-    return f"{what}: {type(error).__name__}: {error}: the file may be damaged, or the disk: check it or replace it"
+    hint = reading_hint(error, "")
+    return f"{what}: {type(error).__name__}: {error}{hint and f': {hint}'}"
 
 
 def target_dtype(form: SampleForm, pixels: Pixels) -> torch.dtype:
