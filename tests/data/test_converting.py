@@ -199,7 +199,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"it cannot be written: .* choose another folder"):
+    with pytest.raises(DataError, match=r"it cannot be written: .* a file is in the way"):
         mural.data.convert(saved(tmp_path, pixels(1, 40, 50)), tmp_path / "file" / "out.zarr")
 
 

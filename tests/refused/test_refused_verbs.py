@@ -40,7 +40,7 @@ VERBS = [
     Bad("convert: chunks in words", f"{CONVERT} --chunks 3,a", "--chunks '3,a': give one extent per dim"),
     Bad("convert: chunks of other dims", f"{CONVERT} --chunks 16", "chunks (16,) do not fit the shape (3, 32, 32)"),
     Bad("convert: a shard of no chunks", f"{CONVERT} --chunks 3,16,16 --shard 3,20,20", "give a multiple per dim"),
-    Bad("convert: below a file", "convert images/0.tif run.toml/a.ome.zarr", "Make room, or choose another folder"),
+    Bad("convert: below a file", "convert images/0.tif run.toml/a.ome.zarr", "run.toml': a file is in the way"),
     Bad("export: no run", "export nowhere a.safetensors", "nowhere holds no checkpoint: give the folder of a run"),
     Bad("bench: an unknown name", "bench nothing", "no benchmark is called 'nothing'", code=2),
     Bad("doctor: no folder", "doctor --folder nowhere", "Invalid value for '--folder'", code=2),

@@ -19,7 +19,7 @@ from mural.data.formats.uncompressed import open_npy, open_npz
 from mural.data.formats.zarr import open_zarr
 from mural.data.loading.pixels import Scaling, scaled
 from mural.data.source import Source
-from mural.errors import DISTRIBUTION, DataError
+from mural.errors import DISTRIBUTION, DataError, reading_hint
 
 HEAD = 352
 """Bytes that tell what a file is."""
@@ -111,7 +111,8 @@ def open_file(path: str | os.PathLike[str], options: Options) -> Source:
         raise DataError(f"{where}: {error}", str(where)) from error.__cause__
     except Exception as error:  # whatever a library raises on a file that is not what it should be
         what = f"{where}: it cannot be opened as {form.title}: {str(error).rstrip('.') or type(error).__name__}"
-        raise DataError(f"{what}. It is truncated or damaged: copy or write it again", str(where)) from error
+        hint = reading_hint(error, "it is truncated or damaged: copy or write it again")
+        raise DataError(f"{what}{hint and f'. {hint[0].upper()}{hint[1:]}'}", str(where)) from error
 
 
 def chosen(path: Path, reader: str | None) -> Format:

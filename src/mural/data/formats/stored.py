@@ -15,7 +15,7 @@ from mural import geometry
 from mural.data.formats.axes import Axes
 from mural.data.formats.dtypes import Array, to_tensor, torch_dtype
 from mural.data.source import Box, Counter, Level, Source, checked_box, level_of, pairs
-from mural.errors import DataError
+from mural.errors import DataError, reading_hint
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,10 @@ class FileSource(Source):
         if isinstance(error, MemoryError):
             return DataError(f"{self.name}: {at} does not fit in memory: read smaller boxes", self.name, pairs(box))
         what = str(error).rstrip(".") or type(error).__name__
-        return DataError(
-            f"{self.name}: {at} cannot be read: {what}. The file is damaged there, or changed since it was opened: "
-            "copy or write it again, or leave it out",
-            self.name,
-            pairs(box),
-        )
+        damaged = "the file is damaged there, or changed since it was opened: copy or write it again, or leave it out"
+        hint = reading_hint(error, damaged)
+        text = f"{self.name}: {at} cannot be read: {what}{hint and f'. {hint[0].upper()}{hint[1:]}'}"
+        return DataError(text, self.name, pairs(box))
 
     def close(self) -> None:
         """Release files; a later `read` opens them again."""

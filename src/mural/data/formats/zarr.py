@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,7 +17,7 @@ from mural.data.formats.dtypes import Array
 from mural.data.formats.ngff import ZarrNode, arrays_below, axis_names, multiscales, node
 from mural.data.formats.stored import OpenedFile, Options
 from mural.data.source import Counter
-from mural.errors import DataError
+from mural.errors import DataError, reading_hint
 from mural.geometry import Box, slices
 from mural.geometry.tile_grid import count
 
@@ -53,7 +54,7 @@ def open_array(path: Path, version: int, threads: int) -> ZarrArray:
     limit = {"limit": max(1, threads)}
     spec = {
         "driver": DRIVERS[version],
-        "kvstore": {"driver": "file", "path": f"{path.absolute()}/"},
+        "kvstore": kvstore(path),
         # Pixels are decoded when they are read: what to keep is for the caller to say.
         "context": {
             "cache_pool": {"total_bytes_limit": 0},
@@ -64,11 +65,17 @@ def open_array(path: Path, version: int, threads: int) -> ZarrArray:
     try:
         return ZarrArray.of(ts.open(spec, open=True, read=True).result())
     except ValueError as error:
-        raise DataError(
-            f"{path}: tensorstore cannot open this Zarr v{version} array: {short(error)}. The metadata are damaged, "
-            "or name a codec that it lacks: write the array again with zstd, gzip or blosc",
-            str(path),
-        ) from error
+        damaged = (
+            "the metadata are damaged, or name a codec that it lacks: write the array again with zstd, gzip or blosc"
+        )
+        hint = reading_hint(error, damaged)
+        what = f"{path}: tensorstore cannot open this Zarr v{version} array: {short(error)}"
+        raise DataError(f"{what}{hint and f'. {hint[0].upper()}{hint[1:]}'}", str(path)) from error
+
+
+def kvstore(path: Path) -> dict[str, str]:
+    """A folder as tensorstore takes it, which refuses paths with `..` in them."""
+    return {"driver": "file", "path": f"{os.path.realpath(path)}/"}
 
 
 def short(error: Exception) -> str:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from mural.data.formats.zarr import short
-from mural.errors import DataError
+from mural.errors import WRITING, DataError, reason_of
 
 ZARR, TIFF, NIFTI = (".zarr",), (".tif", ".tiff", ".btf", ".tf8"), (".nii",)
 
@@ -29,12 +29,10 @@ def kind_of(path: Path) -> str:
 
 
 def unwritable(path: Path, error: Exception, what: str = "it", box: object = None) -> DataError:
-    """The error of an output that the system refuses."""
-    return DataError(
-        f"{path}: {what} cannot be written: {short(error).rstrip('.')}. Make room, or choose another folder",
-        str(path),
-        box,
-    )
+    """The error of an output that cannot be written, with the remedy where the system gave a reason that has one."""
+    remedy = WRITING.get(reason_of(error), "")
+    reason = short(error).rstrip(".")
+    return DataError(f"{path}: {what} cannot be written: {reason}{remedy and f': {remedy}'}", str(path), box)
 
 
 class Output:

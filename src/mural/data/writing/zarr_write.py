@@ -13,7 +13,7 @@ import torch
 
 from mural.data.formats.dtypes import NUMPY, TORCH
 from mural.data.formats.ngff import group_metadata
-from mural.data.formats.zarr import ts
+from mural.data.formats.zarr import kvstore, ts
 from mural.errors import DataError
 
 TILE = {2: (512, 512), 3: (64, 128, 128)}
@@ -114,7 +114,7 @@ def spec(path: Path) -> dict[str, Any]:
     It does not wait for the disk after each chunk: what has no name yet has nothing to lose.
     """
     kept = {"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False}
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}, "context": kept}
+    return {"driver": "zarr3", "kvstore": kvstore(path), "context": kept}
 
 
 def write_group(
