@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mural.comm.copy_streams import Lanes, Moment
 
@@ -33,16 +34,39 @@ class Pinned:
         if int(runtime.cudaHostRegister(self.memory.data_ptr(), size, portable)) == 0:
             self.registered = True
             return
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device="cuda")  # clears the error, which the next kernel would report as its own
+        clear_error()
         with torch.inference_mode(False):
             self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def __del__(self) -> None:
         # At the end of the process the driver may be gone, and the memory is freed anyway.
         if self.registered and not sys.is_finalizing():
-            runtime: Any = torch.cuda.cudart()
-            runtime.cudaHostUnregister(self.memory.data_ptr())
+            _unused.append(self.memory)
+            unregister_unused()
+
+
+_unused: list[Tensor] = []
+"""Registered memory of buffers that are gone. It has to stay mapped until CUDA lets go of it: new memory at the same
+addresses would count as pinned, and copies to it would fail, or get lost without an error."""
+
+
+def unregister_unused() -> None:
+    """Free registered memory of buffers that are gone, unless this thread captures a graph: CUDA refuses it then."""
+    if torch.cuda.is_current_stream_capturing():
+        return
+    runtime: Any = torch.cuda.cudart()
+    with contextlib.suppress(IndexError):  # another thread took the last one
+        for _ in range(len(_unused)):
+            memory = _unused.pop(0)
+            if int(runtime.cudaHostUnregister(memory.data_ptr())) != 0:
+                _unused.append(memory)  # the next buffer that goes tries again
+                clear_error()
+
+
+def clear_error() -> None:
+    """Drop the error of the last call to CUDA's runtime, which the next kernel would report as its own."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 class PageableMemory:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from mural.comm.backends import backend_of
-from mural.comm.failure.connections import abort_all, destroyed, hang_up, reason, trouble
+from mural.comm.failure.connections import abort_all, destroyed, hang_up, is_pause, reason, trouble
 from mural.comm.groups import kept
 from mural.comm.hosts import has_ended, identity
 from mural.errors import PeerError
@@ -133,7 +133,7 @@ class Alarm:
                     work.wait(LOOK)
                     return
                 except RuntimeError as error:
-                    if self.heard or str(error) != "Operation timed out!":
+                    if self.heard or not is_pause(error):
                         why = self.heard or f"{reason(error)}. A peer has ended: see its log"
                         raise PeerError(f"waiting for {name}: {why}") from error
 

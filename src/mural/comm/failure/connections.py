@@ -161,6 +161,15 @@ def reason(error: BaseException) -> str:
     return text.partition(". This is typically")[0].rstrip(". ")
 
 
+def is_pause(error: RuntimeError) -> bool:
+    """Whether a wait ended only because its own time was over; torch may append a C++ stack trace to what it says.
+
+    >>> is_pause(RuntimeError("Operation timed out!\\nException raised from wait at …/Work.cpp:93"))
+    True
+    """
+    return str(error).partition("\n")[0] == "Operation timed out!"
+
+
 def watch(group: dist.ProcessGroup) -> None:
     """Register a group among those that end together."""
     if group not in _nccl:
