@@ -202,6 +202,7 @@ FROZEN = nn.Conv2d(3, 2, 3).requires_grad_(False)
     ({"memory": "0GiB"}, "memory = '0GiB' is less than a byte"),
     ({"memory": "16G"}, "memory = '16G': 'G' is no unit; .* as in \"16GiB\""),
     ({"memory": "lots"}, "memory = 'lots': write a number of bytes with its unit"),
+    ({"image": ()}, r"image = \(\): give the shape of one image, channels first, as \(3, 512, 512\)"),
     ({"image": 64}, r"image = 64: give a shape of whole numbers of at least 1, as \(3, 512, 512\)"),
     ({"image": "3,64,64"}, "image = '3,64,64': give a shape"),
     ({"image": (3, 64.0, 64)}, r"image = \(3, 64\.0, 64\): give a shape"),

@@ -95,30 +95,36 @@ def inside_loss(function: Any, prefix: str, depth: int = 3) -> Iterator[tuple[st
             yield from inside_loss(value, path, depth - 1)
 
 
-# -- parameters of other stages ----------------------------------------------------------------------------------------
+# -- parameters and buffers of other stages ----------------------------------------------------------------------------
 
 
 class AbsentReads(TorchFunctionMode):
-    """Notes the first tensor without memory that a call computes with."""
+    """Notes the first tensor of a model that a call computes with, or copies, and that has no memory here."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.found: Tensor | None = None
+        every = (*model.named_parameters(), *model.named_buffers())
+        self.absent = {id(tensor): name for name, tensor in every if tensor.is_meta}
+        self.found: str | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        result = func(*args, **(kwargs or {}))
-        makes = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
-        if self.found is None and makes:
-            self.found = next((t for t in given if isinstance(t, nn.Parameter) and t.is_meta), None)
+        names = (self.absent.get(id(leaf)) for leaf in pytree.tree_leaves((args, kwargs or {})))
+        name = next(filter(None, names), None)
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception:
+            self.found = self.found or name
+            raise
+        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):  # what asks for a shape reads nothing
+            self.found = self.found or name
         return result
 
 
 @contextmanager
 def naming_absent(loss: Callable[..., Any], model: nn.Module, given: tuple[Any, Any]) -> Generator[None]:
-    """If a loss fails in the block because it reads a parameter that another stage holds, the error says which."""
+    """If a loss fails in the block because it reads a tensor that another stage holds, the error says which."""
     try:
         yield
     except MuralError:
@@ -129,14 +135,14 @@ def naming_absent(loss: Callable[..., Any], model: nn.Module, given: tuple[Any, 
 
 
 def check_present(loss: Callable[..., Any], model: nn.Module, given: tuple[Any, Any], cause: Exception | None) -> None:
-    """Raise where a loss reads a parameter of another stage."""
-    if not any(p.is_meta for p in model.parameters()):
+    """Raise where a loss reads a parameter or a buffer of another stage."""
+    reads = AbsentReads(model)
+    if not reads.absent:
         return
-    with suppress(Exception), AbsentReads() as reads:
+    with suppress(Exception), reads:
         loss(*given)
     if reads.found is not None:
-        name = next((name for name, p in model.named_parameters() if p is reads.found), "a parameter")
         raise PlanError(
-            f"the loss reads {name}, which another stage holds: a term on parameters of all stages has no rank that "
-            f"could compute it. Use the optimizer's weight_decay for a penalty, or one stage"
+            f"the loss reads {reads.found}, which another stage holds: a term on parameters of all stages has no rank "
+            f"that could compute it. Use the optimizer's weight_decay for a penalty, or one stage"
         ) from cause

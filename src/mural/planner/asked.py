@@ -41,9 +41,11 @@ def check_memory(memory: Any) -> None:
 
 
 def check_shape(name: str, shape: Any, example: str) -> None:
-    """Raise unless it is a shape of whole numbers from 1 on."""
+    """Raise unless it is a shape of whole numbers from 1 on; an image has channels at least."""
     if not isinstance(shape, Sequence) or isinstance(shape, str) or not all(is_size(n) for n in shape):
         raise PlanError(f"{name} = {shape!r}: give a shape of whole numbers of at least 1, {example}")
+    if name == "image" and not shape:
+        raise PlanError(f"image = {shape!r}: give the shape of one image, channels first, {example}")
 
 
 def check_numbers(batch: Any, optimizer: Any) -> None:
