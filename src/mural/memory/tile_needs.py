@@ -158,6 +158,11 @@ class Needs:
         start = region.start if coordinate == at[0] else own.start
         return Interval(start, region.stop if coordinate == at[-1] else own.stop)
 
+    def uncut(self, call: TileCall) -> tuple[str, ...]:
+        """The axes of the grid that cut nothing of what a call reads: along them, all tiles hold the same."""
+        axes = {axis for place in call.node.reads for axis in self.graph.values[place].extents}
+        return tuple(axis for axis in self.grid.cuts if axis not in axes)
+
     # -- boxes ---------------------------------------------------------------------------------------------------------
 
     def region_box(self, place: Place) -> Box:
@@ -218,6 +223,8 @@ class Needs:
             return tuple((i.start - own.start, i.size, i.start == 0, i.stop == extent) for i in (own, *parts))
 
         found: list[Any] = [(p, seen(values[p].extents[axis], i)) for p, i in needs.values.items()]
+        if any(axis in self.uncut(self.graph.calls[number]) for number in one.measured_calls):
+            found.append(coordinate == 0)  # whose part counts
         kept = (p for p in one.keeps if axis in values[p].extents)
         found += [(p, seen(values[p].extents[axis], self.kept(one, p, axis, coordinate))) for p in kept]
         for call in one.calls:

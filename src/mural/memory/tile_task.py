@@ -57,6 +57,38 @@ class _MeasuredStop(Exception):
     """A norm has measured its part, and nobody needs its result."""
 
 
+@dataclass(frozen=True)
+class MeasuredElsewhere:
+    """What a norm measures of what another tile holds as well, which measures it."""
+
+    own: OwnMoments
+
+    @property
+    def values(self) -> Tensor:
+        """The own part, without a gradient."""
+        return self.own.values.detach()
+
+    def moments(self) -> Tensor:
+        """The moments of nothing."""
+        return torch.zeros_like(self.own.moments())
+
+    def merged(self, parts: Tensor) -> Tensor:
+        """The moments of everything, from those of all tiles."""
+        return self.own.merged(parts)
+
+    def gradient(self, adjoint: Tensor, statistics: Tensor) -> Tensor:
+        """No gradient."""
+        return torch.zeros_like(self.own.values)
+
+    def learn(self, statistics: Tensor) -> None:
+        """Update running buffers."""
+        self.own.learn(statistics)
+
+    def without_values(self) -> OwnMoments:
+        """The same, without the memory of the tile."""
+        return self.own.without_values()
+
+
 @dataclass
 class TileTask:
     """One tile: the windows that it is given, what it makes, and the parts that it adds to totals.
@@ -104,27 +136,33 @@ class TileTask:
 
     def total(self, part: Tensor, axes: Sequence[str], name: str) -> Tensor:
         """The total, if it is known; otherwise this tile's part of it."""
-        key = self._next_total(axes)
+        key, counts = self._next_total(axes)
         if key in self.one.measures:
-            self.sums[key] = part
+            self.sums[key] = part if counts else torch.zeros_like(part).requires_grad_(part.requires_grad)
         found = self.known.get((key, self.chunk(key)))
         return part.detach() if found is None else found
 
     def statistics(self, own: Callable[[], OwnMoments], axes: Sequence[str]) -> Tensor:
         """The statistics of a norm, if they are known."""
-        key = self._next_total(axes)
+        key, counts = self._next_total(axes)
         if key in self.one.measures:
-            self.moments[key] = own()
+            self.moments[key] = own() if counts else MeasuredElsewhere(own())
         found = self.known.get((key, self.chunk(key)))
         if found is None or key not in self.one.uses:
             raise _MeasuredStop
         return found
 
-    def _next_total(self, axes: Sequence[str]) -> TotalKey:
-        key = (self._running.node.id, self._totals)
+    def _next_total(self, axes: Sequence[str]) -> tuple[TotalKey, bool]:
+        """The next total of the call, and whether this tile's part of it counts.
+
+        Along an axis that does not cut what is added up, all tiles hold the same: the part of the first one counts.
+        """
+        call = self._running
+        key = (call.node.id, self._totals)
         self._totals += 1
-        self.axes_of_totals[key] = tuple(axes)
-        return key
+        uncut = self.needs.uncut(call)
+        self.axes_of_totals[key] = (*axes, *uncut)
+        return key, all(self.at.get(axis, self.grid.first[axis]) == 0 for axis in uncut)
 
     def chunk(self, key: TotalKey) -> Chunk:
         """The images that a total is of, for this tile."""
