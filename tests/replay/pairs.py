@@ -89,6 +89,7 @@ PAIRS: dict[str, Pair] = {
     "spatial-rows": Pair("Chain", Plan(spatial=(2, 1)), exact=True),
     "spatial-columns": Pair("resnet", Plan(spatial=(1, 2)), (2, 3, 40, 40), "class"),
     "spatial-grid": Pair("instance_unet", Plan(spatial=(2, 2)), (1, 3, 19, 23), "mask"),
+    "spatial-odd": Pair("instance_unet", Plan(spatial=(3, 1)), (1, 3, 19, 12), "mask"),
     "spatial-thin": Pair("Chain", Plan(spatial=(4, 1)), exact=True),
     "spatial-volume": Pair("Volume", Plan(spatial=(2, 1, 1)), (1, 1, 8, 6, 4), "mask", 2),
     "spatial-fused": Pair("plain_unet", Plan(spatial=(2, 1)), exact=True, fused=True),

@@ -9,10 +9,8 @@ from replay.compare import check, kept
 from replay.pairs import PAIRS, Pair
 from replay.steps import STEPS, invariants
 
-SLOW = frozenset()
 
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PAIRS])
+@pytest.mark.parametrize("name", PAIRS)
 def test_nothing_changed(name: str) -> None:
     check("invariants", name, invariants(name))
 
