@@ -13,7 +13,7 @@ RUNTIME := $(VENV)/.runtime-ready
 TOOLS   := $(VENV)/.tools-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint clean
+.PHONY: help setup demo test test-all test-gpu hunt lint clean
 
 help:
 	@echo "make setup      prepare .venv with everything that the tests and checks need"
@@ -21,6 +21,7 @@ help:
 	@echo "make test       lint, then the tests that are not slow, with fixed random cases"
 	@echo "make test-all   lint, then all tests, with fresh random cases"
 	@echo "make test-gpu   the law over NCCL, on a machine with one GPU or more"
+	@echo "make hunt       search for cases that are neither exact nor refused: MINUTES=30, SEED=…, ONLY=models, OUTPUT=….json"
 	@echo "make lint       ruff, pyright and the import contracts"
 	@echo "make clean      remove caches, build results and demo-out (.venv stays)"
 
@@ -42,6 +43,12 @@ test-all: lint
 # On a machine with a GPU; with an environment of your own: make test-gpu TOOLS= BIN=/path/to/bin
 test-gpu: $(TOOLS)
 	$(BIN)/python tests/gpu/run.py
+
+# With fresh random cases, or those of a SEED; 1 if it finds something.
+MINUTES ?= 30
+hunt: export OMP_NUM_THREADS = 1
+hunt: $(TOOLS)
+	$(BIN)/python tests/hunt/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(OUTPUT),--output $(OUTPUT))
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .
