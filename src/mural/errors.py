@@ -50,6 +50,10 @@ class TrainingError(MuralError, RuntimeError):
     """A run that cannot go on: a loss that is not a number, a rank that hangs."""
 
 
+class ProofError(MuralError, RuntimeError):
+    """A plan whose small case differs from one device by more than rounding explains: nothing was trained."""
+
+
 class CheckpointError(MuralError, RuntimeError):
     """A checkpoint that could not be written, or that cannot be read; raised on every rank."""
 

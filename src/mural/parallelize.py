@@ -1,29 +1,19 @@
-"""`parallelize` applies a plan to a model, in one order: mesh, memory, equal weights, channels, recompute, stages."""
+"""`parallelize`: a model under a plan, which it proves on a small case before the first step if asked to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mural.channel.split import split_channels
-from mural.comm.failure.connections import roll_call
-from mural.comm.failure.shared_fate import ANEW, given_up
-from mural.engine import Loss, Parallel, materialize, share_from_first
-from mural.engine.alignment import graph_for, likely_graph
-from mural.engine.division import Division
-from mural.engine.domain_stages import images_of, staged_by_domain
-from mural.engine.materialize import unwrapped
-from mural.engine.recompute import recompute
-from mural.engine.stage_ranks import StageRanks, check_mesh
-from mural.engine.stage_starts import stage_starts
-from mural.errors import PeerError
-from mural.pipeline.route import Route
+from mural.check.prover import StepProver
+from mural.engine import Loss, Parallel
+from mural.engine.applied_plan import apply_plan
 from mural.plans import Plan
-from mural.ranks import Mesh, init
+from mural.ranks import Mesh
 
 
 def parallelize(
@@ -35,6 +25,7 @@ def parallelize(
     device: torch.device | str | None = None,
     seed: int = 0,
     image: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    prove: bool | Path = False,
 ) -> Parallel:
     """The model under a plan; it is taken over, not copied. Collective.
 
@@ -43,38 +34,14 @@ def parallelize(
     `mural.init` was called before; its grid has to be the plan's. Stages are balanced for an `image` (C, H, W), or
     a shape for each of several inputs; without one, for a likely one.
 
+    With `prove`, the first step is preceded by `mural.check` on a small case of it, and raises `ProofError` where the
+    plan differs from one device; `pm.proof` is what was proved. It is remembered in the user's cache folder, or in the
+    folder that `prove` names.
+
     >>> pm = parallelize(nn.Conv2d(3, 2, 3, padding=1), Plan())
     >>> pm.step(torch.zeros(1, 3, 8, 8), torch.zeros(1, 8, 8).long()).shape
     torch.Size([])
     """
     plan = Plan() if plan is None else plan
-    plan.check_runnable()
-    mesh = mesh_of(plan) if mesh is None else mesh
-    check_mesh(plan, mesh)
-    lost = given_up(mesh.transport)
-    if roll_call(mesh.transport.group, "mural.parallelize", lost) or lost:
-        raise PeerError(f"parallelize got a mesh whose ranks no longer agree, since a step failed: {ANEW}")
-    materialize(model, device)
-    share_from_first(model, mesh)
-    if plan.channel > 1:
-        split_channels(unwrapped(model), mesh, plan.channel_layers, plan.channel_exchange)
-    recompute(model, plan.recompute, leaving="activations" in plan.offload)
-    world, plain = mesh.folded, unwrapped(model)
-    kind = next((p.device.type for p in model.parameters()), "cpu")
-    # For cuts by time, calls compare with each other as they do on the hardware that was measured for the package.
-    hardware = "h200" if kind == "cuda" else "cpu"
-    plan = staged_by_domain(plain, plan, image, hardware)
-    stage_ranks = StageRanks.of(plan, world)
-    if plan.stages == 1:
-        return Parallel(model, plan, world, loss, seed, Division.whole(plain, stage_ranks))
-    shapes = images_of(plain, image)
-    graph = likely_graph(plain) if shapes is None else graph_for(plain, shapes)
-    route = Route.of(graph, stage_starts(graph, plan, hardware))
-    return Parallel(model, plan, world, loss, seed, Division.of(plain, route, stage_ranks))
-
-
-def mesh_of(plan: Plan, backend: str | None = None) -> Mesh:
-    """The mesh that a plan asks for, over the ranks that run."""
-    if plan.grids:
-        return init(data=plan.data, stage=sum(map(prod, plan.grids)), backend=backend)
-    return init(plan.spatial or None, plan.data, plan.stage, plan.channel, plan.domain, backend=backend)
+    prover = StepProver(plan, loss, prove) if prove else None
+    return apply_plan(model, plan, loss, mesh=mesh, device=device, seed=seed, image=image, prover=prover)

@@ -37,7 +37,7 @@ def run_config(folder: Path, name: str = "run", **changes: Any) -> Config:
         "model": {"factory": "mural.models:UNet", "arguments": {"classes": 2, "width": 4, "depth": 2, "norm": "batch"}},
         "data": {"images": str(folder / "images/*.tif"), "masks": str(folder / "masks/*.tif"), "batch": 2},
         "optimizer": {"name": "SGD", "lr": 0.1, "arguments": {"momentum": 0.9}},
-        "train": {"steps": 6},
+        "train": {"steps": 6, "prove": False},
         "checkpoint": {"every": 2},
         "log": {"every": 1, "tensorboard": "off"},
         "launch": {"hang": 60.0},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
@@ -15,9 +15,9 @@ from mural.check.plain_run import PlainModel
 from mural.check.rounding import PROBES, At, Reference, gaps, left_behind, move
 from mural.check.updates import Stepping, steps
 from mural.comm.failure.agree import gather, together
-from mural.engine import Loss
+from mural.engine import Loss, Parallel
+from mural.engine.applied_plan import apply_plan
 from mural.engine.inputs import shape_of
-from mural.parallelize import parallelize
 from mural.plans import DEFAULT, Plan
 from mural.ranks import Mesh
 
@@ -36,12 +36,16 @@ class Case:
     rate: float = 0.0
     eps: float = 0.0
     random: bool = False
+    settle: Callable[[Parallel], None] | None = None
+    """Is given the model under the plan before its first step."""
 
     def rows(self) -> list[Row]:
         """Every value in its worst step, as the rank on which it is worst has it; the same on all ranks. Collective."""
         reference = self.reference()
         model, loss = copied(self.model, self.loss)
-        divided = parallelize(model, self.plan, loss, mesh=self.mesh, image=self.extents)
+        divided = apply_plan(model, self.plan, loss, mesh=self.mesh, image=self.extents)
+        if self.settle is not None:
+            self.settle(divided)
         walked = steps(divided, self.image, self.target, self.steps, self.rate, {name for _, name in reference.values})
         mine = (reference.row(at, found) for at, found in gaps(walked, reference.values).items())
         told = gather(self.mesh, list(worst(mine)), "check").values()
@@ -78,7 +82,7 @@ class Case:
         """The model on a mesh of this rank alone."""
         apart = {"microbatches": self.plan.microbatches, "batchnorm": "micro"} if self.plan.norms_apart else {}
         plan = replace(DEFAULT, precision=self.plan.precision, **apart)
-        return parallelize(model, plan, loss, mesh=self.mesh.alone(data_only=False), image=self.extents)
+        return apply_plan(model, plan, loss, mesh=self.mesh.alone(data_only=False), image=self.extents)
 
     @property
     def extents(self) -> tuple[int, ...]:

@@ -18,10 +18,10 @@ from mural.check.copies import copied
 from mural.check.plain_run import PlainModel, device_of, quiet, trial
 from mural.comm.failure.agree import gather, together
 from mural.engine import Loss, materialize, share_from_first
+from mural.engine.applied_plan import mesh_of
 from mural.engine.loss_terms import LossTerms
 from mural.engine.materialize import unwrapped
 from mural.errors import PlanError
-from mural.parallelize import mesh_of
 from mural.plans import Plan
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor

@@ -81,6 +81,8 @@ class Offloading:
         self.updates = OffloadedUpdates(self.parameters, self.device, self.limit, hosted, self.least, self.dense)
         self.plan: SwapPlan | None = None
         """What was planned for the last step; None while it is noted."""
+        self.everything = self.device.type != "cuda"
+        """Whether, without a limit, all leaves that may."""
 
     @staticmethod
     def of(held: HeldModel) -> Offloading:
@@ -205,7 +207,7 @@ class Offloading:
         limit = self.updates.room
         if limit is not None:
             return choice.eased(limit)
-        if self.device.type != "cuda":
+        if self.everything:
             return choice.everything()
         found = choice.free()
         return found if is_worth(found, trace, host_seconds) else choice.planned(())

@@ -19,6 +19,7 @@ from mural.engine.inputs import Image, Needs
 from mural.engine.memory_room import grow_segments
 from mural.engine.offloading import Offloading
 from mural.engine.pipelined import Pipelined
+from mural.engine.proof import Proof, Prover
 from mural.engine.result_tiles import ResultSink
 from mural.engine.streamed import Streamed
 from mural.engine.unsplit import Unsplit
@@ -34,8 +35,21 @@ class Parallel(HeldModel):
     `way` is how a batch goes through the model: as a whole, in stages and micro-batches, or in tiles.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, mesh: Mesh, loss: Loss, seed: int, division: Division):
+    proof: Proof | None = None
+    """What was proved before the first step, where a proof was asked for."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        mesh: Mesh,
+        loss: Loss,
+        seed: int,
+        division: Division,
+        prover: Prover | None = None,
+    ):
         super().__init__(model, plan, mesh, loss, seed, division)
+        self.prover = prover
         if plan.memory and self.device.type == "cuda":
             if "activations" in plan.offload:
                 rest_on_host(self.world_mesh.transport)
@@ -53,11 +67,22 @@ class Parallel(HeldModel):
         Gradients are added to `.grad` and averaged over the ranks. `reduce=False` leaves the averaging to a later
         step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
         """
+        self.prove(image, target)
         kind = (image, target, reduce, self.training)
         with nullcontext() if self.offloading is None else self.offloading.step(*kind):
             loss = self.way.step(image, target, reduce, weight)
         self.unreduced = not reduce
         return loss
+
+    def prove(self, image: Image, target: Any) -> Proof | None:
+        """What is proved for batches such as this one, once, before the first step; None if nobody asked. Collective.
+
+        Raises `ProofError` where the plan differs from one device.
+        """
+        if self.prover is not None:
+            prover, self.prover = self.prover, None
+            self.proof = prover.prove(self, image, target)
+        return self.proof
 
     def __call__(self, image: Image, into: Any = None) -> Any:
         """The model's result without gradients: a sharded tensor where it still has the image's dims. Collective.

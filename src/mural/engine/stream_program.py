@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,6 +73,10 @@ class StreamProgram:
     """Whether the device's memory for what is kept on the host was reckoned from all the rest."""
     needs: Needs | None = None
     """What the tiles of the last step needed."""
+    whole: frozenset[int] = frozenset()
+    """The calls that run on whole tensors."""
+    follows: bool = False
+    """Whether it follows another program's choices, as a small case does; then all its tiles have one size."""
 
     def needs_of(self, grid: TileGrid, grids: Mapping[int, TileGrid]) -> Needs:
         """What tiles need: the same object from step to step, which remembers it, as long as tiles lie in one place."""
@@ -110,20 +114,28 @@ def input_axes(shapes: Sequence[tuple[int, ...]], images: int) -> list[Axes]:
 
 def stream_program(
     objective: Objective, given: Sequence[Given], tile: Sequence[int], room: Room, keep: str | None = None,
-    delivered: bool = False,
+    delivered: bool = False, like: StreamProgram | None = None,
 ) -> StreamProgram:  # fmt: skip
-    """The program for inputs of these shapes and types; results that are delivered tile by tile are not kept."""
+    """The program for inputs of these shapes and types; results that are delivered tile by tile are not kept.
+
+    It keeps what the program `like` it keeps, if there is one of as many calls.
+    """
     graph = captured(objective, given, repeated=True)
     check_effects(graph)
     axes = input_axes([shape for shape, _ in given], objective.images)
     names = tuple(value.name for value in graph.inputs)
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
-    whole = whole_calls(tiles, tile)
-    kept = KeptChoice(tiles, whole, room, delivered).choose(keep)
+    follows = like is not None and len(like.tiles.calls) == len(tiles.calls)
+    whole = like.whole if like is not None and follows else whole_calls(tiles, tile)
+    choice = KeptChoice(tiles, whole, room, delivered)
+    if like is not None and follows:
+        kept = replace(like.kept, values=like.kept.values | choice.needed)
+    else:
+        kept = choice.choose(keep)
     passes = passes_of(tiles, kept.values, whole)
     if not passes.passes:
         raise UnsupportedOp("nothing is computed from the image: there is nothing to stream")
-    return StreamProgram(tiles, passes, kept, names, dict(graph.held))
+    return StreamProgram(tiles, passes, kept, names, dict(graph.held), whole=whole, follows=follows)
 
 
 def captured(objective: Objective, given: Sequence[Given], repeated: bool = False) -> Graph:

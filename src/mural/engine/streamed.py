@@ -54,6 +54,8 @@ class Streamed:
         self.tile_graphs: TileGraphs | None = None
         self.keep: str | None = None
         """"all" or "none" of what need not be kept between passes; None: what makes a step fast."""
+        self.like: StreamProgram | None = None
+        """A program whose choices are followed, where this is a small case of it."""
         self.predicted: PredictedStep | None = None
         self.seconds: float | None = None
         """The last step: what is predicted for it, and the seconds that it took."""
@@ -102,6 +104,16 @@ class Streamed:
             self.transport.await_gpu("the step")
             self.seconds = time.perf_counter() - begin
             return loss
+
+    @contextmanager
+    def prepared(self, image: Image, target: Any, kind: str = "loss") -> Generator[StreamedBatch]:
+        """A block with a batch as a step would go through it, of which nothing runs. Collective."""
+        with shared_fate(self.transport), self._scope():
+            batch = StreamedBatch(self, image, target, kind)
+            try:
+                yield batch
+            finally:
+                batch.close()
 
     def report(self) -> dict[str, Any]:
         """What is predicted for the last step (peak of memory, seconds, bytes over the link), and its seconds."""
@@ -183,7 +195,7 @@ class Streamed:
         known = found is not None
         if found is None:
             tile = self.plan.stream or ()
-            found = stream_program(objective, given, tile, self._room(), self.keep, delivered)
+            found = stream_program(objective, given, tile, self._room(), self.keep, delivered, self.like)
         self.programs[key] = found
         for old in [*self.programs][:-MOST_PROGRAMS]:
             del self.programs[old]

@@ -38,7 +38,7 @@ def tile_grids(
         return grid_of(extents, {"data": 1, **rounded}, ranks)
 
     passes, graph = program.passes, program.tiles
-    if len(passes.passes) == 1:
+    if len(passes.passes) == 1 or program.follows:
         return grid(1.0), {}
     every = pass_weight(replace(passes.passes[0], calls=graph.calls), graph)
     weights = {one.number: pass_weight(one, graph) for one in passes.passes if not one.whole}

@@ -46,7 +46,7 @@ class Trainer:
 def fit_rank(_: int, config: Config) -> Result:
     """Train on this rank."""
     fused = fusing(False if config.train.deterministic else None)
-    with start(config) as run, StopRequest() as stop, fused, run.status.told():
+    with start(config, prove=config.train.prove) as run, StopRequest() as stop, fused, run.status.told():
         return train(run, stop)
 
 
@@ -64,6 +64,7 @@ def train(run: Run, stop: StopRequest) -> Result:
             run.begins_step(position.step)
             complete, weight = run.completes_update(position), run.weight(batch, position)
 
+            run.prove(batch)
             with run.naming(batch, f"step {position.step + 1} (epoch {position.epoch})"):
                 loss = pm.step(batch.image, batch.target, reduce=complete, weight=weight)
             run.meter.add(batch.shape, loss, weight, batch.waited)

@@ -20,6 +20,8 @@ class TrainConfig:
     """The largest norm of the gradient; 0: any."""
     stop_after: int = 0
     """Validations without a better checkpoint.best (without one: loss) after which the run ends; 0: never."""
+    prove: bool = True
+    """Compare a small case of the plan with one device before the first step, and raise where they differ."""
     deterministic: bool = True
     """Leave out what is decided by measurements of speed, so that a resumed run repeats every bit."""
 

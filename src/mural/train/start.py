@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from mural.check.prover import StepProver, is_plain
 from mural.checkpoint import Checkpoints
 from mural.checkpoint.folder import steps_in
 from mural.comm.failure.agree import together
@@ -19,10 +20,10 @@ from mural.data import Loader
 from mural.data.loading.label_range import LabelRange
 from mural.domain import SeparationNetwork
 from mural.engine import Parallel
+from mural.engine.applied_plan import apply_plan, mesh_of
 from mural.engine.loss_terms import LossTerms
 from mural.engine.stream_program import check_stream
 from mural.errors import CheckpointError, ConfigError, cannot_write
-from mural.parallelize import mesh_of, parallelize
 from mural.plans import Plan
 from mural.ranks import Mesh, init
 from mural.ranks.join import placement
@@ -57,15 +58,19 @@ from mural.train.failing_code import naming
 from mural.train.journal import Journal
 from mural.train.meters import Meter
 from mural.train.result_forms import TargetForm, check_best, check_pairing, score_names
+from mural.train.start_record import RESOLVED
 from mural.train.status import Status
 from mural.train.training_run import Run
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, PROOFS = "checkpoints", "proofs"
 
 
 @contextmanager
-def start(config: Config) -> Generator[Run]:
-    """The run, ready to begin: samples, mesh, model, optimizer. Nothing in its folder was changed. Collective."""
+def start(config: Config, prove: bool = False) -> Generator[Run]:
+    """The run, ready to begin: samples, mesh, model, optimizer. Nothing in its folder was changed. Collective.
+
+    With `prove`, its plan can be proved before the first step.
+    """
     with ExitStack() as stack:
         splits = datasets(config)
         shapes = [image_shape(config, split) for split in splits.values()]
@@ -75,7 +80,7 @@ def start(config: Config) -> Generator[Run]:
             check_stream(config.plan.stream, (config.data.batch, *shapes[0]))
         mesh, plan = joined(config, first_shape(splits[SOURCE].training)[1:])
         with shared_fate(mesh.transport):  # no rank waits for one that raised, wherever that was
-            run = ready(stack, config.with_plan(plan), mesh, splits, shapes)
+            run = ready(stack, config.with_plan(plan), mesh, splits, shapes, prove)
         yield run
 
 
@@ -113,17 +118,19 @@ class Subject:
 
 
 def ready(
-    stack: ExitStack, config: Config, mesh: Mesh, splits: Mapping[str, Split], shapes: Sequence[tuple[int, ...]]
-) -> Run:
+    stack: ExitStack, config: Config, mesh: Mesh, splits: Mapping[str, Split], shapes: Sequence[tuple[int, ...]],
+    prove: bool,
+) -> Run:  # fmt: skip
     """Everything that the loop uses, on the ranks of a mesh; the stack closes it. Collective."""
     with together(mesh, "the start of the run"):
         device = device_of(config)
         subject = Subject.of(config, device, splits, shapes[0])
     with naming("the division of the model by its plan", f"images of shape {shapes[0]}", subject.model):
         image = shapes[0] if len(shapes) == 1 else shapes
-        pm = parallelize(
-            subject.model, config.plan, subject.loss, mesh=mesh, device=device, seed=config.seed, image=image
-        )
+        pm = apply_plan(
+            subject.model, config.plan, subject.loss, mesh=mesh, device=device, seed=config.seed, image=image,
+            prover=prover(config, subject.loss) if prove else None,
+        )  # fmt: skip
     mesh = pm.world_mesh
     batches, held_out = loaders(stack, config, subject, pm, device, shapes[0])
     optimizer = make_optimizer(config.optimizer, pm.parameters())
@@ -144,6 +151,13 @@ def ready(
     )
     pm.progress = run.tile_done
     return run
+
+
+def prover(config: Config, loss: Callable[..., Any]) -> StepProver | None:
+    """What proves the plan of a run, and remembers it in its folder; None for one that one device runs as it is."""
+    if is_plain(config.plan):
+        return None
+    return StepProver(config.plan, loss, config.folder / PROOFS, f"mural check {config.folder / RESOLVED}")
 
 
 def loaders(

@@ -229,6 +229,14 @@ class Run:
         steps = self.checkpoints.steps()
         return f"Step {steps[-1]} is saved in {self.checkpoints.folder}" if steps else "Nothing was saved yet"
 
+    def prove(self, batch: Batch) -> None:
+        """Before the first step, prove the plan for batches such as this one, and say what was proved. Collective."""
+        if self.pm.prover is not None:
+            with self.watchdog.pause():
+                proof = self.pm.prove(batch.image, batch.target)
+            for line in str(proof).splitlines():
+                self.journal.say(line)
+
     @contextmanager
     def naming(self, batch: Batch, doing: str) -> Generator[None]:
         """A block whose errors name the layer, and the images that were computed on."""
