@@ -19,6 +19,9 @@ from mural.shard.table import KINDS, TABLE, name_of
 NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
 """NumPy's names, which torch takes for its own."""
 
+BY_NAME = ("memory_format", "dtype", "device", "layout", "generator")
+"""What Python's signatures take by name alone, also where the schema allows a position."""
+
 _builtin: Any = torch._C  # torch's stubs leave its submodules out
 
 
@@ -48,7 +51,7 @@ def keyword_order(func: Any, given: int, keys: tuple[str, ...]) -> tuple[tuple[s
             by_name = {name: key for key, name in own.items()}
             order: list[str] = []
             for name in names[given:positions]:
-                if name not in by_name:
+                if name not in by_name or name in BY_NAME:
                     break
                 order.append(by_name[name])
             return tuple(order), {k: n for k, n in own.items() if k != n and n != "self" and k not in order}

@@ -18,14 +18,14 @@ KINDS = (
     ZeroDivisionError, StopIteration,
 )  # fmt: skip
 """What a rule raises that misreads a call; subclasses of these are errors of memory, of networks, of mathematics."""
-OUT_OF_SEQUENCE = ("tuple index", "list index")
-"""How Python's errors begin for a rule that misses an argument; others are about a tensor's values."""
+OUT_OF_SEQUENCE = ("tuple index", "list index", "out of range for a tensor of")
+"""What an IndexError says where a rule misses an argument or a dim; others are about a tensor's values."""
 
 
 def misread(error: BaseException) -> bool:
     """Whether an error may come from a rule that does not know a form of its call."""
     if isinstance(error, IndexError):
-        return str(error).startswith(OUT_OF_SEQUENCE)
+        return any(text in str(error) for text in OUT_OF_SEQUENCE)
     return type(error) in KINDS
 
 

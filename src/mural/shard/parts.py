@@ -49,16 +49,19 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 class _CutOut(torch.autograd.Function):
-    """A part of a tensor, as a view or dense; its backward fills one tensor with zeros around the gradient."""
+    """A dense part of a tensor; its backward fills one tensor with zeros around the gradient.
+
+    It never gives a view: torch refuses to write in place to one that a custom Function made.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, part: Part, dense: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, part: Part) -> Tensor:
         ctx.part, ctx.shape = part, x.shape
-        return plain_part(x, part, dense)
+        return plain_part(x, part, True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return filled_around(grad, ctx.part, ctx.shape, 0.0), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return filled_around(grad, ctx.part, ctx.shape, 0.0), None
 
 
 class _PutInto(torch.autograd.Function):
@@ -74,10 +77,15 @@ class _PutInto(torch.autograd.Function):
         return plain_part(grad, ctx.part, True), None, None, None
 
 
+def copies_fast(part: Tensor) -> bool:
+    """Whether a part of a tensor is worth a dense copy."""
+    return worth_it(part) and not part.is_contiguous(memory_format=order_of(part))
+
+
 def plain_part(x: Tensor, part: Part, dense: bool) -> Tensor:
     """A part of a tensor; dense, if it is to be and that is fast."""
     found = x[part]
-    if not dense or not worth_it(found) or found.is_contiguous(memory_format=order_of(found)):
+    if not dense or not copies_fast(found):
         return found
     made = empty_like(x, found.shape)
     copy_into(made, found)
@@ -95,10 +103,10 @@ def cut_out(x: Tensor, part: Part, dense: bool = True) -> Tensor:
     """A part of a tensor; the tensor itself if that is all of it. Not `dense`: a view."""
     if all(s.start == 0 and s.stop == n for s, n in zip(part, x.shape, strict=True)):
         return x
-    if not x.requires_grad or not torch.is_grad_enabled():
-        return plain_part(x, part, dense)
-    made: Tensor = _CutOut.apply(x, part, dense)  # type: ignore[assignment]
-    return made
+    if dense and x.requires_grad and torch.is_grad_enabled() and copies_fast(x[part]):
+        made: Tensor = _CutOut.apply(x, part)  # type: ignore[assignment]
+        return made
+    return plain_part(x, part, dense)
 
 
 def padded(x: Tensor, amounts: Sequence[int], value: float, fast: bool) -> Tensor:

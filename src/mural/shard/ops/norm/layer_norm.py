@@ -12,14 +12,13 @@ from torch import Tensor
 from mural.comm import mark, stack
 from mural.comm.exchange import first_order
 from mural.errors import LayoutError, UnsupportedOp
-from mural.geometry import slices
 from mural.ranks import Mesh
 from mural.shard.autocasting import without_autocast
 from mural.shard.ops.call_arguments import bound, dims_of
 from mural.shard.ops.norm.normalized_rows import merge_moments
 from mural.shard.ops.norm.whole_image import result_dtype
 from mural.shard.ops.pointwise.along_dim import along
-from mural.shard.ops.pointwise.elementwise import common_layout
+from mural.shard.ops.pointwise.elementwise import common_layout, piece_of
 from mural.shard.relayout import merged
 from mural.shard.table import register
 from mural.shard.tensor import ShardedTensor
@@ -76,11 +75,6 @@ def last_dims(
     return tuple(range(x.ndim - len(shape), x.ndim))
 
 
-def of_the_piece(parameter: Tensor, x: ShardedTensor) -> Tensor:
-    """The part of a parameter of the last dims that belongs to this rank's piece."""
-    return parameter[slices(x.box[x.ndim - parameter.ndim :])]
-
-
 @register("reduction", "layer_norm")
 def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShardedTensor:
     """Layer norm over the last dims; local if none of them is cut."""
@@ -88,10 +82,10 @@ def layer_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     x, shape, weight, bias, eps = bound(args, kwargs, names, None, None, 1e-5)
     dims = last_dims(x, shape, {"weight": weight, "bias": bias}, "layer_norm")
     axes = x.placement.axes_of(dims)
+    affine = [None if p is None else piece_of(p, x.placement, "layer_norm") for p in (weight, bias)]
     if not axes:
-        return ShardedTensor(func(x.local, shape, weight, bias, eps), x.placement)
-    affine = [None if p is None else of_the_piece(p, x) for p in (weight, bias)]
-    dtype = result_dtype(func, x.local, weight)
+        return ShardedTensor(func(x.local, shape, *affine, eps), x.placement)
+    dtype = result_dtype(func, x.local, affine[0])
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     with without_autocast(x.device):
         local: Tensor = _LayerNorm.apply(x.local.to(wide), *affine, dims, eps, x.mesh, x.mesh.peers(axes))  # type: ignore[assignment]
@@ -106,6 +100,7 @@ def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dims = last_dims(x, shape, {"weight": weight}, "rms_norm")
     axes = x.placement.axes_of(dims)
+    weight = None if weight is None else piece_of(weight, x.placement, "rms_norm")
     if not axes:
         return ShardedTensor(func(x.local, shape, weight, eps), x.placement)
     dtype = result_dtype(func, x.local, weight)
@@ -113,7 +108,7 @@ def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     squares = merged(values.square().sum(dims, keepdim=True), x.mesh, axes, "norm statistics")
     least = torch.finfo(values.dtype).eps if eps is None else eps
     local = values * torch.rsqrt(squares / prod(shape) + least)
-    return ShardedTensor((local if weight is None else local * of_the_piece(weight, x)).to(dtype), x.placement)
+    return ShardedTensor((local if weight is None else local * weight).to(dtype), x.placement)
 
 
 @register("reduction", "normalize")

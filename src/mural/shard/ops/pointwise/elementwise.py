@@ -15,6 +15,7 @@ from mural.shard.halo.fuse import NOTHING, Operands, enabled, same_place, wide_p
 from mural.shard.halo.margin import Margin, Spans
 from mural.shard.layout import Layout, Want
 from mural.shard.ops.call_arguments import bound
+from mural.shard.ops.pointwise.overlap import check_overlap
 from mural.shard.relayout import pull
 from mural.shard.table import functions, name_of, register
 from mural.shard.tensor import ShardedTensor, local_of, sharded_in
@@ -160,6 +161,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         return write_wide(func, leaves, spec, shared)
     if inplace:
         check_writable(args[0], name)
+        check_overlap(name, args[0], operands[1:])
     pieces = pieces_of(leaves, layout, shared.spans, name)
     local_args, local_kwargs = pytree.tree_unflatten(pieces, spec)
     result = func(*local_args, **local_kwargs)
@@ -200,6 +202,7 @@ def of_pieces(
         sites = ()
     if inplace:
         check_writable(x, name)
+        check_overlap(name, x, alike[1:])
     if len(alike) == 1:
         result = func(x.local, *args[1:], **kwargs)
     else:

@@ -31,6 +31,8 @@ POINTWISE = {
     "poisson_nll_loss": ("input", "target", "log_input", "full", "size_average", "eps", "reduce", "reduction"),
     "soft_margin_loss": ("input", "target", "size_average", "reduce", "reduction"),
 }  # fmt: skip
+BY_WEIGHTS = ("mse_loss", "l1_loss")
+"""Losses whose mean with weights is divided by their sum; others divide by the number of positions."""
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "nll_loss2d", "nll_loss_nd")
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -103,7 +105,7 @@ def pointwise_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     given |= pieces | {k: pieces[k].expand(shared) for k in ("input", "target")}
     if reduction == "none":
         return ShardedTensor(func(**given, reduction="none"), layout)
-    weighted_mean = "weight" in pieces and not name.startswith("binary") and reduction == "mean"
+    weighted_mean = "weight" in pieces and name in BY_WEIGHTS and reduction == "mean"
     total = merged(func(**given, reduction="sum"), layout.mesh, cutting_axes(layout), name)
     if reduction == "sum":
         return total

@@ -1,4 +1,4 @@
-"""Softmax and norms over dims, cut or not: with the global maximum and sum."""
+"""Softmax over dims, cut or not: with the global maximum and sum."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
-from mural.shard.ops.call_arguments import bound, dims_of
+from mural.shard.ops.call_arguments import dims_of
 from mural.shard.ops.reduce.extremes import extreme_of
-from mural.shard.ops.reduce.sums import reduced, total, wide
+from mural.shard.ops.reduce.sums import reduced, total
 from mural.shard.table import name_of, register
 from mural.shard.tensor import ShardedTensor
 
@@ -52,25 +52,3 @@ def softmaxes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if name == "logsumexp":
         return reduced(x, norm.log() + best, dims, keep)
     return ShardedTensor(shifted - norm.log() if name == "log_softmax" else weights / norm, x.placement)
-
-
-@register("reduction", "norm", "vector_norm")
-def norms(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The p-norm of all positions, or along dims; its gradient at zero is zero, as torch's."""
-    name = name_of(func)
-    order = "ord" if name == "vector_norm" else "p"
-    x, p, dim, keepdim, dtype = bound(args, kwargs, ("input", order, "dim", "keepdim", "dtype"), 2, None, False, None)
-    if p == "nuc":
-        raise UnsupportedOp("the nuclear norm of a sharded tensor: call .full() first")
-    p = 2.0 if p in ("fro", None) else float(p)
-    dims = dims_of(dim, x.ndim, name)
-    result = func(x.local.new_zeros(1), p, dtype=dtype).dtype
-    size = ShardedTensor(x.local.abs().to(wide(result)), x.placement)
-    if abs(p) == float("inf"):
-        return reduced(x, extreme_of(size, dims, p > 0, name).to(result), dims, keepdim)
-    powers = (size.local != 0).to(size.dtype) if p == 0 else size.local if p == 1 else size.local**p
-    powered = total(x, powers.sum(dims, keepdim=True), dims, name)
-    if p not in (0.0, 1.0):
-        filled = powered != 0
-        powered = torch.where(filled, torch.where(filled, powered, 1.0) ** (1 / p), 0.0)
-    return reduced(x, powered.to(result), dims, keepdim)

@@ -36,7 +36,10 @@ def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     for _ in range(len(counts) - x.ndim):
         x = unsqueezed(x, 0)
     for dim, count in enumerate(counts):
-        x = joined([x] * count, dim, "repeat") if count != 1 else x
+        if count == 0:
+            x = sliced(x, dim, 0, 0)
+        elif count > 1:
+            x = joined([x] * count, dim, "repeat")
     return x
 
 

@@ -119,7 +119,9 @@ def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     dim = dim_of(dim, x.ndim, name)
     if name == "unbind":
         return tuple(selected(x, dim, i, name) for i in range(x.shape[dim]))
-    given = list(args[1:2]) or [v for k, v in kwargs.items() if k != "dim"]
+    given: list[Any] = list(args[1:2]) or [v for k, v in kwargs.items() if k != "dim"]
+    if given and isinstance(given[0], Tensor):  # tensor_split takes its bounds as a tensor
+        given = [whole_index(given[0]).tolist()]
     parts = result_for(func, (x.shape[dim],), *given)
     starts = [0]
     for part in parts:

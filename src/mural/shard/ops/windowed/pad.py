@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mural.errors import UnsupportedOp
+from mural.errors import ShapeError, UnsupportedOp
 from mural.geometry import Reads, Remap, Window, slice_of
 from mural.geometry.interval import Interval
 from mural.shard.autocasting import in_plain_type
@@ -62,7 +62,7 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     pairs = [(int(amounts[2 * i]), int(amounts[2 * i + 1])) for i in reversed(range(n))]
     extents = tuple(x.shape[x.ndim - n :])
     if any(e + min(a, 0) < 0 or e + min(b, 0) < 0 or e + a + b < 0 for e, (a, b) in zip(extents, pairs, strict=True)):
-        raise RuntimeError(f"pad {tuple(amounts)} leaves a negative extent of {extents}")
+        raise ShapeError(f"pad {tuple(amounts)} leaves a negative extent of {extents}")
     if mode == "constant":
         return through(x, constant_rule(extents, pairs, 0.0 if value is None else value))
     if mode not in REMAPS:
@@ -76,6 +76,11 @@ def pad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         if before < 0 or after < 0:
             x = sliced(x, dim, max(0, -before), x.shape[dim] - max(0, -after))
     positive = [(max(0, a), max(0, b)) for a, b in pairs]
+    if any(not e and max(p) for e, p in zip(x.shape[x.ndim - n :], positive, strict=True)):
+        raise UnsupportedOp(
+            f"pad({mode}) by {tuple(amounts)} of extents {extents} crops all positions and then repeats some: pad by "
+            f"another amount, or crop in a separate step"
+        )
     for extent, (a, b) in zip(x.shape[x.ndim - n :], positive, strict=True):
         limit = extent - 1 if mode == "reflect" else extent if mode == "circular" else max(a, b)
         if max(a, b) > limit:
