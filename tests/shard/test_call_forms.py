@@ -36,6 +36,18 @@ def test_keywords(code: str, grid: Grid) -> None:
     holds(Expr(code), image(2, 4, 13, 11), grid)
 
 
+@pytest.mark.parametrize("code", [
+    "torch.nn.functional.instance_norm(x, weight=image(4), bias=image(4, seed=1))",
+    "torch.nn.functional.instance_norm(input=x, bias=image(4), weight=image(4, seed=1), eps=0.1)",
+    "torch.nn.functional.batch_norm(x, image(4), image(4) ** 2, bias=image(4, seed=1), weight=image(4), eps=0.1)",
+])  # fmt: skip
+def test_functions_in_python_have_an_order_of_their_own(code: str) -> None:
+    """Keywords came in the order of the operation underneath: `weight` was taken for `running_mean`, and had no
+    gradient.
+    """
+    holds(Expr(code), image(2, 4, 13, 11), GRIDS[0])
+
+
 def test_positions_are_taken_as_far_as_the_signature_goes() -> None:
     x = torch.ones(2)
     assert usual_form(torch.var, (x,), {"dim": 0, "correction": 0}) == ((x, 0), {"correction": 0})

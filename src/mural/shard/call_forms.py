@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def usual_form(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 @lru_cache(maxsize=4096)
 def keyword_order(func: Any, given: int, keys: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The keywords that stand for the next positions of a call with so many others, and what others are renamed to."""
-    for names, positions in signatures(getattr(func, "__name__", "")):
+    # Python's functions have an order of their own: weight and running_mean change places in F.instance_norm.
+    for names, positions in () if isinstance(func, FunctionType) else signatures(getattr(func, "__name__", "")):
         own = {key: renamed(key, names) for key in keys}
         if set(own.values()) <= set(names) and given <= positions:
             by_name = {name: key for key, name in own.items()}
