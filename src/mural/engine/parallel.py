@@ -15,6 +15,7 @@ from mural.comm.path_choice import rest_on_host
 from mural.engine.channel_state import clip_shared
 from mural.engine.division import Division
 from mural.engine.held_model import HeldModel, Loss
+from mural.engine.input_gradients import InputGradients, check_alone
 from mural.engine.inputs import Image, Needs
 from mural.engine.memory_room import grow_segments
 from mural.engine.offloading import Offloading
@@ -68,6 +69,15 @@ class Parallel(HeldModel):
         step, which then sends once for all; `weight` is the part of this batch in what is accumulated.
         """
         self.prove(image, target)
+        check_alone(self, image, target)
+        if isinstance(self.way, Unsplit):
+            return self._step(image, target, reduce, weight)
+        inputs = InputGradients(self, image, target)
+        loss = self._step(inputs.image, inputs.target, reduce, weight)
+        inputs.hand_back()
+        return loss
+
+    def _step(self, image: Image, target: Any, reduce: bool, weight: float) -> Tensor:
         kind = (image, target, reduce, self.training)
         with nullcontext() if self.offloading is None else self.offloading.step(*kind):
             loss = self.way.step(image, target, reduce, weight)

@@ -8,16 +8,16 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
 from mural.comm.exchange import box_of
 from mural.errors import LayoutError
-from mural.geometry import Box, Cuts, Interval, check_bounds, slices, whole
+from mural.geometry import Box, Cuts, Interval, check_bounds, whole
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.checksum import checksum
 from mural.shard.gradient_scale import require_gradient
 from mural.shard.layout import Layout
+from mural.shard.spread import part_of_whole
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tensor_agreement import Brought, WholeOrOwn, agree, due
 
@@ -80,7 +80,7 @@ def place_on(
     if batch == "own":
         return own_images(tensor, layout, brought, value)
     agree(mesh, brought._replace(shape=layout.shape, cuts=layout.cuts), value=value)
-    return ShardedTensor(tensor[slices(layout.box)].clone(memory_format=torch.preserve_format), layout)
+    return ShardedTensor(part_of_whole(tensor, layout, layout.box), layout)
 
 
 def check_batch(batch: str, axes: Mapping[int, str], box: Box | None, cuts: Any) -> None:
@@ -106,8 +106,7 @@ def own_images(tensor: Tensor, layout: Layout, brought: Brought, value: int) -> 
     images = Cuts.of((0, *accumulate(counts[part] for part in range(mesh.size("data")))))
     found = {d: c for d, c in enumerate(layout.cuts) if c is not None} | {0: images}
     joined = layout_of(mesh, (images.extent, *shape), brought.axes, found)
-    piece = tensor[(slice(None), *slices(joined.box[1:]))]
-    return ShardedTensor(piece.clone(memory_format=torch.preserve_format), joined)
+    return ShardedTensor(part_of_whole(tensor, joined, (*whole(tensor.shape[:1]), *joined.box[1:])), joined)
 
 
 def asked_layout(tensor: Tensor, mesh: Mesh, axes: Mapping[int, str], cuts: Any, align: int) -> Layout:
