@@ -75,7 +75,17 @@ def extents(shape: Sequence[int], slices: Slices) -> tuple[int, ...]:
 def pack(tensor: Tensor, parts: Sequence[Slices]) -> Tensor:
     """Parts of a tensor, concatenated in one flat buffer."""
     pieces = [tensor[part].reshape(-1) for part in parts]
-    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces)
+    return flat(pieces[0]) if len(pieces) == 1 else torch.cat(pieces)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The values of a tensor as they are sent: one after the other in memory, none of them still to be conjugated.
+
+    torch represents gradients of zero, those of `sgn` or `floor`, by tensors without memory.
+    """
+    if tensor._is_zerotensor():
+        tensor = tensor.clone()
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def unpack(buffer: Tensor, tensor: Tensor, parts: Sequence[Slices], *, add: bool = False) -> None:
@@ -170,10 +180,10 @@ class _Fetch(torch.autograd.Function):
 
 def rows_of(local: Tensor, peers: tuple[int, ...], rank: int, transport: Transport, name: str) -> list[Tensor]:
     """The tensors of all peers, in rank order, without autograd history."""
-    flat = local.contiguous().view(-1)
+    own = flat(local)
     others = [p for p in peers if p != rank]
-    sends = dict.fromkeys(others, flat)
-    arrived = Transfer(transport, name, sends, dict.fromkeys(others, flat.numel()), flat).wait()
+    sends = dict.fromkeys(others, own)
+    arrived = Transfer(transport, name, sends, dict.fromkeys(others, own.numel()), own).wait()
     return [local if p == rank else arrived[p].view(local.shape) for p in peers]
 
 
@@ -186,7 +196,7 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        rows = {p: grad[i].contiguous().view(-1) for i, p in enumerate(ctx.peers)}
+        rows = {p: flat(grad[i]) for i, p in enumerate(ctx.peers)}
         own = rows.pop(ctx.rank)
         sizes = {p: own.numel() for p in rows}
         arrived = Transfer(ctx.transport, f"{ctx.name} backward", rows, sizes, own).wait()

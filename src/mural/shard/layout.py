@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 
 from mural.comm.exchange import ExchangeRoute
+from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, Interval, Needs
 from mural.ranks.mesh import Mesh
 
@@ -36,6 +37,14 @@ class Layout:
     axes: tuple[str | None, ...]
     cuts: tuple[Cuts | None, ...]
     images: tuple[tuple[str, Cuts], ...]
+
+    def __post_init__(self) -> None:
+        cut = self.axes_of(range(self.ndim))
+        if len(set(cut)) != len(cut):
+            raise LayoutError(
+                f"a tensor of shape {self.shape} cannot be cut along {cut}: an axis of the mesh cuts one dim. Call "
+                f".full() on one of the operands, or cut them along the same dims"
+            )
 
     def __hash__(self) -> int:
         return self._hash

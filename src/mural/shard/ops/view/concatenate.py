@@ -81,7 +81,8 @@ def joined(tensors: list[Tensor], dim: int, name: str) -> ShardedTensor:
         if t.shape[dim]
     ]
     base = common_layout(torch.cat, slim) if len(slim) > 1 else sharded[0].placement
-    cut = [t for t in sharded if t.placement.cuts[dim] is not None]
+    taken = {axis for d, axis in enumerate(base.axes) if d != dim}  # an axis cuts one dim
+    cut = [t for t in sharded if t.placement.cuts[dim] is not None and t.placement.axes[dim] not in taken]
     if not cut:
         layout = base.with_cut(dim, None, total)
         pieces = [piece_of(t, layout.with_cut(dim, None, t.shape[dim]), name) for t in tensors]

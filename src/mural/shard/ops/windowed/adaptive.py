@@ -33,10 +33,15 @@ def adaptive_taps(window: Window, out: Interval) -> tuple[int, Tensor]:
 
 
 def contract(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """The weighted sums along one dim."""
-    weights = matrix.to(x.dtype).to(x.device)
+    """The weighted sums along one dim, each over its window alone: what is not a number there stays out of others."""
+    used = matrix != 0
+    counts, starts = used.sum(1, keepdim=True), (used.cumsum(1) == 0).sum(1, keepdim=True)
+    reach = torch.arange(int(counts.max()))
+    index, inside = (starts + reach).clamp(max=max(0, matrix.shape[1] - 1)), reach < counts
+    weights = matrix.gather(1, index).where(inside, 0.0).to(x.dtype).to(x.device)
     with without_autocast(x.device):
-        return torch.movedim(torch.movedim(x, dim, -1) @ weights.T, -1, dim)
+        windows = torch.movedim(x.index_select(dim, index.flatten().to(x.device)), dim, -1).unflatten(-1, index.shape)
+        return torch.movedim((windows.where(inside.to(x.device), 0.0) * weights).sum(-1), -1, dim)
 
 
 def adaptive_rule(extents: Sequence[int], sizes: Sequence[int], largest: bool) -> Windowed:

@@ -1,0 +1,62 @@
+"""What the rule validator found: calls that were silently wrong, or that ended in torch's words."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import mural
+from law import Grid, holds, image
+from ranks import run_on
+
+TWO = Grid((2,), dims=(0,))
+
+
+def cut_otherwise() -> Tensor:
+    """A join of tensors that are cut along different dims."""
+    mesh = mural.init(spatial=(2,))
+    x, y = mural.shard(image(3, 4, 5), mesh, dims=(0,)), mural.shard(image(3, 4, 5, seed=1), mesh, dims=(2,))
+    return torch.cat([x, y], 2).full()
+
+
+def test_tensors_cut_along_different_dims_are_joined() -> None:
+    """The result was said to be cut twice along one axis of the mesh: most of it was uninitialised memory."""
+    for found in run_on(2, cut_otherwise):
+        assert torch.equal(found, torch.cat([image(3, 4, 5), image(3, 4, 5, seed=1)], 2))
+
+
+def test_gradients_of_zero_without_memory_travel() -> None:
+    """The gradient of `sgn` is a tensor without memory, which no message could carry."""
+    holds(torch.sgn, image(4, 6), TWO)
+
+
+def sent_before_it_was_conjugated() -> list[bool]:
+    """A conjugated tensor, gathered, and the imaginary part of one, which torch negates when it is read."""
+    mesh = mural.init(spatial=(2,))
+    x = torch.complex(image(4, 3), image(4, 3, seed=1))
+    y = mural.shard(x, mesh, dims=(0,)).conj()
+    return [torch.equal(y.full(), x.conj().resolve_conj()), torch.equal(torch.imag(y).full(), -x.imag)]
+
+
+def test_conjugated_tensors_travel_conjugated() -> None:
+    """A message carried the memory of a lazily conjugated tensor: the other ranks' parts came unconjugated."""
+    assert all(all(found) for found in run_on(2, sent_before_it_was_conjugated))
+
+
+def pooled(x: Tensor) -> Tensor:
+    """Averages whose windows do not all have one size."""
+    return F.adaptive_avg_pool2d(x, (4, 3))
+
+
+def not_a_number() -> bool:
+    """Adaptive averages of an image with one position that is not a number."""
+    x = image(1, 2, 11, 7)
+    x[0, 0, 4, 3] = float("nan")
+    found = pooled(mural.shard(x, mural.init(spatial=(2,)))).full()
+    return torch.allclose(found, pooled(x), 1e-10, 1e-12, equal_nan=True)
+
+
+def test_adaptive_averages_keep_what_is_no_number_in_its_window() -> None:
+    """It was multiplied by a weight of zero in all other windows, which made these NaN too."""
+    assert all(run_on(2, not_a_number))
