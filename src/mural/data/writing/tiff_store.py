@@ -81,11 +81,12 @@ class TiffStore:
         method: str = "mean",
     ) -> None:
         self.name, self.path, self.known, self.method, self.halved = name, path, known, method, 2
-        first = pages_of(name, shape, dtype, chunks, known.geo is not None)
+        kind = known.geo is not None, method == "nearest"
+        first = pages_of(name, shape, dtype, chunks, *kind)
         # Without OME's metadata, nothing says which pages are levels of which.
         count = levels if first.ome or first.bands else 1
         shapes = pyramid(shape, first.unit, count, self.halved)
-        self.pages = [pages_of(name, extents, dtype, chunks, known.geo is not None) for extents in shapes]
+        self.pages = [pages_of(name, extents, dtype, chunks, *kind) for extents in shapes]
         self.levels: Sequence[TiffLevel] = [TiffLevel(name, pages) for pages in self.pages]
 
     def make(self) -> None:

@@ -35,11 +35,13 @@ class Pages:
     dtype: np.dtype[Any]
     tile: tuple[int, int]
     bands: bool = False
+    labels: bool = False
+    """Whether channels are labels, which are no colours."""
 
     @property
     def rgb(self) -> bool:
         """Whether a page has three samples, which every viewer shows as colour."""
-        return self.shape[0] == 3 and self.dtype.name in ("uint8", "uint16")
+        return not self.labels and self.shape[0] == 3 and self.dtype.name in ("uint8", "uint16")
 
     @property
     def ome(self) -> bool:
@@ -80,7 +82,12 @@ class Pages:
 
 
 def pages_of(
-    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Sequence[int] | None, bands: bool = False
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    chunks: Sequence[int] | None,
+    bands: bool = False,
+    labels: bool = False,
 ) -> Pages:
     """The pages of an image; only the last two extents of `chunks` matter, the tile's, which are multiples of 16."""
     tile = tuple(int(n) for n in (chunks or (TILE, TILE))[-2:])
@@ -90,7 +97,7 @@ def pages_of(
         raise DataError(
             f"{name}: a TIFF is not written with pixels of type {dtype}: write uint8 or float, or Zarr", name
         )
-    return Pages(shape, dtype, (tile[0], tile[1]), bands and len(shape) == 3)
+    return Pages(shape, dtype, (tile[0], tile[1]), bands and len(shape) == 3, labels)
 
 
 def tiles(source: Source, level: int, pages: Pages, done: Callable[[int], None]) -> Iterator[Array]:
