@@ -49,7 +49,12 @@ VALUES = [
 
 NAMES = [
     Bad("an unknown loss", "--loss.name cross_entrpy", "did you mean 'cross_entropy'?"),
-    Bad("a loss that is a class", "--loss.name torch.nn:MSELoss", "names a class: name a function"),
+    Bad("a class that is no loss", "--loss.name pathlib:Path", "names a class whose instances cannot be called"),
+    Bad(
+        "an unknown argument of a class",
+        "--loss.name torch.nn:MSELoss --loss.arguments 'weight = 1'",
+        "MSELoss does not take 'weight'",
+    ),
     Bad("an unknown argument of a loss", "--loss.arguments 'wieght = [1.0]'", "did you mean 'weight'?"),
     Bad("weights of other classes", "--loss.arguments 'weight = [1.0, 2.0, 3.0]'", "tells 2 classes apart"),
     Bad("weights that are words", "--loss.arguments 'weight = [\"a\"]'", "['a'] should be a list of numbers"),

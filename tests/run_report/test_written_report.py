@@ -21,9 +21,11 @@ from chromium import Browser
 from mural import cli
 from mural.errors import ConfigError
 from mural.report import plots
+from mural.report.class_maps import class_colours, rgb
 from mural.run_report import write_report
 from mural.run_report.predicted_samples import HELD_OUT, OTHER, given_samples, shown, written_samples
 from mural.run_report.run_history import read_history
+from mural.run_report.run_pictures import gallery
 from mural.train.config import Config
 from mural.train.configured_samples import datasets
 from mural.train.loop import fit_rank
@@ -172,3 +174,32 @@ def test_the_verb_prints_the_path_and_what_was_left_out(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "left out: 1 damaged line of the journal" in result.output
     assert result.stdout.splitlines() == ["Finished: 1 step", f"written: {run / 'report.html'}"]
+
+
+def test_every_label_is_shown_under_its_name(tmp_path: Path) -> None:
+    """Of three labels, the first was shown, under the name of the second: its 1 was taken for a class."""
+    names = ["disc", "nowhere", "everywhere"]
+    write_images(tmp_path, 2)
+    for file in (tmp_path / "masks").glob("*.tif"):
+        disc = tifffile.imread(file)
+        tifffile.imwrite(file, np.stack([disc, disc * 0, disc * 0 + 1]), photometric="minisblack")
+    held = {"images": str(tmp_path / "images/0.tif"), "masks": str(tmp_path / "masks/0.tif"), "write": "tiff"}
+    arguments = {"classes": 3, "width": 4, "depth": 2}
+    config = run_config(
+        tmp_path, data__classes=names, data__mask="channels", loss={"name": "bce"}, validation=held, train__steps=2,
+        model__arguments=arguments,
+    )  # fmt: skip
+    fit_rank(0, config)
+    history = read_history(config.folder)
+    found = gallery(history, datasets(config), None, None, lambda what, done, of: None)
+    assert [row.caption.split(";")[0] for row in found.rows] == [f"label {name}" for name in names]
+    assert [name for _, name in found.legend[:2]] == ["no", "yes"]
+    file = next((config.folder / "predictions").glob("*/0.tif"))
+    for number, row in enumerate(found.rows):
+        shown = {panel.title: np.asarray(panel.image) for panel in row.panels}
+        for title, pixels in (
+            ("mask", tifffile.imread(tmp_path / "masks/0.tif")),
+            ("prediction", tifffile.imread(file)),
+        ):
+            yes = (shown[title] != rgb(class_colours(2)[0])).any(-1)
+            assert (yes == (pixels[number] == 1)).all(), (row.caption, title)

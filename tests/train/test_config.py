@@ -12,7 +12,8 @@ from mural.data import Augment
 from mural.errors import ConfigError, DataError
 from mural.plans import Plan
 from mural.train.config import AugmentConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from mural.train.factory import make_loss, make_model, make_optimizer, named, rate
+from mural.train.configured_loss import make_loss
+from mural.train.factory import make_model, make_optimizer, named, rate
 from mural.train.flags import documented, flags, value_of
 
 

@@ -61,8 +61,8 @@ def test_padded_runs_are_equal_on_a_rank_on_ranks_and_streamed(tmp_path: Path) -
 
 def test_a_loss_that_would_count_the_padding_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path, 2, side=SIDE)
-    config = run_config(
-        tmp_path, data__multiple=16, data__mask="channels", loss={"name": "bce"}, model__arguments={"classes": 1}
-    )
+    own = tmp_path / "own.py"
+    own.write_text("def loss(output, target): return (output[:, 0] - target).abs().mean()\n")
+    config = run_config(tmp_path, data__multiple=16, data__mask="values", loss={"name": f"{own}:loss"})
     with pytest.raises(DataError, match=r"data\.multiple = 16.*the loss would count the padding"):
         fit_rank(0, config)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import run_config, write_images
 
+from mural.train import Config
 from mural.train.loop import fit_rank
 from mural.train.prediction_files import file_stem, file_stems
-from mural.train.validate import Scores
+from mural.train.scores import Scores
 
 PARTS = st.sampled_from(["a", "b", "A", "a_x", "x"])
 NAMES = st.tuples(st.lists(PARTS, max_size=3), PARTS, st.sampled_from([".tif", ".png", ".ome.tif", "", "_2.tif"]))
@@ -34,17 +35,21 @@ def test_held_out_images_of_one_name_in_two_folders_have_a_prediction_each(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("channels", "masks", "dtype"),
-    [(1, (1,), torch.uint8), (3, (), torch.uint8), (300, (), torch.uint16), (3, (3,), torch.float32)],
-)
-def test_predictions_have_their_channels_first(channels: int, masks: tuple[int, ...], dtype: torch.dtype) -> None:
+    ("loss", "channels", "dtype"),
+    [
+        ("bce", 1, torch.uint8), ("bce", 3, torch.uint8), ("cross_entropy", 3, torch.uint8),
+        ("cross_entropy", 300, torch.uint16), ("mse", 3, torch.float32),
+    ],
+)  # fmt: skip
+def test_predictions_have_their_channels_first(loss: str, channels: int, dtype: torch.dtype) -> None:
     """Those of one channel that holds two classes had a dim too many, which no file of a volume could take."""
-    output, target = torch.randn(2, channels, 3, 4, 5), torch.ones(2, *masks, 3, 4, 5)
-    if channels == 3 and masks:
-        target = target / 2
-    predicted = Scores().add(output, target if masks else target.long(), 1.0, 2)
+    by_class = loss == "cross_entropy"
+    output, target = torch.randn(2, channels, 3, 4, 5), torch.ones(2, channels, 3, 4, 5)
+    mask = "classes" if by_class else "channels"
+    scores = Scores(Config.of({"loss": {"name": loss}, "data": {"mask": mask}}))
+    predicted = scores.add(output, target[:, 0].long() if by_class else target, 1.0, 2)
     assert predicted.dtype == dtype
-    assert predicted.shape == (2, channels if dtype == torch.float32 else 1, 3, 4, 5)
+    assert predicted.shape == (2, 1 if by_class else channels, 3, 4, 5)
 
 
 @given(st.lists(NAMES, max_size=8))

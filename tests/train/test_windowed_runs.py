@@ -72,7 +72,7 @@ BCE = {"loss": {"name": "bce"}, "model": ONE, "data__mask": "channels"}
 CASES: dict[str, tuple[dict[str, Any], str, torch.dtype]] = {
     "classes": ({}, "mean_iou", torch.uint8),
     "two classes in one channel": (BCE, "mean_iou", torch.uint8),
-    "soft masks": (BCE | {"data__masks": "soft/*.tif"}, "absolute_error", torch.float32),
+    "soft masks": (BCE | {"data__masks": "soft/*.tif"}, "absolute_error", torch.uint8),
 }
 PLANS = [
     {},

@@ -13,8 +13,8 @@ from torch import Tensor
 from mural.data import Batch
 from mural.engine import Parallel
 from mural.errors import ConfigError
-from mural.prediction.result_meaning import meaning_of
 from mural.train.config import Config
+from mural.train.result_meaning import meaning_of
 
 TABLE = "predictions.csv"
 Row = dict[str, str]

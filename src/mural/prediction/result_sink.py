@@ -15,11 +15,11 @@ from mural.engine.result_tiles import ResultTile
 from mural.errors import ConfigError
 from mural.geometry import Interval
 from mural.prediction.result_files import ImageFiles
-from mural.prediction.result_meaning import meaning_of
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
 from mural.train.config import Config
 from mural.train.prediction_files import FileForm, PredictionWriters, writes_piece
+from mural.train.result_meaning import meaning_of
 
 
 class MapSink:

@@ -19,7 +19,8 @@ from mural.parallelize import parallelize
 from mural.prediction.trained_run import TrainedRun
 from mural.ranks import Mesh
 from mural.train.config import Config
-from mural.train.factory import make_loss, make_model
+from mural.train.configured_loss import make_loss
+from mural.train.factory import make_model
 from mural.train.start import device_of
 
 UNCAPTURED = (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)

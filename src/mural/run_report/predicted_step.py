@@ -24,8 +24,9 @@ from mural.run_report.run_history import RunHistory
 from mural.shard.generators import generators_kept
 from mural.survey.machine_plan import time_limit
 from mural.train.config import Config
+from mural.train.configured_loss import make_loss
 from mural.train.configured_samples import SOURCE, Split, padded
-from mural.train.factory import make_loss, make_meta_model
+from mural.train.factory import make_meta_model
 
 SECONDS = 30.0
 """How long a prediction may take."""

@@ -70,6 +70,12 @@ def by_class(run: RunHistory, lines: Sequence[Line], key: str, most: int) -> lis
     ]
 
 
+def label_names(run: RunHistory, count: int) -> list[str]:
+    """The names of so many labels, numbers where the configuration has none."""
+    given = run.config.data.classes
+    return list(given) if len(given) == count else [str(number) for number in range(count)]
+
+
 def class_names(run: RunHistory, count: int) -> list[str]:
     """The names of so many classes, numbers where the configuration has none."""
     given = run.config.data.classes

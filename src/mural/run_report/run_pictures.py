@@ -22,14 +22,17 @@ from mural.report.class_maps import Panel, PictureRow, class_legend, class_panel
 from mural.report.run_page import Gallery
 from mural.run_report.coarse_views import Told, View, boxes_of, coarse_labels, coarse_values, view_of
 from mural.run_report.predicted_samples import PredictedSample, given_samples, shown, written_samples
-from mural.run_report.run_curves import class_names, class_scores
+from mural.run_report.run_curves import class_names, class_scores, label_names
 from mural.run_report.run_history import RunHistory, labels_images
 from mural.survey.sampled_boxes import spread
 from mural.train.configured_samples import Split
 from mural.train.prediction_files import PREDICTIONS
+from mural.train.result_meaning import Meaning, meaning_of
 
 MOST = 4
 """Images that are shown."""
+MOST_LABELS = 8
+"""Labels that are shown of each."""
 STRETCH = (0.01, 0.99)
 """The parts of an image's values that become black and white, if they are not those of a photograph."""
 Progress = Callable[[str, int, int], None]
@@ -46,6 +49,8 @@ class Maps:
     predicted: Tensor
     channels: int = 1
     """Of the prediction: the first is shown."""
+    label: str = ""
+    """What the prediction says yes or no to, where a model tells several labels."""
 
 
 def gallery(
@@ -55,20 +60,25 @@ def gallery(
     found = written_samples(run, splits, step) if predictions is None else given_samples(run, splits, predictions)
     if not found:
         return how_to_get_some(run, splits)
-    chosen, remarks, maps = shown(found, MOST), list[str](), dict[PredictedSample, Maps]()
+    chosen, remarks, maps = shown(found, MOST), list[str](), list[tuple[PredictedSample, Maps]]()
     for number, one in enumerate(chosen):
         try:
-            maps[one] = read(run, one, lambda done, of, n=number: progress("pictures", n * of + done, len(chosen) * of))
+            some = read(run, one, lambda done, of, n=number: progress("pictures", n * of + done, len(chosen) * of))
+            maps += [(one, content) for content in some[:MOST_LABELS]]
+            remarks += [f"Of {one.file.name}, the first {MOST_LABELS} of {len(some)} labels."] * (
+                len(some) > MOST_LABELS
+            )
         except DataError as error:
             remarks.append(f"Not shown: {error}")
-    classes = count_classes(run, list(maps.values()))
-    rows = [row(one, content, classes) for one, content in maps.items()]
+    contents = [content for _, content in maps]
+    classes = count_classes(run, contents)
+    rows = [row(one, content, classes) for one, content in maps]
     if found[0].other_run:
         remarks.insert(0, f"These predictions are those of another run: {found[0].other_run}")
     if not classes:
         return Gallery(rows, (), remarks)
-    whole = class_names(run, classes)
-    masks = [content.mask for content in maps.values() if content.mask is not None]
+    whole = ["no", "yes"] if any(content.label for content in contents) else class_names(run, classes)
+    masks = [content.mask for content in contents if content.mask is not None]
     unlabelled = any(bool(((mask < 0) | (mask >= classes)).any()) for mask in masks)
     return Gallery(rows, class_legend(whole, unlabelled, bool(masks)), remarks)
 
@@ -100,8 +110,8 @@ def how_to_get_some(run: RunHistory, splits: Mapping[str, Split]) -> Gallery:
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
-def read(run: RunHistory, one: PredictedSample, told: Callable[[int, int], None]) -> Maps:
-    """The pixels of a picture."""
+def read(run: RunHistory, one: PredictedSample, told: Callable[[int, int], None]) -> list[Maps]:
+    """The pixels of a picture; of a model that tells several labels, of one for each."""
     level, target = run.config.data.level, one.sample.target
     with ExitStack() as stack:
         image = stack.enter_context(opened(one.sample.image, one.sample.name, open_source))
@@ -118,15 +128,31 @@ def read(run: RunHistory, one: PredictedSample, told: Callable[[int, int], None]
         counted = count_up(told, sum(len(boxes_of(source, view)[1]) for source in sources))
         shade = coarse_values(image, view, 3 if image.shape[0] >= 3 else 1, counted)
         photo = photograph(shade, image.dtype)
-        labels = None if mask is None else renamed(coarse_labels(mask, view, 1, counted)[0], run.config.data.labels)
-        if scores_classes(run, predicted):
-            return Maps(view, photo, labels, coarse_labels(predicted, view, predicted.shape[0], counted).argmax(0))
-        return Maps(view, photo, labels, coarse_labels(predicted, view, 1, counted)[0], predicted.shape[0])
+        meaning, channels = meaning_in(run, predicted), predicted.shape[0]
+        each = channels if meaning.binary else 1
+        truth: Tensor | None = None
+        if mask is not None:
+            truth = renamed(coarse_labels(mask, view, min(each, mask.shape[0]), counted), run.config.data.labels)
+            truth = (truth >= 0.5).long() if meaning.binary and truth.is_floating_point() else truth
+        first = None if truth is None else truth[0]
+        if meaning.kind == "classes" and channels > 1:  # scores, of a run before labels were written alone
+            return [Maps(view, photo, first, coarse_labels(predicted, view, channels, counted).argmax(0))]
+        found = coarse_labels(predicted, view, each, counted)
+        if each == 1:
+            return [Maps(view, photo, first, found[0], channels)]
+        names = label_names(run, channels)
+        masks = list(truth) if truth is not None and len(truth) == channels else [None] * channels
+        each_label = zip(names, masks, found, strict=True)
+        return [Maps(view, photo, one_mask, yes, label=name) for name, one_mask, yes in each_label]
 
 
-def scores_classes(run: RunHistory, predicted: Source) -> bool:
-    """Whether a prediction has scores of classes: a validation writes these of images without a mask."""
-    return run.config.data.mask == "classes" and predicted.dtype.is_floating_point and predicted.shape[0] > 1
+def meaning_in(run: RunHistory, predicted: Source) -> Meaning:
+    """What the numbers of a prediction's file are: values, where they are not the labels that the loss asks for."""
+    try:
+        found = meaning_of(run.config, predicted.shape[0])
+    except Exception:  # whatever a loss of the user's own may raise, which may not be found from here
+        found = Meaning("classes" if run.config.data.mask == "classes" else "unknown")
+    return Meaning("values") if found.binary and predicted.dtype.is_floating_point else found
 
 
 def count_up(told: Callable[[int, int], None], of: int) -> Told:
@@ -171,6 +197,8 @@ def count_classes(run: RunHistory, maps: Sequence[Maps]) -> int:
     if any(content.predicted.is_floating_point() for content in maps) or not maps:
         return 0
     scored = class_scores(run.of("validation")).values()
+    if any(content.label for content in maps):
+        return 2
     seen = max(int(content.predicted.long().max()) + 1 for content in maps)
     return max([2, seen, len(run.config.data.classes), *scored])
 
@@ -180,6 +208,7 @@ def row(one: PredictedSample, content: Maps, classes: int) -> PictureRow:
     words = [f"{one.domain}: {one.part}" if one.domain else one.part, content.view.words]
     words += [f"predicted after step {one.step}"] if one.step else []
     words += [f"channel 0 of {content.channels}"] if content.channels > 1 else []
+    words[:0] = [f"label {content.label}"] if content.label else []
     panels: list[Panel]
     if not classes:
         truth = None if content.mask is None else content.mask.double().numpy()

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mural.data.loading.label_range import LabelRange
 from mural.errors import ConfigError
 
 
-def check_names(names: Sequence[str], labels: LabelRange | None) -> None:
-    """Raise unless the names are as many as the classes that the model tells apart, where that is known.
+def check_names(names: Sequence[str], known: Sequence[int]) -> None:
+    """Raise unless the names are as many as the classes that the model tells apart, if their number is known.
 
-    >>> check_names(["tissue"], LabelRange(3))
+    >>> check_names(["tissue"], [3])
     Traceback (most recent call last):
     mural.errors.ConfigError: data.classes = ['tissue'] names 1 classes, but the model tells 3 apart: name each once
     """
-    known = labels.classes if labels is not None else 0
-    if names and (len(set(names)) < len(names) or (known and known != len(names))):
-        apart = f", but the model tells {known} apart" if known else ""
+    if names and (len(set(names)) < len(names) or (known and len(names) not in known)):
+        apart = f", but the model tells {known[-1]} apart" if known else ""
         raise ConfigError(f"data.classes = {list(names)} names {len(names)} classes{apart}: name each once")
 
 

@@ -128,9 +128,10 @@ class LossConfig:
     """[loss]: what is minimised."""
 
     name: str = "cross_entropy"
-    """cross_entropy, bce, dice, mse, l1, smooth_l1, or "package.module:callable" of output and target."""
+    """cross_entropy, bce, dice, mse, l1, smooth_l1, or "package.module:callable" of output and target, or a class of
+    such, as "monai.losses:DiceCELoss"."""
     arguments: Arguments = field(default_factory=no_arguments)
-    """Keyword arguments; a list of numbers becomes a tensor (class weights)."""
+    """Keyword arguments of the loss, or of its class; a list of numbers becomes a tensor (class weights)."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from mural.engine.inputs import Needs
 from mural.errors import ConfigError, DataError
 from mural.ranks import Mesh
 from mural.train.config import Config, Files
+from mural.train.configured_loss import LOSSES
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
-from mural.train.factory import LOSSES
 from mural.train.failing_code import told_in_one_line
 from mural.train.named_callables import called, named
 
@@ -137,7 +137,7 @@ def check_targets(config: Config, training: Any) -> None:
 class Fitting:
     """What batches are made for: the ranks, where they compute, the best cuts of images, and the labels of the loss.
 
-    `padding` is what masks are padded with: a label that the loss ignores, None where it ignores none. `training` and
+    `padding` is what masks are padded with, which the loss does not count; None where it would. `training` and
     `held_out` say what this rank takes of the batches of each.
     """
 
@@ -145,7 +145,7 @@ class Fitting:
     device: torch.device
     align: int
     label_range: LabelRange | None
-    padding: int | None
+    padding: float | None
     training: Needs
     held_out: Needs
 

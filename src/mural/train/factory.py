@@ -1,10 +1,9 @@
-"""What a configuration names: a model, a loss, an optimizer, a schedule. The user names them; no file runs code."""
+"""What a configuration names: a model, an optimizer, a schedule. The user names them; no file runs code."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -14,26 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from mural.data.loading.label_range import LabelRange
 from mural.engine.alignment import graph_for
 from mural.errors import ConfigError, MuralError
-from mural.shard import dice_loss
-from mural.train.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from mural.train.named_callables import called, check_arguments, named
-from mural.train.result_forms import BY_CLASS
-from mural.typed import literal
+from mural.train.config import ModelConfig, OptimizerConfig, ScheduleConfig
+from mural.train.named_callables import called, named
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": F.cross_entropy,
-    "bce": F.binary_cross_entropy_with_logits,
-    "dice": dice_loss,
-    "mse": F.mse_loss,
-    "l1": F.l1_loss,
-    "smooth_l1": F.smooth_l1_loss,
-}
 UNFIT = {
     "LBFGS": "it computes the loss several times within an update",
     "SparseAdam": "it takes sparse gradients alone, and those of images are dense",
@@ -91,59 +77,6 @@ def difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str
     return "; ".join(words) + (". A run's weights are written by `mural export RUN FILE`" if checkpoint else "")
 
 
-def make_loss(config: LossConfig, device: torch.device, dtype: torch.dtype) -> Callable[[Any, Any], Tensor]:
-    """The loss, with lists of numbers among its arguments as tensors."""
-
-    def value(key: str, given: Any) -> Any:
-        try:
-            return torch.tensor(given, device=device, dtype=dtype) if isinstance(given, (list, tuple)) else given
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"loss.arguments: {key} = {given!r} should be a list of numbers ({error})") from error
-
-    if config.name not in LOSSES and ":" not in config.name:
-        near = get_close_matches(config.name, LOSSES, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f'loss.name = "{config.name}" is not one of {", ".join(LOSSES)}, nor an import path{hint}')
-    function = LOSSES.get(config.name) or named(config.name, "loss.name")
-    if inspect.isclass(function):
-        raise ConfigError(
-            f'loss.name = "{config.name}" names a class: name a function of output and target, as '
-            f'"torch.nn.functional:cross_entropy", or a variable that holds an instance'
-        )
-    check_arguments(function, config.arguments, "loss.arguments", given=2)
-    return partial(function, **{key: value(key, given) for key, given in config.arguments.items()})
-
-
-def check_loss(config: LossConfig, loss: Any, labels: LabelRange | None, dtype: torch.dtype) -> None:
-    """Raise where a loss of mural's list does not take its arguments: it is tried on two positions.
-
-    Lists among the arguments of a loss without classes may be of any shape, and are not tried.
-    """
-    classes = labels.classes if labels is not None else None
-    lists = [value for value in loss.keywords.values() if isinstance(value, Tensor)]
-    if config.name not in LOSSES or not config.arguments or (not classes and (lists or config.name in BY_CLASS)):
-        return
-    device = lists[0].device if lists else torch.device("cpu")
-    scores = torch.zeros(1, classes or 1, 2, device=device, dtype=dtype)
-    try:
-        found = loss(scores, torch.zeros(1, 2, dtype=torch.long, device=device) if classes else scores)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        apart = f" of a model that tells {classes} classes apart" if classes else ""
-        raise ConfigError(
-            f"loss.arguments = {literal(config.arguments)}: {config.name}{apart} does not take these: {error}"
-        ) from error
-    if found.ndim:
-        raise ConfigError(
-            f'loss.arguments = {literal(config.arguments)}: the loss is not one number: set reduction = "mean"'
-        )
-
-
-def has_known_results(loss: Callable[..., Any]) -> bool:
-    """Whether it is known what a loss takes: that of torch, or of mural's list."""
-    function = loss.func if isinstance(loss, partial) else loss
-    return function in (*LOSSES.values(), F.nll_loss, F.binary_cross_entropy)
-
-
 def result_shape(model: nn.Module, image: Sequence[int]) -> tuple[int, ...] | None:
     """The shape of a model's result for an image (C, H, W), without the batch; None where that is not one tensor.
 
@@ -154,39 +87,6 @@ def result_shape(model: nn.Module, image: Sequence[int]) -> tuple[int, ...] | No
     except (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError):
         return None
     return shapes[0][1:] if len(shapes) == 1 and shapes[0] else None
-
-
-def label_range(loss: Callable[..., Any], result: Sequence[int] | None) -> LabelRange | None:
-    """The labels that a loss takes of results of a shape (K, …); None where that is not known.
-
-    A loss of the user's own may take any.
-    """
-    function = loss.func if isinstance(loss, partial) else loss
-    if function in (F.binary_cross_entropy_with_logits, F.binary_cross_entropy):
-        return LabelRange()
-    if function not in (F.cross_entropy, F.nll_loss, dice_loss) or not result:
-        return None
-    return LabelRange(result[0], ignored_label(loss))
-
-
-def ignored_label(loss: Callable[..., Any]) -> int | None:
-    """The label that a loss does not count, None where it counts all.
-
-    A loss of the user's own is taken at its word, if its arguments have an `ignore_index`.
-    """
-    function, arguments = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
-    return arguments.get("ignore_index", -100 if function in (F.cross_entropy, F.nll_loss) else None)
-
-
-def padding_label(loss: Callable[..., Any], labels: LabelRange | None) -> int | None:
-    """The label with which masks are padded, that neither loss nor scores count; None where there is none.
-
-    >>> padding_label(partial(F.cross_entropy, ignore_index=9), LabelRange(3, 9)), padding_label(F.mse_loss, None)
-    (9, None)
-    """
-    ignored = ignored_label(loss)
-    classes = 0 if labels is None else labels.classes or 0
-    return None if ignored is None or 0 <= ignored < classes else ignored
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Any) -> torch.optim.Optimizer:

@@ -16,7 +16,7 @@ from mural.data.loading.sample_source import SampleSource
 from mural.engine import Parallel
 from mural.ranks import Mesh
 from mural.shard import ShardedTensor
-from mural.train.factory import ignored_label
+from mural.train.configured_loss import ignored_label
 from mural.train.meters import gathered
 
 TURN = 2**32

@@ -133,7 +133,7 @@ def write(files: Sequence[Path], predicted: ShardedTensor, batch: Batch) -> None
     for index, file in enumerate(files):
         file.parent.mkdir(parents=True, exist_ok=True)
         shape = cropped(predicted.shape[1:], batch.shape[2:], batch.stored[index])
-        with create(file, shape, predicted.dtype, mesh=mesh, overwrite=True) as writer:
+        with FileForm().writer(file, shape, predicted.dtype, mesh) as writer:
             first, *box = predicted.box
             if writes and first.start <= index < first.stop and all(i.size for i in box):
                 write_within(writer, tuple(box), predicted.local[index - first.start])

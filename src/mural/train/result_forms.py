@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mural.data import open as open_source
 from mural.data.image_sample import label_of, opened, sample_at
@@ -17,6 +17,9 @@ NAMED = (*BY_CLASS, "bce", "mse", "l1", "smooth_l1")
 """These, and those that take a value for each number of the result."""
 CLASS_SCORES = ("accuracy", "mean_iou", "mean_dice")
 Shape = tuple[int, ...]
+Kind = Literal["classes", "logits", "probabilities", "values", "unknown"]
+"""What the channels of results are: scores of classes, of which the highest is taken; yes or no for each channel, above
+0 or above 0.5; the numbers themselves; or nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +79,36 @@ masks need 2 channels, with data.mask = "channels"; for classes set loss.name = 
     raise ConfigError(f'loss.name = "{name}" cannot compare results of shape {result} with {target}: {fix}')
 
 
-def score_names(result: Shape | None, target: TargetForm | None, classes: Sequence[str]) -> list[str] | None:
-    """The scores that a validation may have; None where that is not known.
+def score_names(
+    kind: Kind, result: Shape | None, target: TargetForm | None, classes: Sequence[str]
+) -> list[str] | None:
+    """The scores that a validation of results of a kind may have; None where that is not known.
 
-    >>> score_names((2, 8, 8), TargetForm((8, 8), classes=True), ["background", "tissue"])
+    >>> score_names("classes", (2, 8, 8), TargetForm((8, 8), classes=True), ["background", "tissue"])
     ['loss', 'accuracy', 'mean_iou', 'mean_dice', 'iou/background', 'iou/tissue']
     """
     if result is None or target is None:
         return None
-    by_class = target.classes and len(result) == len(target.shape) + 1 and result[0] > 1
-    named = [f"iou/{name}" for name in classes] if len(classes) == max(2, *result[:1]) else []
-    if by_class:
+    named = [f"iou/{name}" for name in classes] if len(classes) in names_wanted(kind, result)[-1:] else []
+    if kind == "classes":
         return ["loss", *CLASS_SCORES, *named]
-    if result != target.shape:
-        return ["loss"]
-    # A target of one channel may hold two classes: its values tell.
-    return ["loss", *(CLASS_SCORES if result[0] == 1 else ()), *(named if result[0] == 1 else ()), "absolute_error"]
+    # Whether masks hold yes and no alone, or values between, their values tell.
+    yes_or_no = [*CLASS_SCORES, *named] if kind in ("logits", "probabilities") else []
+    return ["loss", *yes_or_no, "absolute_error"]
+
+
+def names_wanted(kind: Kind, result: Shape) -> list[int]:
+    """How many names the classes of a result (K, …) may have; the last number is that of the scores of each.
+
+    A channel alone that says yes or no may be named by one, or by those of no and yes.
+
+    >>> names_wanted("logits", (1, 8, 8)), names_wanted("logits", (3, 8, 8)), names_wanted("values", (3, 8, 8))
+    ([1, 2], [3], [])
+    """
+    if kind in ("values", "unknown"):
+        return []
+    channels = result[0] if result else 1
+    return [1, 2] if kind != "classes" and channels == 1 else [channels]
 
 
 def check_best(config: Config, known: Sequence[str] | None, domains: Sequence[str]) -> None:

@@ -30,6 +30,14 @@ from mural.ranks.join import placement
 from mural.train.best import watched
 from mural.train.class_names import check_names
 from mural.train.config import Config
+from mural.train.configured_loss import (
+    check_loss,
+    check_targets_of,
+    has_known_results,
+    label_range,
+    make_loss,
+    padding_of,
+)
 from mural.train.configured_samples import (
     SOURCE,
     Fitting,
@@ -42,22 +50,13 @@ from mural.train.configured_samples import (
     training_batches,
 )
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
-from mural.train.factory import (
-    check_loss,
-    has_known_results,
-    label_range,
-    load_weights,
-    make_loss,
-    make_model,
-    make_optimizer,
-    make_schedule,
-    padding_label,
-    result_shape,
-)
+from mural.train.factory import load_weights, make_model, make_optimizer, make_schedule, result_shape
 from mural.train.failing_code import naming
 from mural.train.journal import Journal
 from mural.train.meters import Meter
-from mural.train.result_forms import TargetForm, check_best, check_pairing, score_names
+from mural.train.result_forms import TargetForm, check_best, check_pairing, names_wanted, score_names
+from mural.train.result_meaning import meaning_of
+from mural.train.scores import channels_of
 from mural.train.start_record import RESOLVED
 from mural.train.status import Status
 from mural.train.training_run import Run
@@ -92,14 +91,16 @@ class Subject:
     loss: Callable[..., Any]
     splits: Mapping[str, Split]
     labels: LabelRange | None
-    padding: int | None
-    """What masks are padded with: a label that the loss ignores, None where it ignores none."""
+    padding: float | None
+    """What masks are padded with, which the loss does not count; None where it would."""
 
     @classmethod
     def of(cls, config: Config, device: torch.device, splits: Mapping[str, Split], image: Sequence[int]) -> Subject:
         """That of a configuration, for samples and the source's images (C, H, W); raises for what cannot be trained."""
         dtype = getattr(torch, config.model.dtype)
-        model, task = make_model(config.model, config.seed), make_loss(config.loss, device, dtype)
+        model = make_model(config.model, config.seed)
+        task = make_loss(config.loss, device, dtype, padded=config.data.multiple > 1)
+        check_targets_of(config, task)
         if config.model.weights is not None:
             load_weights(config.model.weights, model)
         check_trainable(config, model, task)
@@ -110,11 +111,13 @@ class Subject:
         target, labels = TargetForm.of(config, splits[SOURCE].training, image[1:]), label_range(task, result)
         check_loss(config.loss, task, labels, dtype)
         check_pairing(config.loss.name, result, target)
-        check_names(config.data.classes, labels)
-        check_best(config, score_names(result, target, config.data.classes), names[1:])
+        kind = meaning_of(config, channels_of((1, *result))).kind if result is not None else "unknown"
+        check_names(config.data.classes, names_wanted(kind, result or ()))
+        check_best(config, score_names(kind, result, target, config.data.classes), names[1:])
         if config.model.compile:
             model = cast(nn.Module, torch.compile(model))
-        return cls(model, loss, dict(zip(names, splits.values(), strict=True)), labels, padding_label(task, labels))
+        padding = padding_of(config, task, labels)
+        return cls(model, loss, dict(zip(names, splits.values(), strict=True)), labels, padding)
 
 
 def ready(

@@ -38,8 +38,8 @@ class Loader:
     fit the run, such as a mask with an unknown class, is an error even then.
 
     `crop` shows the model a part of each image of that size (at a random place while `shuffle` is on, else the middle;
-    zeros around smaller images), `pad_to` adds zeros at the end of each dim up to a multiple; masks get `pad_target`,
-    and where that is None, a mask that would have to be padded is an error.
+    zeros around smaller images), `pad_to` adds zeros at the end of each dim up to a multiple; masks get `pad_target`
+    (NaN: such a mask holds none itself), and where that is None, a mask that would have to be padded is an error.
     For `scale`, `mean`, `std`, `mask` and `labels` see `loading/pixels.py`; `label_range` says which labels a loss
     takes, and others are errors that name their file; `level` chooses a resolution. `needs` (see `pm.needs`) says
     what this rank takes of the batches: of the rest it reads the headers of files, and the pixels only if asked for.
@@ -71,7 +71,7 @@ class Loader:
         level: int = 0,
         crop: Sequence[int] | None = None,
         pad_to: int = 1,
-        pad_target: int | None = 0,
+        pad_target: float | None = 0,
         needs: Needs | None = None,
     ):
         least = {"batch": (batch, 1), "prefetch": (prefetch, 0), "workers": (workers, 1), "align": (align, 1)}

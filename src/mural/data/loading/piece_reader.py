@@ -100,7 +100,7 @@ class Reader:
     crop: tuple[int, ...] | None
     crop_at_random: bool
     pad_to: int
-    pad_target: int | None
+    pad_target: float | None
 
     def open(self, index: int, epoch: int) -> SamplePiece:
         """A sample's sources, opened, and this rank's part in them."""
@@ -186,7 +186,19 @@ class Reader:
         if inside != at:
             place.fill_(self.pad_target or 0)
         if found is not None:
+            if self.pad_target != self.pad_target:
+                check_values(found, mask)
             place[(..., *slices(inside, at))].copy_(found if self.pixels.mask == "channels" else found[0])
+
+
+def check_values(values: Tensor, mask: Source) -> None:
+    """Raise where a mask holds NaN itself, which marks padding."""
+    if bool((values != values).any()):
+        raise UnfitData(
+            f"{mask.name}: the mask holds NaN, which no loss compares with: write a value everywhere, or take "
+            f"a loss of your own and no data.multiple",
+            mask.name,
+        )
 
 
 def check_fits(mask: Source, extents: Sequence[int], shown: Sequence[int], multiple: int) -> None:
@@ -194,8 +206,8 @@ def check_fits(mask: Source, extents: Sequence[int], shown: Sequence[int], multi
     if any(side > extent for extent, side in zip(extents, shown, strict=True)):
         raise UnfitData(
             f"{mask.name}: the mask of {tuple(extents)} is padded to {tuple(shown)} (data.multiple = {multiple}), and "
-            f"the loss would count the padding: give it an ignore_index that is no class (loss.arguments), or "
-            f"take images whose extents are multiples of {multiple}",
+            f"the loss would count the padding: take one of mural's list (loss.name), or give yours an ignore_index "
+            f"that is no class (loss.arguments), or take images whose extents are multiples of {multiple}",
             mask.name,
         )
 
