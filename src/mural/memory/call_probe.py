@@ -32,7 +32,6 @@ from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, t
 
 CANNOT = (MuralError, RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError)
 """What a rule raises that cannot run on a tile; the last two where it gets a tile for a parameter."""
-SLICED = "it writes in place to a slice of the image, of which a tile has a copy: assign a number to it"
 SHAPED = frozenset(["new_empty", "new_zeros", "new_ones", "new_full"])
 """The calls that make a tensor of a shape: what they are given says its type, device and place alone."""
 
@@ -154,8 +153,10 @@ class _Prober:
                 check_axes(given, tensors_in(result))
             if not trial.windows and not trial.levels:
                 check_local(node, given)
+            if trial.levels and not trial.norm:
+                check_total(tensors_in(result))
         except CANNOT as error:
-            return self._whole(node, given, reason(error))
+            return self._whole(node, given, str(error).split("\n")[0])
         self._results(node, result)
         beside, shaped = 1 < len(node.makes) == len(trial.windows), node.op in SHAPED
         windows, levels = tuple(trial.windows), tuple(trial.levels)
@@ -173,8 +174,6 @@ class _Prober:
             self.untried |= dict.fromkeys(node.makes, f"{node.op} at {node.site!r}")
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
-        if draws.keys != 0 and getattr(node.func, "__module__", "") == "torch.nn.init":
-            raise UnsupportedOp(f"{node.op} at {node.site!r}, a function of torch.nn.init, {why}: draw by x.normal_()")
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
         return TileCall(node, keys=draws.keys, refused=f"{node.op} at {node.site!r}: {why}")
@@ -203,12 +202,6 @@ class _Prober:
             self._enter(place, tensor)
 
 
-def reason(error: Exception) -> str:
-    """Why a call cannot run on a tile, in a few words."""
-    why = str(error).split("\n")[0]
-    return SLICED if "is being modified inplace" in why else why
-
-
 def effect_call(node: Node) -> TileCall:
     """A call outside the dataflow, which sees no tiles."""
     check_generator(node)
@@ -228,6 +221,12 @@ def check_axes(given: Sequence[Any], made: Sequence[Any]) -> None:
     axes = {axis for t in given for axis in axes_of(t)} & {*SPATIAL}
     if any(isinstance(t, ShardedTensor) and not axes.issubset(axes_of(t)) for t in made):
         raise UnsupportedOp("its result is not cut like the image: it is not local")
+
+
+def check_total(made: Sequence[Any]) -> None:
+    """Raise for a call that makes tiles of a total: a pass that knows the total gives it no tile to apply it to."""
+    if any(axis in SPATIAL for t in made for axis in axes_of(t)):
+        raise UnsupportedOp("it needs a total over all tiles, and then every tile again")
 
 
 def check_local(node: Node, given: Sequence[Any]) -> None:

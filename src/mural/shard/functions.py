@@ -33,8 +33,7 @@ from mural.shard.function_parts import FunctionPart, part_of
 from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in
 
-OWN = "mural."
-FOREIGN = ("torch.", OWN)
+FOREIGN = ("torch.", "mural.")
 """Modules whose Functions are called unchanged."""
 
 KIND = "function"
@@ -43,11 +42,8 @@ KIND = "function"
 Seen = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called instead of a Function: `seen(function, apply, args, kwargs)`."""
 
-Told = Callable[[Any, tuple[Any, ...]], None]
-"""Told of one of torch's own Functions and its arguments before it is applied."""
-
 _base: Any = torch.autograd.function._SingleLevelFunction  # type: ignore[attr-defined]
-_watchers: list[tuple[Seen, Told | None]] = []
+_watchers: list[Seen] = []
 _bridges: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -223,12 +219,9 @@ def bridge_of(function: Any) -> Any:
 def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """What torch's `apply` returns, through a bridge if arguments are sharded."""
     if cls.__module__.startswith(FOREIGN):
-        told = _watchers[-1][1] if _watchers else None
-        if told is not None and not cls.__module__.startswith(OWN):
-            told(cls, args)
         return super(_base, cls).apply(*args, **kwargs)
     if _watchers:
-        return _watchers[-1][0](cls, partial(carried_out, cls), args, kwargs)
+        return _watchers[-1](cls, partial(carried_out, cls), args, kwargs)
     return carried_out(cls, *args, **kwargs)
 
 
@@ -267,11 +260,10 @@ def watch_functions() -> None:
 
 
 @contextmanager
-def seeing_functions(seen: Seen, told: Told | None = None) -> Generator[None]:
-    """Inside the block, custom Functions are handed to `seen`, and somebody is `told` of torch's own."""
-    watcher = seen, told
-    _watchers.append(watcher)
+def seeing_functions(seen: Seen) -> Generator[None]:
+    """Inside the block, custom Functions are handed to `seen`."""
+    _watchers.append(seen)
     try:
         yield
     finally:
-        _watchers.remove(watcher)
+        _watchers.remove(seen)

@@ -99,13 +99,11 @@ def roll(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         raise UnsupportedOp("roll of a flattened sharded tensor: give dims")
     moved = dict.fromkeys(range(x.ndim), 0)
-    pairs = (
-        [(shifts, dims)]
-        if isinstance(dims, int)
-        else list(zip([shifts] if isinstance(shifts, int) else shifts, dims, strict=True))
-    )
-    for shift, dim in pairs:
-        moved[dim_of(dim, x.ndim, "roll")] += int(shift if isinstance(shift, int) else shift[0])
+    amounts, places = ([n] if isinstance(n, int) else list(n) for n in (shifts, dims))
+    if len(amounts) != len(places):
+        raise RuntimeError(f"roll: {len(amounts)} shifts were given for {len(places)} dims")
+    for shift, dim in zip(amounts, places, strict=True):
+        moved[dim_of(dim, x.ndim, "roll")] += int(shift)
     reads: tuple[Reads, ...] = tuple(
         Remap.roll(e, moved[d]) if e and moved[d] % e else Window(e, e) for d, e in enumerate(x.shape)
     )
