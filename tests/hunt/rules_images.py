@@ -149,7 +149,7 @@ def losses(d: Draw) -> Call:
 def patched(d: Draw) -> Call:
     """Patches of an image, and back."""
     kernel, given = d.ints(2, 1, 3), {"dilation": d.int(1, 2), "padding": d.int(0, 1), "stride": d.int(1, 3)}
-    x = d.image()
+    x = d.normal(d.int(1, 3), 3, *d.ints(2, 5, 11))
     if d.of(True, False):
         return call(F.unfold, x, kernel, **given)
     columns = F.unfold(x.clone(), kernel, **given)

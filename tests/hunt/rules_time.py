@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -63,7 +64,7 @@ def in_microbatches(job: Job, expected: Any) -> Any:
         return describe(result)
     check_values(case, result, expected[0])
     if expected[1] is not None and (found := gradients(result, inputs)) is not None:
-        check_gradients(case, found, expected[1], expected[0])
+        check_gradients(job, found, expected[1], expected[0])
     return None
 
 
@@ -146,11 +147,11 @@ def in_tiles(job: Job, expected: Any) -> Any:
     ours = image.clone().requires_grad_()
     got = parallel.step(ours, torch.zeros(len(image), dtype=torch.float64))
     check_tensor(got.detach(), loss.detach(), "the loss", False, 1e-10)
-    pairs = [
-        (plain_image.grad, ours.grad),
-        *((p.grad, q.grad) for p, q in zip(model.parameters(), streamed.parameters(), strict=True)),
-    ]
-    check_gradients(case, [q for _, q in pairs], [p for p, _ in pairs])
+    named, learned = dict(model.named_parameters()), dict(streamed.named_parameters())
+    given = {i: (named[f"t{i}"].grad, learned[f"t{i}"].grad) for i in range(len(tensors)) if f"t{i}" in named}
+    given[lead] = (plain_image.grad, ours.grad)
+    some = replace(job, tensors=tuple(tensors[i] for i in given))
+    check_gradients(some, [q for _, q in given.values()], [p for p, _ in given.values()], expected[0])
     with torch.no_grad():
         found = parallel(image)
         found = pytree.tree_map(lambda t: t.full() if isinstance(t, mural.ShardedTensor) else t, found)
