@@ -46,6 +46,8 @@ class Objective(nn.Module):
         self.loss_call, self.form, self.images = loss, form, images
         self.both = False
         """Whether the result is given next to the loss."""
+        self.wanted: tuple[bool, ...] = ()
+        """Of which inputs the gradient is wanted."""
 
     def forward(self, *given: Any) -> Any:
         """The loss, the model's result, or both."""
@@ -125,6 +127,7 @@ def stream_program(
     axes = input_axes([shape for shape, _ in given], objective.images)
     names = tuple(value.name for value in graph.inputs)
     tiles = tile_graph(graph, dict(zip(names, axes, strict=True)))
+    check_draws(tiles)
     follows = like is not None and len(like.tiles.calls) == len(tiles.calls)
     whole = like.whole if like is not None and follows else whole_calls(tiles, tile)
     choice = KeptChoice(tiles, whole, room, delivered)
@@ -140,14 +143,31 @@ def stream_program(
 
 def captured(objective: Objective, given: Sequence[Given], repeated: bool = False) -> Graph:
     """The calls of model and loss; raises if they read tensors whose gradients would be lost."""
-    graph = capture(objective, [shape for shape, _ in given], [dtype for _, dtype in given], repeated)
+    shapes, dtypes = [shape for shape, _ in given], [dtype for _, dtype in given]
+    graph = capture(objective, shapes, dtypes, repeated, objective.wanted)
     hidden = [name for name, tensor in graph.held.items() if tensor.requires_grad]
     if hidden:
         raise UnsupportedOp(
             f"the model reads tensors that have a gradient and are no parameters of it ({hidden[:3]}): a streamed step "
             f"would lose their gradients. Register them as parameters"
         )
+    if graph.besides:
+        raise UnsupportedOp(
+            f"the forward {graph.besides[0]}: a streamed step makes the calls of a forward tile by tile, and this "
+            f"would be lost. Do it after the step, or do not stream"
+        )
     return graph
+
+
+def check_draws(tiles: TileGraph) -> None:
+    """Raise if the model sets torch's generator and draws after that."""
+    since = tiles.graph.reseeded
+    late = [] if since is None else [call.node for call in tiles.in_order if call.random and call.node.time >= since]
+    if late:
+        raise UnsupportedOp(
+            f"the forward sets torch's generator (manual_seed, set_rng_state or fork_rng) before {late[0].op} draws "
+            f"from it: a streamed step, which makes its calls in another order, would draw others. Seed between steps"
+        )
 
 
 def check_effects(graph: Graph) -> None:
@@ -158,6 +178,13 @@ def check_effects(graph: Graph) -> None:
             f"without running it: change them between steps, and draw by torch"
         )
     inputs = {value.name for value in graph.inputs}
+    for node in (*graph, *(effect for _, effect in graph.effects)):
+        names = [s for s in node.writes if isinstance(s, str) and s not in inputs]
+        if node.again and names:
+            raise UnsupportedOp(
+                f"{node.op} in module {node.module!r} writes {names} inside torch's checkpoint, which runs it again in "
+                f"backward: a streamed step would write once. It keeps no activations anyway: turn checkpointing off"
+            )
     for node in graph:
         names = [s for s in node.writes if isinstance(s, str) and s not in inputs]
         if names and node.op not in LEARNING:

@@ -190,7 +190,14 @@ class Streamed:
         """The program for these inputs, and whether it was known before: then its calls have to be verified."""
         modes = tuple(module.training for module in objective.model.modules())
         state = (*objective.named_parameters(), *objective.named_buffers())
-        key = (tuple(given), kind, delivered, modes, tuple((name, t.shape, t.dtype) for name, t in state))
+        key = (
+            tuple(given),
+            objective.wanted,
+            kind,
+            delivered,
+            modes,
+            tuple((name, t.shape, t.dtype) for name, t in state),
+        )
         found = self.programs.pop(key, None)
         known = found is not None
         if found is None:

@@ -54,6 +54,7 @@ class StreamedBatch:
         )
         objective.both = kind == "both"
         self.parts = [*map(settled_part, parts), *map(settled_part, leaves)]
+        objective.wanted = tuple(isinstance(part, Tensor) and part.requires_grad for part in self.parts)
         given = [self._given(part, number) for number, part in enumerate(self.parts)]
         check_stream(way.plan.stream or (), given[0][0])
         self.program, known = way.program(objective, given, kind, delivered)

@@ -36,11 +36,14 @@ HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_
          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")  # fmt: skip
 
 
-def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None, repeated: bool = False) -> Graph:
+def capture(
+    model: nn.Module, shape: Shapes, dtype: Dtypes = None, repeated: bool = False, wanted: Sequence[bool] = ()
+) -> Graph:
     """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
 
     Nothing is allocated and the model does not change: parameters, buffers and inputs are meta tensors, whatever
     device the model is on. The dtype, one for all inputs or one for each, is that of the parameters unless given.
+    `wanted` says of which inputs the gradient is.
     A forward that leaves something is `repeated`, if asked for, to find out what of it the next one would go by.
 
     >>> print(capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (1, 3, 4096, 4096)))
@@ -55,6 +58,8 @@ def capture(model: nn.Module, shape: Shapes, dtype: Dtypes = None, repeated: boo
     with torch.inference_mode(False):  # inference tensors do not say when they are written to
         named, twins = meta_twins(model)
         images = [torch.empty(s, dtype=d, device=META) for s, d in zip(shapes, dtypes, strict=True)]
+        for image, gradient in zip(images, wanted, strict=False):
+            image.requires_grad_(gradient)
         names = input_names(model, len(images), taken=named)
 
         def begun(constants: dict[int, str]) -> Recorder:

@@ -71,7 +71,8 @@ class Node:
     it requires a gradient, and `returns` which inputs are the outputs of a call that writes and returns nothing.
     `result` is what it returned, with a `Ref` for each output, and `same` says for each output which input it is
     itself. `detached` says that the model had turned gradients off (`torch.no_grad`), `casts` what it had changed of
-    autocast. `time` counts all calls, including those outside the dataflow.
+    autocast. `time` counts all calls, including those outside the dataflow. `again` says that it is in a block of
+    torch's checkpoint, which backward computes again.
     """
 
     id: int
@@ -99,6 +100,7 @@ class Node:
     detached: bool = field(default=False, compare=False, repr=False)
     casts: tuple[Casts, ...] = field(default=(), compare=False, repr=False)
     time: int = field(default=0, compare=False, repr=False)
+    again: bool = field(default=False, compare=False, repr=False)
 
     @cached_property
     def reads(self) -> tuple[Place, ...]:
@@ -129,7 +131,8 @@ class Graph:
     part of the dataflow, as the counting of batches: each with the id of the node that came next. `held` are the
     constants themselves. `touched` are the attributes that changed, by module and name, with the calls that read or
     set them; `carried` what the next pass reads: the buffers that were rebound, the numbers that were counted on, and
-    Python's generators that were drawn from.
+    Python's generators that were drawn from. `besides` is what the forward does that its calls do not, as texts, and
+    `reseeded` the time of the first call after it has set torch's generator.
     """
 
     nodes: tuple[Node, ...]
@@ -143,6 +146,8 @@ class Graph:
         default_factory=dict[tuple[str, str], frozenset[int]], compare=False, repr=False
     )
     carried: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    besides: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    reseeded: int | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import linecache
-import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +20,9 @@ from mural.graph.meta_results import KnownResults
 from mural.graph.module_calls import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Source, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
+from mural.graph.side_effects import SideEffects, refusing_inits
 from mural.graph.sites import At, sites
+from mural.graph.user_lines import OUTSIDE, frames_of_torch, raised_by_torch
 from mural.graph.without_memory import META, MOVES, statistics_written, staying, staying_named, twin_of
 from mural.shard import functions, scripted
 from mural.shard.autocasting import casts
@@ -35,8 +34,6 @@ VALUES = frozenset([
     "__bool__", "__int__", "__float__", "__complex__", "__index__",
 ])  # fmt: skip
 """The calls that hand values of a tensor to Python."""
-OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), scripted.__file__, functions.__file__)
-"""The folders of code that is not the user's."""
 UNSEEN = torch._C.DisableTorchFunction
 """What the recorder asks tensors itself passes by all modes: they take ten times as long as such a question."""
 BELOW = tuple(f"{OUTSIDE[0]}/{name}" for name in ("_refs", "_decomp", "_prims", "_meta_registrations"))
@@ -74,6 +71,7 @@ class Recorder(TorchFunctionMode):
         self._inside = False  # whether a call runs that is noted as one: what it calls in turn is not
         self.modules = ModuleCalls(self._at, lambda: len(self._nodes))
         self.refused: UnsupportedOp | None = None
+        self.effects = SideEffects(twins.values(), self._save, self._where)
 
     def enter_value(self, name: str, tensor: Tensor, role: Role = "constant") -> None:
         """Let a tensor be known by a name; one that has a name already keeps it."""
@@ -90,7 +88,9 @@ class Recorder(TorchFunctionMode):
         kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
         called = Called(func, name, kind, *self._given(args, kwargs or {}))
         run = (lambda *args, **_: args[0]) if name in MOVES else func
-        return self._run(called, lambda: run(*staying(name, called.args), **staying_named(called.kwargs)))
+        return self._run(
+            called, lambda: run(*staying(name, called.args), **staying_named(name, called.args, called.kwargs))
+        )
 
     def _function(self, function: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a custom autograd.Function, which is one node; its gradients are those after `apply`."""
@@ -101,15 +101,24 @@ class Recorder(TorchFunctionMode):
         """The result of a call, which is noted unless it happens inside another."""
         if self._inside:
             return self._result(called, run)
+        if torch.is_inference_mode_enabled():
+            raise self._refusal(
+                f"{called.name} runs in torch.inference_mode, {self._where()}, whose tensors do not tell when they are "
+                f"written to: use torch.no_grad"
+            )
         self._saving, self._inside = [], True
         try:
             with UNSEEN():
                 states = [(tensor, state_of(tensor)) for tensor in tensors_in((called.args, called.kwargs))]
+                self.effects.begin_call(called.name, [*called.args, *called.kwargs.values()], len(self._nodes))
             result = self._result(called, run)
             with UNSEEN():
                 written = [tensor for tensor, state in states if state_of(tensor) != state]
+                for tensor in written:
+                    self.effects.write(tensor)
                 written += statistics_written(called.func, called.args, called.kwargs)
                 self._note(called, [tensor for tensor, _ in states], result, written)
+                self.effects.end_call()
         finally:
             self._inside = False
         return result
@@ -161,6 +170,7 @@ class Recorder(TorchFunctionMode):
             same=tuple(next((i for i, t in enumerate(read) if t is tensor), None) for tensor in made),
             detached=self._outside[0] and not torch.is_grad_enabled(),
             casts=tuple(each for each in casts() if each not in self._outside[1]),
+            again=self.effects.again,
         )
         for tensor in written:
             self._origins.write(tensor, number)
@@ -170,6 +180,7 @@ class Recorder(TorchFunctionMode):
 
     def _save(self, tensor: Tensor) -> Tensor:
         self._saving.append(tensor)
+        self.effects.saving.append(tensor)
         return tensor
 
     def _saved(self, tensor: Tensor) -> Saved:
@@ -183,10 +194,29 @@ class Recorder(TorchFunctionMode):
         """Record what the model does; raise what was refused, even if it was caught."""
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
         try:
-            watching = scripted.refusing_compiled(self._compiled), functions.seeing_functions(self._function)
-            with KnownResults(), self.modules.following(model), META, saving, self, watching[0], watching[1]:
+            watching = (
+                scripted.refusing_compiled(self._compiled),
+                functions.seeing_functions(self._function, self.effects.function),
+                refusing_inits(self._value_needed),
+            )
+            with (
+                KnownResults(),
+                self.modules.following(model),
+                META,
+                saving,
+                self,
+                watching[0],
+                watching[1],
+                watching[2],
+            ):
                 yield
         except Exception as error:
+            if self.refused is None and raised_by_torch(error):
+                first = str(error).splitlines()[0]
+                raise UnsupportedOp(
+                    f"while the calls of the model were recorded, torch raised: {first} The model may run without a "
+                    f"plan, but what it does there cannot be seen"
+                ) from error
             if self.refused is None or error is self.refused:
                 raise
             raise self.refused from error
@@ -270,6 +300,7 @@ class Recorder(TorchFunctionMode):
         leaves = pytree.tree_flatten_with_path(result)[0]
         outputs = [self._output(pytree.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
         self.modules.end(0, result)
+        self.effects.end()
         ends = {source for output in outputs for source in (output.source, *output.after) if isinstance(source, int)}
         kept = sorted(needed_by(reached_from(set(inputs), self._nodes) | ends, self._nodes))
         beside = sorted(set(range(len(self._nodes))) - set(kept))
@@ -296,20 +327,13 @@ class Recorder(TorchFunctionMode):
             calls=calls,
             effects=tuple((bisect_left(kept, old), final(old)) for old in beside),
             held=self._held,
+            besides=tuple(self.effects.found),
+            reseeded=self.effects.reseeded,
         )
 
     def _output(self, key: str, tensor: Tensor) -> Value:
         read = self._read(self._on_meta(tensor), "the output")
         return Value(f"output{key}", tuple(tensor.shape), tensor.dtype, read.source, read.pick, read.after, "output")
-
-
-def frames_of_torch() -> Iterator[FrameType]:
-    """The frames from here up to the first that is the user's, which comes last."""
-    frame = sys._getframe(1)
-    yield frame
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE):
-        frame = frame.f_back
-        yield frame
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -68,10 +68,14 @@ def staying(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(META if isinstance(a, (torch.device, str)) or type(a) is int else a for a in args)
 
 
-def staying_named(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The same for keyword arguments; numbers without memory have no generator either."""
+def staying_named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same for keyword arguments; numbers without memory have no generator either.
+
+    Of all functions that make tensors, `torch.normal` alone does not ask the device of a `with` block.
+    """
     kept = {k: v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
-    return kept | {"device": META} if kept.get("device") is not None else kept
+    makes = name == "normal" and not any(isinstance(item, Tensor) for item in (*args, *kwargs.values()))
+    return kept | {"device": META} if makes or kept.get("device") is not None else kept
 
 
 def statistics_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -32,6 +32,7 @@ from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, t
 
 CANNOT = (MuralError, RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError)
 """What a rule raises that cannot run on a tile; the last two where it gets a tile for a parameter."""
+SLICED = "it writes in place to a slice of the image, of which a tile has a copy: assign a number to it"
 SHAPED = frozenset(["new_empty", "new_zeros", "new_ones", "new_full"])
 """The calls that make a tensor of a shape: what they are given says its type, device and place alone."""
 
@@ -156,7 +157,7 @@ class _Prober:
             if trial.levels and not trial.norm:
                 check_total(tensors_in(result))
         except CANNOT as error:
-            return self._whole(node, given, str(error).split("\n")[0])
+            return self._whole(node, given, reason(error))
         self._results(node, result)
         beside, shaped = 1 < len(node.makes) == len(trial.windows), node.op in SHAPED
         windows, levels = tuple(trial.windows), tuple(trial.levels)
@@ -174,6 +175,8 @@ class _Prober:
             self.untried |= dict.fromkeys(node.makes, f"{node.op} at {node.site!r}")
             shapes = zip(node.output_shapes, node.dtypes, node.gradients, strict=True)
             made = [torch.empty(s, dtype=d, device=META).requires_grad_(g) for s, d, g in shapes]
+        if draws.keys != 0 and getattr(node.func, "__module__", "") == "torch.nn.init":
+            raise UnsupportedOp(f"{node.op} at {node.site!r}, a function of torch.nn.init, {why}: draw by x.normal_()")
         for place, tensor in zip(node.makes, made, strict=True):
             self._enter(place, tensor)
         return TileCall(node, keys=draws.keys, refused=f"{node.op} at {node.site!r}: {why}")
@@ -200,6 +203,12 @@ class _Prober:
         for place, tensor in made_by(node, result, [self.made[place] for place in node.reads]).items():
             tensor = tensor.detach() if node.detached and not node.writes else tensor
             self._enter(place, tensor)
+
+
+def reason(error: Exception) -> str:
+    """Why a call cannot run on a tile, in a few words."""
+    why = str(error).split("\n")[0]
+    return SLICED if "is being modified inplace" in why else why
 
 
 def effect_call(node: Node) -> TileCall:

@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import groupby
 
 from mural.errors import UnsupportedOp
-from mural.graph.nodes import Place, Source
+from mural.graph.nodes import Node, Place, Source
 from mural.memory.tile_calls import TileCall, TileGraph
 
 TotalKey = tuple[int, int]
@@ -64,6 +64,18 @@ class StreamPass:
     def written(self) -> frozenset[int | str]:
         """The tensors that its calls write to."""
         return frozenset(source for call in self.calls for source in call.node.writes)
+
+    @cached_property
+    def writers(self) -> dict[int, Node]:
+        """Its calls that write, by id."""
+        return {call.node.id: call.node for call in self.calls if call.node.writes}
+
+    @cached_property
+    def written_first(self) -> frozenset[Source]:
+        """Of the tensors that its calls write to, those that are no views of others."""
+        made = {call.node.id: call.node for call in self.calls}
+        found = ((s, one) for one in self.writers.values() for s in one.writes if s in made)
+        return frozenset(s for s, one in found if not any(p in one.writes for p in made[int(s)].inputs))
 
     @cached_property
     def learning(self) -> tuple[str, ...]:
@@ -246,6 +258,7 @@ class _Planner:
             for writer in (self.graph.calls[i].node for i in call.node.after):
                 if place[0] not in writer.writes:
                     continue
+                self._check_slices(writer, call.node, place)
                 kept = {s for s in writer.writes for p in self.graph.values if p[0] == s and self._stored(p)}
                 apart = not kept.issubset([first_of(writer.writes)])
                 if (writer.id not in self.whole) if here else (writer.id in self.whole or apart):
@@ -254,6 +267,31 @@ class _Planner:
                         f"{call.node.site!r} reads through another tensor, in another pass: use the operation that "
                         f"returns a new tensor"
                     )
+
+    def _check_slices(self, writer: Node, reader: Node, place: Place) -> None:
+        """Raise if one of the two sees a slice of the image, which a tile has as a copy, and the other does not.
+
+        x[:, :, ::2] *= 2 reads a slice, writes to it and puts it back, by an assignment.
+        """
+        if any(c.node.op == "__setitem__" and writer.id in c.node.inputs for c in self.graph.calls):
+            return
+        written = {s for p in writer.reads if p[0] in writer.writes for s in self._slices(p, writer)}
+        if written != self._slices(place, writer) and not {writer.id, reader.id} & self.whole:
+            raise UnsupportedOp(
+                f"{writer.op} at {writer.site!r} writes in place to a slice of the image, and {reader.op} at "
+                f"{reader.site!r} reads what it is a slice of: a tile has slices as copies. Assign to it, as by "
+                f"x[:, :, ::2] = …, or use the operation that returns a new tensor"
+            )
+
+    def _slices(self, place: Place, writer: Node) -> set[int]:
+        """The slices of the image that a tensor is made by, of the memory that a call writes to."""
+        found: set[int] = set()
+        call = self.call_of.get(place)
+        while call is not None:
+            shared = [p for p in call.node.reads if p[0] in writer.writes]
+            found |= {call.node.id} if shared and call.windows else set()
+            call = self.call_of.get(shared[0]) if shared else None
+        return found
 
     def _check_written(self, calls: Sequence[TileCall], chosen: set[int]) -> None:
         """Raise if a call writes to memory that tensors from elsewhere share: each of them is read by itself."""

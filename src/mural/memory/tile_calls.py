@@ -86,7 +86,7 @@ class CallForm:
         if device.type != "meta":
             return self.func(*args, **kwargs)
         with META:  # where tensors are made that nothing says a device for
-            return self.func(*staying(self.op, tuple(args)), **staying_named(kwargs))
+            return self.func(*staying(self.op, tuple(args)), **staying_named(self.op, tuple(args), kwargs))
 
 
 def made_by(node: Node, result: Any, given: Sequence[Any]) -> dict[Place, Any]:

@@ -254,10 +254,21 @@ class Needs:
                     extent = values[place].extents.get(axis)
                     if extent is not None:
                         needs.add(place, self.grid_of(one).own(axis, extent, coordinate))
-            if call.levels and not call.norm:
-                continue
-            self._through(call, axis, out, needs)
+            if not call.levels or call.norm:
+                self._through(call, axis, out, needs)
+            self._written(one, call, axis, needs)
         return needs
+
+    def _written(self, one: StreamPass, call: TileCall, axis: str, needs: AxisNeeds) -> None:
+        """What a call reads, those that wrote to it through other tensors have to have written."""
+        for writer in (one.writers[i] for i in call.node.after if i in one.writers):
+            for place in call.node.reads:
+                need = needs.values.get(place)
+                if need is None or place[0] not in writer.writes:
+                    continue
+                for made in writer.makes:
+                    if self.graph.values[made].extents.get(axis) == self.graph.values[place].extents.get(axis):
+                        needs.add(made, need)
 
     def _through(self, call: TileCall, axis: str, out: Interval, needs: AxisNeeds) -> None:
         """What a call reads for an interval of its output."""

@@ -222,6 +222,8 @@ class TileTask:
         except _MeasuredStop:
             return
         for place, tensor in made_by(node, result, given).items():
+            if place[0] in self.one.written_first:
+                tensor = writable(tensor)
             values[place] = tensor
             if place in self.one.keeps and isinstance(tensor, ShardedTensor):
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
@@ -244,7 +246,7 @@ class TileTask:
             return self._unwritten(place, x)
         if call.windows or call.norm or not isinstance(x, ShardedTensor):
             return x
-        return cropped(x, self._out_spans(call, value), place[0] in call.node.writes, call.node.op not in COPYING)
+        return cropped(x, self._out_spans(call, value), place[0] in self.one.written, call.node.op not in COPYING)
 
     def _unwritten(self, place: Place, tile: ShardedTensor) -> ShardedTensor:
         """A tile that is looked at when all calls have been made: a copy, if one of them writes to it."""
@@ -281,6 +283,13 @@ class TileTask:
         for place in call.node.reads:
             if self.one.last_use[place] == call.node.id:
                 self.values.pop(place, None)
+
+
+def writable(tensor: Any) -> Any:
+    """A tile that later calls may write to: a copy of one that autograd takes for a part of another tensor."""
+    if not isinstance(tensor, ShardedTensor) or not torch.is_grad_enabled() or not tensor.local._is_view():
+        return tensor
+    return ShardedTensor(tensor.local.clone(), tensor.placement, tensor.aliased, tensor.folds)
 
 
 def empty_tile(value: TileValue, spans: Spans, device: torch.device) -> ShardedTensor:

@@ -33,7 +33,8 @@ from mural.shard.function_parts import FunctionPart, part_of
 from mural.shard.gradient_guard import mirror_gradient
 from mural.shard.tensor import LEAVES, ShardedTensor, check_operands, local_of, sharded_in
 
-FOREIGN = ("torch.", "mural.")
+OWN = "mural."
+FOREIGN = ("torch.", OWN)
 """Modules whose Functions are called unchanged."""
 
 KIND = "function"
@@ -42,8 +43,11 @@ KIND = "function"
 Seen = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called instead of a Function: `seen(function, apply, args, kwargs)`."""
 
+Told = Callable[[Any, tuple[Any, ...]], None]
+"""Told of one of torch's own Functions and its arguments before it is applied."""
+
 _base: Any = torch.autograd.function._SingleLevelFunction  # type: ignore[attr-defined]
-_watchers: list[Seen] = []
+_watchers: list[tuple[Seen, Told | None]] = []
 _bridges: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -219,9 +223,12 @@ def bridge_of(function: Any) -> Any:
 def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """What torch's `apply` returns, through a bridge if arguments are sharded."""
     if cls.__module__.startswith(FOREIGN):
+        told = _watchers[-1][1] if _watchers else None
+        if told is not None and not cls.__module__.startswith(OWN):
+            told(cls, args)
         return super(_base, cls).apply(*args, **kwargs)
     if _watchers:
-        return _watchers[-1](cls, partial(carried_out, cls), args, kwargs)
+        return _watchers[-1][0](cls, partial(carried_out, cls), args, kwargs)
     return carried_out(cls, *args, **kwargs)
 
 
@@ -260,10 +267,11 @@ def watch_functions() -> None:
 
 
 @contextmanager
-def seeing_functions(seen: Seen) -> Generator[None]:
-    """Inside the block, custom Functions are handed to `seen`."""
-    _watchers.append(seen)
+def seeing_functions(seen: Seen, told: Told | None = None) -> Generator[None]:
+    """Inside the block, custom Functions are handed to `seen`, and somebody is `told` of torch's own."""
+    watcher = seen, told
+    _watchers.append(watcher)
     try:
         yield
     finally:
-        _watchers.remove(seen)
+        _watchers.remove(watcher)

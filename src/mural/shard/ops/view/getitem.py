@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mural.errors import LayoutError
+from mural.errors import LayoutError, UnsupportedOp
 from mural.shard.ops.pointwise.elementwise import check_writable, piece_of, written
 from mural.shard.ops.view.listed_positions import fitting, looked_up, positions_of, taken, write_listed
 from mural.shard.ops.view.slices import selected, sliced, unsqueezed
@@ -150,7 +150,13 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
             mask = mask.unsqueeze(-1)
         written(x, x.local.masked_fill_(piece_of(mask, x.placement, "assignment"), value))
         return
+    if x.mesh.tiled and is_number(value) and (here := in_tile(x, in_order(items, x.placement.ndim))) is not None:
+        x.local[here] = value
+        written(x, x.local)
+        return
     view, listed = basic(x, in_order(items, x.placement.ndim))
+    if x.mesh.tiled and isinstance(view, ShardedTensor) and cut_extents(view) != cut_extents(x):
+        raise UnsupportedOp("assignment of a tensor to a slice of the image, of which a tile has a copy")
     if not isinstance(view, ShardedTensor):
         raise LayoutError("assignment to a single element of a sharded tensor: assign to a slice")
     source = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
@@ -160,6 +166,32 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         check_writable(view, "assignment to one position of a cut dim")
         view.local.copy_(piece_of(fitting(source, view.placement), view.placement, "assignment"))
     written(x, x.local)
+
+
+def in_tile(x: ShardedTensor, items: Sequence[Item]) -> tuple[slice, ...] | None:
+    """The part of a tile that slices and single positions select; None for other indices.
+
+    0   4   8   12   16    x[1::3] = 1 writes to 1, 4, 7, 10, 13
+            [8, 12)        of which a tile has 10, its position 2
+    """
+    found: list[slice] = []
+    for item, interval, extent in zip(items, x.placement.box, x.placement.shape, strict=False):
+        whole = range(extent)[item : item + 1 or None] if type(item) is int else item
+        if not isinstance(whole, (slice, range)) or len(items) != x.placement.ndim:
+            return None
+        places = range(extent)[whole] if isinstance(whole, slice) else whole
+        if places.step < 1 or not (places or isinstance(item, slice)):
+            return None  # the error is that of other tensors
+        start = places.start + max(0, -(-(interval.start - places.start) // places.step)) * places.step
+        stop = max(start, min(places.stop, interval.stop))
+        found.append(slice(start - interval.start, stop - interval.start, places.step))
+    return tuple(found)
+
+
+def cut_extents(x: ShardedTensor) -> list[tuple[str | None, int]]:
+    """The axes that cut a tensor, and the extents along them."""
+    layout = x.placement
+    return [(a, n) for a, n, c in zip(layout.axes, layout.shape, layout.cuts, strict=True) if c is not None]
 
 
 def is_number(value: Any) -> bool:
