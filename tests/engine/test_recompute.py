@@ -240,6 +240,52 @@ class Sensitive(Between):
         return self.last(z + grad.tanh())
 
 
+def doubled(grad: Tensor) -> Tensor:
+    return 2 * grad
+
+
+class Hooked(Block):
+    """Has hooks on gradients of what it takes, makes and gives, and of a parameter, one of which is not linear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.register_hook(doubled)
+        y = self.one(x).relu()
+        y.register_hook(lambda grad: grad.tanh())
+        z = self.other(y)
+        z.register_hook(doubled)
+        self.one.bias.register_hook(doubled)  # type: ignore[union-attr]
+        return z
+
+
+class HookedAlso(Block):
+    """Has hooks on several tensors, on the accumulation of a parameter, and one that is removed again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.one.weight.register_post_accumulate_grad_hook(halve)
+        handle = x.register_hook(doubled)
+        y = self.one(x).relu()
+        handle.remove()
+        x.retain_grad()
+        x.register_hook(torch.tanh)
+        return self.other(y)
+
+
+def halve(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.mul_(0.5)
+
+
+class HookedBefore(Between):
+    """Has a hook on what it gives its block, and on what it takes from it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y.register_hook(doubled)
+        z = self.block(y)
+        z.register_hook(doubled)
+        return self.last(z)
+
+
 def in_place(act: nn.Module) -> nn.Module:
     return nn.Sequential(act, nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
 
@@ -260,6 +306,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hooks that are functions": lambda: hooked(growing(0.5), growing(0.25)),
     "hooks of objects": lambda: hooked(Counting().after, Counting().after),
     "functions of one function": lambda: Between(Grown()),
+    "hooks on gradients": lambda: Between(Hooked()),
+    "hooks on sums of gradients": lambda: Between(HookedAlso()),
+    "hooks outside": lambda: HookedBefore(Block()),
     "backward twice": lambda: Sensitive(Block()),
     "backward twice, activation in place": lambda: Sensitive(in_place(nn.LeakyReLU(0.1, inplace=True))),
 }
@@ -289,7 +338,8 @@ def test_what_a_block_does_to_what_it_is_given(name: str, plan: mural.Plan) -> N
     """What a block wrote to its input in place, it was computed again from: the weights of the classifier of MNASNet
     and EfficientNet, which begins with a dropout in place, had gradients that were 1.25 times too large; with offload,
     torch's words. Lists that a block appended to were copies. Under `functional_call` it was computed again with the
-    model's own weights. What it wrote to a buffer at its end was lost, and so was what others wrote there.
+    model's own weights. What it wrote to a buffer at its end was lost, and so was what others wrote there. Hooks on the
+    gradient of what a block takes ran twice.
 
     Two tensors in one memory were copied apart. What a block wrote to a parameter, it wrote again. Counts of hooks went
     on in backward; those of functions that one function had made were mixed up. A second backward raised.
@@ -333,6 +383,34 @@ class Sometimes(Block):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x.mul_(2.0) if self.calls % 3 == 0 else x)
+
+
+class GoingBack(Block):
+    """Goes back through its own calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x).tanh()
+        (grad,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+        return y + grad
+
+
+class Forbidding(Block):
+    """Turns hooks on saved tensors off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [(GoingBack, "own calls in its forward"), (Forbidding, "hooks on saved tensors off")],
+)
+def test_a_block_that_cannot_be_computed_again_is_refused(block: type[Block], words: str) -> None:
+    """It ended in torch's words, or in Python's."""
+    assert steps(lambda: Between(block()), mural.Plan())
+    with pytest.raises(mural.PlanError, match=words):
+        steps(lambda: Between(block()), PLANS[0])
 
 
 class InTwoTypes(nn.Module):

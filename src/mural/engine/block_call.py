@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -76,6 +77,7 @@ class BlockCall:
         result = checkpoint(self._run, *places, use_reentrant=False, **options)
         if self.error is not None:
             try:
+                self._check_hooked(self.error)
                 raise self.error
             finally:
                 self.error = None  # which holds this frame
@@ -119,8 +121,23 @@ class BlockCall:
             self.error = error
             return None
 
+    def _check_hooked(self, error: BaseException) -> None:
+        """Raise if torch has refused to do without the hooks by which a block is computed again."""
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        hooked = "saved tensor hooks" in str(error) or frame.f_code.co_name == "disable_saved_tensors_hooks"
+        if hooked and isinstance(error, RuntimeError):
+            raise PlanError(
+                f"{self.name}, a block in recompute, calls torch.func or turns hooks on saved tensors off ({error}), "
+                f"but by such hooks it is computed again: leave it out of recompute"
+            ) from error
+
     def _pieces(self) -> Sequence[Tensor]:
         """The pieces that autograd kept."""
+        if self.kept is None and self.tensors:
+            raise PlanError(
+                f"{self.name}, a block in recompute, goes back through its own calls in its forward (backward, "
+                f"torch.autograd.grad), when what it is computed again from is not kept yet: leave it out of recompute"
+            )
         node: Any = self.kept.grad_fn if self.kept is not None else None  # of the tensor: without it, a node lets go
         try:
             return node.saved_tensors[1:]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mural.engine.block_inputs import FirstWrites, memory_of, version_of
 from mural.errors import PlanError
@@ -105,15 +106,37 @@ def held_with_hooks(modules: Mapping[str, nn.Module]) -> HeldState:
 
 @contextmanager
 def again(before: HeldState, parameters: HeldParameters) -> Generator[None]:
-    """A block in which a module finds what it held before its forward; afterwards it holds what it holds now."""
+    """A block in which a module finds what it held before its forward; afterwards it holds what it holds now.
+
+    Hooks that are registered in it are removed: backward goes through the tensors of the first time, which have theirs.
+    """
     parameters.check()
     now, tables = held_with_hooks(before.modules), HeldParameters.by(before.modules)
     numbers = [(p, p.detach().clone()) for p, _ in parameters.moved]
     before.put_back()
     parameters.put_back()
     try:
-        yield
+        with without_new_hooks():
+            yield
     finally:
         now.put_back(always=True)  # torch counts no write of the first one
         tables.put_back()
         put(numbers)
+
+
+@contextmanager
+def without_new_hooks() -> Generator[None]:
+    """A block of code after which the hooks that were registered in it, on whatever tensors, are gone."""
+    plain, handles = RemovableHandle.__init__, list[RemovableHandle]()
+
+    def registered(self: RemovableHandle, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        handles.append(self)
+
+    RemovableHandle.__init__ = registered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RemovableHandle.__init__ = plain  # type: ignore[method-assign]
+        for handle in handles:
+            handle.remove()
