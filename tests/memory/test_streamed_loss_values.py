@@ -102,3 +102,34 @@ def check(code: str, dims: int, images_: int, norm: bool, keep: str | None) -> N
     target = targets(images_, EXTENTS[dims])
     given = [(x, target) for x in images(images_, EXTENTS[dims])]
     check_steps(Heads(dims, norm).double(), loss_of(code), given, mural.Plan(stream=TILES[dims]), keep)
+
+
+class Seen(nn.Module):
+    """Scores of positions, and numbers of each image from a part that sees the whole tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.conv(x).tanh()
+        whole = F.avg_pool2d(y, 4).flip(2)
+        return {"scores": self.head(y), "gate": whole.mean((2, 3)).sigmoid()[:, :3], "image": y.mean((2, 3))}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ce + 0.1 * gate.mean()", "ce * gate.square().sum() + y.std()",
+        "torch.stack([ce, gate.mean(), y.mean()]).prod()",
+        "ce + (o['image'] @ o['image'].T).mean() + o['image'].cumsum(0).square().mean() * ce",
+        "((y * wide).square().mean() + ce) * t['weight'].sum()", "0.1 * gate.mean()",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("keep", [None, "host"])
+def test_values_of_whole_tensors(code: str, keep: str | None) -> None:
+    """A loss of a total and of a number that comes from a whole tensor was refused."""
+    torch.manual_seed(1)
+    target = targets(2, EXTENTS[2])
+    given = [(x, target) for x in images(2, EXTENTS[2])]
+    check_steps(Seen().double(), loss_of(code), given, mural.Plan(stream=TILES[2]), keep)

@@ -43,11 +43,12 @@ class Balanced(nn.Module):
         return F.interpolate(self.two(F.avg_pool2d(x, 4)).relu() * x.mean().exp(), x.shape[2:])
 
 
-def test_mean_of_all_images_for_a_whole_part() -> None:
-    """It failed without saying why."""
-    pm = mural.parallelize(Balanced().double(), mural.Plan(stream=(12, 10)))
-    with pytest.raises(mural.UnsupportedOp, match="mean at 'model/mean:1' adds up all images"):
-        pm.step(images(2, (24, 24), 1)[0], torch.zeros(2, 24, 24).long())
+@pytest.mark.parametrize("keep", [None, "none", "host"])
+def test_mean_of_all_images_for_a_whole_part(keep: str | None) -> None:
+    """It failed without saying why, and was then refused."""
+    torch.manual_seed(1)
+    batches = [(x, torch.randint(0, 3, (2, 24, 24))) for x in images(2, (24, 24))]
+    check_steps(Balanced().double(), both, batches, mural.Plan(stream=(12, 10)), keep)
 
 
 @pytest.mark.parametrize("head", ["pixels", "classes"])

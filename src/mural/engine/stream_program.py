@@ -144,7 +144,7 @@ def stream_program(
 def captured(objective: Objective, given: Sequence[Given], repeated: bool = False) -> Graph:
     """The calls of model and loss; raises if they read tensors whose gradients would be lost."""
     shapes, dtypes = [shape for shape, _ in given], [dtype for _, dtype in given]
-    graph = capture(objective, shapes, dtypes, repeated, objective.wanted)
+    graph = capture(objective, shapes, dtypes, repeated, objective.wanted, values=True)
     hidden = [name for name, tensor in graph.held.items() if tensor.requires_grad]
     if hidden:
         raise UnsupportedOp(

@@ -37,14 +37,16 @@ HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_
 
 
 def capture(
-    model: nn.Module, shape: Shapes, dtype: Dtypes = None, repeated: bool = False, wanted: Sequence[bool] = ()
-) -> Graph:
+    model: nn.Module, shape: Shapes, dtype: Dtypes = None, repeated: bool = False, wanted: Sequence[bool] = (),
+    values: bool = False,
+) -> Graph:  # fmt: skip
     """The graph of the calls that a model makes for an input of this shape, or for inputs of these shapes.
 
     Nothing is allocated and the model does not change: parameters, buffers and inputs are meta tensors, whatever
     device the model is on. The dtype, one for all inputs or one for each, is that of the parameters unless given.
     `wanted` says of which inputs the gradient is.
     A forward that leaves something is `repeated`, if asked for, to find out what of it the next one would go by.
+    It may read the `values` of parameters, buffers and constants if the graph is of this step alone.
 
     >>> print(capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (1, 3, 4096, 4096)))
     Graph(2 nodes, input (1, 3, 4096, 4096) -> output (1, 8, 4094, 4094))
@@ -61,9 +63,10 @@ def capture(
         for image, gradient in zip(images, wanted, strict=False):
             image.requires_grad_(gradient)
         names = input_names(model, len(images), taken=named)
+        real = named_tensors(model) if values else None
 
         def begun(constants: dict[int, str]) -> Recorder:
-            recorder = Recorder(twins, constants)
+            recorder = Recorder(twins, constants, real)
             for name, tensor in named.items():
                 recorder.enter_value(name, tensor, "parameter" if isinstance(tensor, nn.Parameter) else "buffer")
             for name, tensor in zip(names, images, strict=True):
@@ -176,15 +179,23 @@ def meta_twins(model: nn.Module) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """A meta tensor for each parameter and buffer, by name and by `id`; tied ones share one, split ones are whole."""
     named: dict[str, Tensor] = {}
     twins: dict[int, Tensor] = {}
-    # Each module once: a slot that is swapped under two names would not be given back as it was.
-    for path, module in model.named_modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                if id(tensor) not in twins:
-                    share = share_of(tensor)
-                    twins[id(tensor)] = twin_of(tensor if share is None else share.without_memory(tensor))
-                named[f"{path}.{name}" if path else name] = twins[id(tensor)]
+    for name, tensor in named_tensors(model).items():
+        if id(tensor) not in twins:
+            share = share_of(tensor)
+            twins[id(tensor)] = twin_of(tensor if share is None else share.without_memory(tensor))
+        named[name] = twins[id(tensor)]
     return named, twins
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers by name; tied ones have several."""
+    # Each module once: a slot that is swapped under two names would not be given back as it was.
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
 
 def constants_of(model: nn.Module) -> dict[int, str]:

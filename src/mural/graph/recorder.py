@@ -20,6 +20,7 @@ from mural.graph.meta_results import KnownResults
 from mural.graph.module_calls import ModuleCalls
 from mural.graph.nodes import Graph, Node, Ref, Role, Saved, Source, Value, needed_by, reached_from
 from mural.graph.origins import Origins, Read, bytes_of, memory_of, state_of
+from mural.graph.read_values import KnownValues, Unknown
 from mural.graph.side_effects import SideEffects, refusing_inits
 from mural.graph.sites import At, sites
 from mural.graph.user_lines import OUTSIDE, frames_of_torch, raised_by_torch
@@ -55,11 +56,15 @@ class Recorder(TorchFunctionMode):
 
     `twins` are the meta tensors that stand in for others, by the `id` of the other; more are added when a call
     brings a tensor with memory. `constants` names the tensors that may come without having been made by a call.
+    Python may read the values of `real` tensors, by name; without them, those that are made of numbers alone.
     """
 
-    def __init__(self, twins: Mapping[int, Tensor], constants: Mapping[int, str]) -> None:
+    def __init__(
+        self, twins: Mapping[int, Tensor], constants: Mapping[int, str], real: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self._twins = dict(twins)
+        self._real = real
         self._constants = constants
         self._kept: list[Tensor] = []  # whose `id` is in `_twins`
         self._origins = Origins()
@@ -84,7 +89,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         name = name_of(func)
         if name in VALUES:
-            raise self._value_needed(name)
+            return self._values_read(name, func, args, kwargs or {})
         kind = KINDS.get(name.partition(".")[0]) if func in TABLE else None
         called = Called(func, name, kind, *self._given(args, kwargs or {}))
         run = (lambda *args, **_: args[0]) if name in MOVES else func
@@ -257,6 +262,19 @@ class Recorder(TorchFunctionMode):
                 f"{self._where()}: torch.jit or a C++ operator made it. Capture the model in plain Python"
             )
         return read
+
+    def _values_read(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call hands to Python, if no image reaches the tensors that it is asked of."""
+        constants = {} if self._real is None else self._held
+        known = KnownValues(self._nodes, {**constants, **(self._real or {})})
+        try:
+            with UNSEEN():
+                given = pytree.tree_map_only(
+                    Tensor, lambda tensor: known.of(self._origins.read(self._on_meta(tensor))), (args, kwargs)
+                )
+                return func(*given[0], **given[1])
+        except Unknown:
+            raise self._value_needed(name) from None
 
     def _value_needed(self, name: str) -> UnsupportedOp:
         return self._refusal(

@@ -8,8 +8,8 @@ reason; it has to see the whole tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from mural.ranks.mesh import SPATIAL, Mesh
 from mural.shard.folds.regroup import Folds
 from mural.shard.functions import KIND as FUNCTION
 from mural.shard.layout import Layout
+from mural.shard.table import writes
 from mural.shard.tensor import ShardedTensor
 from mural.shard.tiles import OwnMoments, Spans, cropped, spans_of, tile_mesh, tile_of, tile_run
 
@@ -109,6 +110,8 @@ class _Prober:
         self.graph = graph
         self.made: dict[Place, Tensor] = {}
         self.values: dict[Place, TileValue] = {}
+        self.copied: dict[int, str] = {}
+        """The calls that write to a plain tensor what tiles say: each tile to a copy of its own."""
         self.untried: dict[Place, str] = {}
         """What comes from a call that cannot be tried on one rank: plain here, in a step in one piece perhaps not."""
         for value in graph.inputs:
@@ -130,12 +133,33 @@ class _Prober:
         self.values[place] = TileValue(shape, tensor.dtype, axes, folds)
 
     def probe(self) -> TileGraph:
-        calls = tuple(self._call(node) for node in self.graph)
+        calls = self._spread([self._call(node) for node in self.graph])
+        self._check_copied([i for output in self.graph.outputs for i in output.after], "the result")
         effects = tuple(map(effect_call, (node for _, node in self.graph.effects)))
         return TileGraph(self.graph, calls, self.values, effects)
 
+    def _spread(self, calls: Sequence[TileCall]) -> tuple[TileCall, ...]:
+        """The calls; zeros that tiles only copy a part of, to write to it, take no memory."""
+        readers = {source: {c.node.id for c in calls if source in c.node.inputs} for source in range(len(calls))}
+        return tuple(
+            replace(c, spread=bool(readers[c.node.id]) and readers[c.node.id] <= self.copied.keys())
+            if c.plain and c.node.op == "zeros"
+            else c
+            for c in calls
+        )
+
+    def _check_copied(self, after: Iterable[int], what: str) -> None:
+        """Raise for what reads memory that tiles wrote to copies of."""
+        found = next((self.copied[i] for i in after if i in self.copied), None)
+        if found is not None:
+            raise UnsupportedOp(
+                f"{what} reads, through another tensor, memory that {found} writes to in place, which each tile of a "
+                f"streamed step does in a copy of its own: read the result of that call"
+            )
+
     def _call(self, node: Node) -> TileCall:
         check_generator(node)
+        self._check_copied(node.after, f"{node.op} at {node.site!r}")
         given = [self.made[place] for place in node.reads]
         if not any(isinstance(t, ShardedTensor) for t in given):
             with CallDraws() as draws:
@@ -159,6 +183,8 @@ class _Prober:
         except CANNOT as error:
             return self._whole(node, given, reason(error))
         self._results(node, result)
+        if writes(node.op) and not any(made is one for made in tensors_in(result) for one in given):
+            self.copied[node.id] = f"{node.op} at {node.site!r}"
         beside, shaped = 1 < len(node.makes) == len(trial.windows), node.op in SHAPED
         windows, levels = tuple(trial.windows), tuple(trial.levels)
         return TileCall(node, windows, levels, trial.norm, draws.keys, beside=beside, shaped=shaped)

@@ -20,7 +20,7 @@ from mural.errors import PlanError
 from mural.graph.nodes import Place
 from mural.graph.work_and_depth import work
 from mural.memory.joined_passes import Joins, joined_passes
-from mural.memory.passes import StreamPass, passes_of
+from mural.memory.passes import StreamPass, passes_of, plain_before
 from mural.memory.tile_calls import TileGraph
 
 LOOSE = 4
@@ -97,6 +97,11 @@ def whole_calls(graph: TileGraph, tile: Sequence[int]) -> frozenset[int]:
     return frozenset(between | after | {c.node.id for c in refused})
 
 
+def plain_at(graph: TileGraph, place: Place) -> bool:
+    """Whether a value comes from a call on plain tensors, which every pass makes anew."""
+    return isinstance(place[0], int) and graph.calls[place[0]].plain
+
+
 def positions(graph: TileGraph, place: Place) -> int:
     """How many positions of the image a value has."""
     value = graph.values[place]
@@ -110,7 +115,8 @@ class KeptChoice:
         self.graph, self.whole, self.room = graph, frozenset(whole), room
         made = {p for c in graph.calls if c.node.id not in self.whole for p in c.node.makes}
         written = {s for c in graph.calls for s in c.node.writes}
-        needed = {p for i in self.whole for p in graph.calls[i].node.reads if p in made and graph.values[p].axes}
+        reading = self.whole | plain_before(graph, self.whole)
+        needed = {p for i in reading for p in graph.calls[i].node.reads if p in made and not plain_at(graph, p)}
         outputs = {p for o in graph.graph.outputs if (p := (o.source, o.pick)) in made and any(graph.values[p].axes)}
         self.needed = frozenset(needed | outputs)
         """What has to be kept: what whole calls read, and results."""

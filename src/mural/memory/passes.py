@@ -109,6 +109,18 @@ def passes_of(graph: TileGraph, kept: Iterable[Place], whole: Iterable[int] = ()
     return _Planner(graph, frozenset(kept), frozenset(whole)).plan()
 
 
+def plain_before(graph: TileGraph, calls: Iterable[int]) -> set[int]:
+    """The calls on plain tensors that some calls read from, near or far: each pass makes them anew."""
+    found: set[int] = set()
+    todo = list(calls)
+    while todo:
+        for source in graph.calls[todo.pop()].node.inputs:
+            if isinstance(source, int) and graph.calls[source].plain and source not in found:
+                found.add(source)
+                todo.append(source)
+    return found
+
+
 class _Planner:
     """Finds when each value can be computed."""
 
@@ -214,31 +226,16 @@ class _Planner:
         writes = call.node.writes
         return bool(writes) and all(isinstance(s, str) and (s, 0) not in self.inputs for s in writes)
 
-    def _plain_before(self, calls: Sequence[TileCall]) -> set[int]:
-        """The calls on parameters and constants alone that some calls read from: each pass makes them anew."""
-        found: set[int] = set()
-        todo = list(calls)
-        while todo:
-            for place in todo.pop().node.reads:
-                other = self.call_of.get(place)
-                if other is not None and other.plain and other.node.id not in self.whole | found:
-                    found.add(other.node.id)
-                    todo.append(other)
-        return found
-
     def _whole_pass(self, number: int) -> StreamPass:
         chosen = {i for i in self.whole if self.first[i] == number}
-        chosen |= self._plain_before([self.graph.calls[i] for i in chosen])
+        chosen |= plain_before(self.graph, chosen) - self.whole
         calls = tuple(self.graph.calls[i] for i in sorted(chosen))
         own = {place for call in calls for place in call.node.makes}
         taken = dict.fromkeys(p for c in calls for p in c.node.reads if p not in own)
         reads = tuple(p for p in taken if p in self.call_of or p in self.inputs)
         for place in reads:
             if place in self.call_of and not self._stored(place):
-                raise UnsupportedOp(
-                    f"{self.call_of[place].node.op} at {self.call_of[place].node.site!r} adds up all images for a call "
-                    f"that sees whole tensors: reduce image by image first, or raise stream"
-                )
+                raise RuntimeError(f"{self.call_of[place].node.site!r} is read by a whole pass, and not kept")
         self._check_written(calls, chosen)
         inside = {p for c in calls for p in c.node.reads}
         read_later = {p for c in self.graph.calls if c not in calls for p in c.node.reads}

@@ -151,6 +151,15 @@ class TileCall:
     shaped: bool = False
     """Whether it looks at what it is given for its type and place alone, along axes that its result may not have."""
     refused: str = ""
+    spread: bool = False
+    """Whether it makes zeros of which tiles only copy a part: one number serves for all of them."""
+
+    def run(self, given: Sequence[Any], device: torch.device) -> Any:
+        """What the call returns on a tile."""
+        if not self.spread:
+            return self.form.call(given, device)
+        like = self.form.call(given, META)
+        return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
 
     @cached_property
     def form(self) -> CallForm:

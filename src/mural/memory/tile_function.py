@@ -17,6 +17,7 @@ from mural.memory.tile_calls import TileValue
 from mural.memory.tile_needs import Needs
 from mural.memory.tile_task import Chunk, Coordinates, TileTask
 from mural.shard.autocasting import casts
+from mural.shard.tensor import local_of
 from mural.shard.tiles import OwnMoments, tile_of
 
 ADD: Any = torch.ops.aten._foreach_add_.List
@@ -156,7 +157,7 @@ class TileFunction:
         sums = {key: part.detach() for key, part in task.sums.items()}
         if given.wanted:
             return TileMade(sums, **self._gradients(given, task))
-        kept = {place: tile.local.detach() for place, tile in task.kept.items()}
+        kept = {place: local_of(tile).detach() for place, tile in task.kept.items()}
         moments = {key: own.moments() for key, own in task.moments.items()}
         return TileMade(sums, kept, moments, {key: own.without_values() for key, own in task.moments.items()})
 
@@ -175,7 +176,7 @@ class TileFunction:
 
     def _roots(self, given: TileGiven, task: TileTask) -> list[tuple[Tensor, Tensor]]:
         """Where backward begins: at what the tile kept, and at its parts of totals."""
-        roots = [(tile.local, given.grads[place]) for place, tile in task.kept.items() if place in given.grads]
+        roots = [(local_of(tile), given.grads[place]) for place, tile in task.kept.items() if place in given.grads]
         for key, part in task.sums.items():
             if (key, task.chunk(key)) in given.adjoints:
                 roots.append((part, given.adjoints[key, task.chunk(key)]))

@@ -107,7 +107,7 @@ class TileTask:
     device: torch.device
     blocks: Mapping[int, str] = field(default_factory=dict[int, str])
     """The block of each call that is computed again in backward."""
-    kept: dict[Place, ShardedTensor] = field(default_factory=dict[Place, ShardedTensor])
+    kept: dict[Place, Tensor] = field(default_factory=dict[Place, Tensor])
     sums: dict[TotalKey, Tensor] = field(default_factory=dict[TotalKey, Tensor])
     moments: dict[TotalKey, OwnMoments] = field(default_factory=dict[TotalKey, OwnMoments])
 
@@ -218,14 +218,16 @@ class TileTask:
         given = [self._argument(call, place, values) for place in node.reads]
         try:
             with as_in_model(node, self.device):
-                result = call.form.call(given, self.device)
+                result = call.run(given, self.device)
         except _MeasuredStop:
             return
         for place, tensor in made_by(node, result, given).items():
             if place[0] in self.one.written_first:
                 tensor = writable(tensor)
             values[place] = tensor
-            if place in self.one.keeps and isinstance(tensor, ShardedTensor):
+            if place in self.one.keeps and not isinstance(tensor, ShardedTensor):
+                self.kept[place] = tensor
+            elif place in self.one.keeps:
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
                 tile = self._unwritten(place, tensor)
                 spans = {a: self.needs.kept(self.one, place, a, self.at[a]) for a in axes}

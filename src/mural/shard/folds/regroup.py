@@ -124,8 +124,9 @@ def regrouped(layout: Layout, shape: tuple[int, ...], fold: bool) -> Regrouped:
 
 def regroup(layout: Layout, left: list[int], right: list[int], fold: bool, found: Regrouped) -> None:
     """Add one run of new extents, made of a run of old dims."""
-    real = [d for d in left if layout.shape[d] != 1]
-    found.lost += [d for d in left if real and layout.shape[d] == 1 and layout.is_cut(d)]
+    # A tile is of one image even where that is all there is: its images come at other times.
+    real = [d for d in left if layout.shape[d] != 1 or (fold and layout.mesh.tiled and layout.is_cut(d))]
+    found.lost += [d for d in left if real and d not in real and layout.is_cut(d)]
     real = real or [d for d in left if layout.is_cut(d)]
     named = [d for d in left if layout.axes[d] is not None and (d in real or not real)]
     main = next((i for i, n in enumerate(right) if n != 1), 0)

@@ -149,6 +149,8 @@ def class_loss(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     given.pop("reduction", None)
     scores, target, weight = given.pop("input"), given.pop("target"), given.pop("weight", None)
     check_tensors(name, scores, target)
+    if isinstance(weight, ShardedTensor) and not weight.placement.cut_dims:
+        weight = weight.local.detach()  # torch takes none with a gradient, but totals of tiles are tried with one
     ignore = given.get("ignore_index", -100)
     if not isinstance(scores, ShardedTensor):
         if not isinstance(target, ShardedTensor):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mural.errors import UnsupportedOp
@@ -44,7 +45,11 @@ def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """Writing along a dim that is not cut; into a plain tensor, with the whole index."""
     name = name_of(func)
     given = dict(zip(("input", "dim", "index", "src"), args, strict=False)) | kwargs
+    if "src" in given and not isinstance(given["src"], Tensor):
+        given["value"] = given.pop("src")
     x, dim, index = given["input"], given["dim"], given["index"]
+    if not isinstance(x, ShardedTensor) and isinstance(index, ShardedTensor) and index.mesh.tiled:
+        return scattered_tile(func, x, given, name)
     if not isinstance(x, ShardedTensor):
         rest = [a.full() if isinstance(a, ShardedTensor) else a for a in args[1:]]
         return func(x, *rest, **{k: v.full() if isinstance(v, ShardedTensor) else v for k, v in kwargs.items()})
@@ -66,3 +71,18 @@ def scatter(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     }
     result = func(x.local, **values)
     return x if result is x.local else ShardedTensor(result, x.placement)
+
+
+def scattered_tile(func: Callable[..., Any], x: Tensor, given: Mapping[str, Any], name: str) -> ShardedTensor:
+    """A tile of a plain tensor, written to where a tile's index says; the tensor itself stays as it was."""
+    index, dim = given["index"], dim_of(given["dim"], x.ndim, name)
+    layout = index.placement if index.ndim == x.ndim and not index.folds else None
+    if layout is None or layout.is_cut(dim) or layout.with_cut(dim, None, x.shape[dim]).shape != tuple(x.shape):
+        raise UnsupportedOp(
+            f"{name} along dim {dim} of a tensor of shape {tuple(x.shape)}, with a tile's index of shape "
+            f"{tuple(index.shape)}: the dim must not be cut, and the index must have the tensor's other extents"
+        )
+    wide = layout.with_cut(dim, None, x.shape[dim])
+    values = {k: piece_of(settled(v), layout, name) if isinstance(v, Tensor) and v.ndim else local_of(v)
+              for k, v in given.items() if k != "input"}  # fmt: skip
+    return ShardedTensor(func(piece_of(x, wide, name).clone(memory_format=torch.contiguous_format), **values), wide)
