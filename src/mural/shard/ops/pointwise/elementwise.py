@@ -18,7 +18,7 @@ from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.pointwise.overlap import check_overlap
 from mural.shard.relayout import pull
 from mural.shard.table import functions, name_of, register
-from mural.shard.tensor import ShardedTensor, local_of, sharded_in
+from mural.shard.tensor import ShardedTensor, local_of, run_replicated, sharded_in
 from mural.shard.tiles import common_tile
 
 UNARY = """
@@ -141,7 +141,7 @@ def pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if name == "type" and len(args) == 1 and not kwargs:
         return args[0].local.type()
     if name == "where" and len(args) + len(kwargs) == 1:
-        raise UnsupportedOp("where(condition) of a sharded tensor lists positions: give both values")
+        return listed_where(func, args[0])
     inplace = func in INPLACE or bool(kwargs.get("inplace"))
     if name not in VIEWS and (alike := in_one_place(args, kwargs)):
         return of_pieces(func, name, args, kwargs, alike, inplace)
@@ -278,6 +278,16 @@ def write_to_plain(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         lambda t: t.full() if isinstance(t, ShardedTensor) else t, (args, kwargs)
     )
     return func(*local_args, **local_kwargs)
+
+
+def listed_where(func: Callable[..., Any], condition: ShardedTensor) -> Any:
+    """The positions where a condition is true that every rank holds whole."""
+    if condition.placement.cut_dims:
+        raise UnsupportedOp(
+            f"where(condition) of a sharded tensor of shape {tuple(condition.shape)}, where dims "
+            f"{condition.placement.cut_dims} are cut, lists positions: give both values"
+        )
+    return run_replicated(func, (condition,), {})
 
 
 @register("pointwise", "tril", "triu", "tril_", "triu_")
