@@ -115,3 +115,9 @@ def test_check_bounds_accepts_partitions_alone(bounds: list[int], extent: int, p
     else:
         with pytest.raises(LayoutError, match="do not divide"):
             check_bounds(bounds, extent, parts)
+
+
+@pytest.mark.parametrize("bounds", [(0, 3, 2, 5), (0, 5, 2, 5), (0, -1, 2, 5), (1, 2, 3, 5), (0, 2, 3, 4)])
+def test_each_bound_is_looked_at(bounds: tuple[int, ...]) -> None:
+    with pytest.raises(LayoutError, match="do not divide"):
+        check_bounds(bounds, 5, 3)

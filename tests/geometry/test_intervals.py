@@ -1,11 +1,13 @@
 """Intervals and boxes behave as the sets of positions that they stand for."""
 
-from itertools import product
+from itertools import combinations, product
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mural.geometry import Box, Interval, overlap, subtract, volume, whole
+from mural.geometry import Box, Interval, broadcast, disjoint, overlap, subtract, volume, whole
 
 positions = st.integers(-6, 12)
 anything = st.builds(Interval, positions, positions)
@@ -77,3 +79,34 @@ def test_subtract_of_everything_and_of_nothing() -> None:
 @given(st.lists(st.integers(0, 5), max_size=3))
 def test_whole_is_every_index(shape: list[int]) -> None:
     assert members(whole(shape)) == list(product(*map(range, shape)))
+
+
+@given(st.lists(st.tuples(anything, anything), max_size=4))
+def test_disjoint_boxes_have_no_position_in_common(boxes: list[Box]) -> None:
+    shared = [set(members(a)) & set(members(b)) for a, b in combinations(boxes, 2)]
+    assert disjoint(boxes) == (not any(shared))
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=3))
+def test_broadcast_is_torchs(shapes: list[list[int]]) -> None:
+    try:
+        expected = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        with pytest.raises(ValueError, match="do not broadcast"):
+            broadcast(*shapes)
+        return
+    assert broadcast(*shapes) == expected
+
+
+def test_an_interval_without_positions_is_within_every_other() -> None:
+    assert Interval(2, 4).contains(Interval(9, 9))
+    assert not Interval(2, 2).contains(Interval(2, 3))
+
+
+def test_shapes_that_do_not_broadcast() -> None:
+    assert broadcast() == ()
+    assert broadcast((), (2,)) == (2,)
+    assert broadcast((3, 1), (1, 4), (4,)) == (3, 4)
+    for shapes in (((2,), (3,)), ((2, 1), (3, 4)), ((3, 1), (3, 2), (3,)), ((0,), (2,))):
+        with pytest.raises(ValueError, match="do not broadcast"):
+            broadcast(*shapes)

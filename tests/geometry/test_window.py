@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mural.geometry import Interval, Remap, Window
+from mural.geometry.window import Segment
 
 extents = st.integers(1, 19)
 kernels = st.integers(1, 5)
@@ -93,9 +94,17 @@ def test_reads_are_every_tap_in_the_image_and_nothing_outside_the_span(
 @given(all_windows, st.integers(0, 9))
 def test_no_outputs_read_nothing(case: tuple[Window, Taps], at: int) -> None:
     window, _ = case
-    assert window.span(Interval(at, at)).size == 0
-    assert [i.size for i in window.reads(Interval(at, at))] == [0]
-    assert window.touching(Interval(at, at)).size == 0
+    assert window.span(Interval(at, at)) == Interval(0, 0)
+    assert window.reads(Interval(at, at)) == (Interval(0, 0),)
+    assert window.touching(Interval(at, at)) == Interval(0, 0)
+
+
+@pytest.mark.parametrize(("by", "out", "found"), [
+    (-4, Interval(0, 4), Interval(0, 0)), (-4, Interval(0, 5), Interval(0, 1)), (-4, Interval(3, 4), Interval(0, 0)),
+    (6, Interval(0, 2), Interval(0, 0)), (5, Interval(0, 2), Interval(5, 6)), (6, Interval(1, 3), Interval(0, 0)),
+])  # fmt: skip
+def test_outputs_beside_the_image_read_nothing(by: int, out: Interval, found: Interval) -> None:
+    assert Window.shifted(6, 9, by).reads(out) == (found,)
 
 
 @given(all_windows, st.integers(-8, 20), st.integers(1, 12))
@@ -143,7 +152,8 @@ def check_remap(remap: Remap, expected: list[int], data: st.DataObject) -> None:
     found = remap.reads(out)
     assert {i for interval in found for i in range(*interval)} == {expected[o] for o in range(*out)}
     assert all(a.stop < b.start for a, b in pairwise(found)), "neither merged nor ascending"
-    assert [i.size for i in remap.reads(Interval(out.start, out.start))] == [0]
+    assert remap.reads(Interval(out.start, out.start)) == (Interval(0, 0),)
+    assert all(s.reads(Interval(s.out.stop, s.out.stop + 3)) == Interval(0, 0) for s in remap.segments)
 
 
 @pytest.mark.parametrize("mode", REMAPS)
@@ -158,3 +168,20 @@ def test_padding_reads_what_torch_reads(mode: str, data: st.DataObject, extent: 
 @given(st.data(), extents, st.integers(-40, 40))
 def test_roll_reads_what_torch_reads(data: st.DataObject, extent: int, shift: int) -> None:
     check_remap(Remap.roll(extent, shift), torch.arange(extent).roll(shift).tolist(), data)
+
+
+@pytest.mark.parametrize(("firsts", "expected"), [
+    ((0, 5, 7), ((0, 2), (5, 9))),
+    ((7, 5, 0), ((0, 2), (5, 9))),
+    ((0, 2, 4), ((0, 6),)),
+    ((4, 4, 8), ((4, 6), (8, 10))),
+    ((1, 5, 6), ((1, 3), (5, 8))),
+])  # fmt: skip
+def test_pieces_that_touch_are_merged(firsts: tuple[int, ...], expected: tuple[tuple[int, int], ...]) -> None:
+    segments = tuple(Segment(Interval(2 * k, 2 * k + 2), first, 1) for k, first in enumerate(firsts))
+    assert Remap(12, segments).reads(Interval(0, 6)) == tuple(Interval(*pair) for pair in expected)
+
+
+def test_a_longer_piece_is_not_cut_short_by_one_inside_it() -> None:
+    segments = (Segment(Interval(0, 6), 3, 1), Segment(Interval(6, 8), 4, 1))
+    assert Remap(12, segments).reads(Interval(0, 8)) == (Interval(3, 9),)
