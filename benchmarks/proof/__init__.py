@@ -1,0 +1,1 @@
+"""What a proof costs, and what it proves, for ten models."""
