@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from mural.check.sampled_batch import SampledBatch
 from mural.check.subject import Subject
@@ -19,7 +22,7 @@ from mural.comm.failure.agree import gather
 from mural.cost.cache import cache_folder
 from mural.engine.loss_variables import variables
 from mural.engine.proof import Proof
-from mural.graph.commons import FOREIGN, codes_in, functions_in, own_kinds, package_of
+from mural.graph.commons import codes_in, functions_in, own_kinds, package_of
 from mural.plans import Plan
 from mural.ranks import Mesh
 from mural.text_files import write_whole
@@ -27,6 +30,8 @@ from mural.typed import dump
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 FOLDER = "proofs"
+PLACES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+"""Where the code of packages is that have versions; mural's own is looked at as a whole."""
 
 
 def fingerprint(subject: Subject, plan: Plan, batch: SampledBatch, device: torch.device, mesh: Mesh) -> str:
@@ -63,32 +68,47 @@ def described(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, torch.Tensor):
         yield f"tensor {tuple(value.shape)} {value.dtype}"
     elif isinstance(value, (list, tuple)):
-        for part in value:
+        for part in cast("list[Any]", value):
             yield from described(part, seen)
     elif isinstance(value, dict):
-        for key, part in value.items():
+        for key, part in cast("dict[Any, Any]", value).items():
             yield str(key)
             yield from described(part, seen)
     elif isinstance(value, (FunctionType, MethodType, partial)):
         yield from of_functions(list(functions_in(value)), seen)
         for name, part in variables(value, whole=False):
             yield name
-            yield from described(part, seen)
+            yield from () if installed(part) else described(part, seen)
     elif isinstance(value, type):
         yield from of_kind(value, seen)
+    elif isinstance(value, ModuleType):
+        yield value.__name__
     else:
         yield from of_kind(type(value), seen)
-        for name, part in vars(value).items() if hasattr(value, "__dict__") else ():
-            if name not in ("_parameters", "_buffers", "_modules"):
-                yield name
-                yield from described(part, seen)
+        for name, part in held(value):
+            yield name
+            yield from described(part, seen)
+
+
+def held(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object of the user's, or a module, holds besides parameters, buffers and modules."""
+    if isinstance(value, nn.Module) or not installed(type(value)):
+        attributes: dict[str, Any] = vars(value) if hasattr(value, "__dict__") else {}
+        yield from ((n, part) for n, part in attributes.items() if n not in ("_parameters", "_buffers", "_modules"))
+
+
+def installed(value: Any) -> bool:
+    """Whether code is of an installed package, whose version stands for it, or of Python."""
+    package = package_of(value)
+    file = str(getattr(sys.modules.get(package), "__file__", None) or "")
+    return package in sys.builtin_module_names or any(place in file for place in PLACES)
 
 
 def of_kind(kind: type, seen: set[int]) -> Iterator[str]:
-    """A class: its name, and the code of its own methods."""
-    yield f"{kind.__module__}.{kind.__qualname__}"
-    for own in own_kinds(kind):
-        if id(own) not in seen:
+    """A class: its name, and the code of its own methods; or the version of the package that it is of."""
+    yield f"{kind.__module__}.{kind.__qualname__} {getattr(sys.modules.get(package_of(kind)), '__version__', '')}"
+    for own in () if installed(kind) else own_kinds(kind):
+        if id(own) not in seen and not installed(own):
             seen.add(id(own))
             yield from of_functions([f for value in vars(own).values() for f in functions_in(value)], seen)
             yield from (f"{n} {v!r}" for n, v in vars(own).items() if isinstance(v, PLAIN) and not n.startswith("__"))
@@ -98,9 +118,10 @@ def of_functions(functions: list[FunctionType], seen: set[int]) -> Iterator[str]
     """The code of functions, and of those of the same package that they name."""
     while functions:
         function = functions.pop()
-        if id(function) in seen or str(function.__module__).startswith(FOREIGN):
+        if id(function) in seen or installed(function):
             continue
         seen.add(id(function))
+        yield from (repr(part) for _, part in variables(function, whole=False) if isinstance(part, PLAIN))
         for code in codes_in(function.__code__):
             yield from of_code(code)
             for name in code.co_names:
@@ -132,11 +153,11 @@ def remembered(folder: Path, key: str, mesh: Mesh) -> Proof | None:
     if mesh.rank == 0:
         with suppress(OSError, ValueError):
             found = json.loads(path.read_text())
-    told = gather(mesh, (key, found), "proofs")
-    if len({mine for mine, _ in told.values()}) > 1:
+    told = gather(mesh, (key, str(path), found), "proofs")
+    if len({mine for mine, _, _ in told.values()}) > 1:
         return None
-    values = next(iter(told.values()))[1]
-    return None if values is None else Proof.of({**values, "remembered": str(path)})
+    _, place, values = told[mesh.everyone[0]]
+    return None if values is None else Proof.of({**values, "remembered": place})
 
 
 def remember(folder: Path, key: str, proof: Proof, mesh: Mesh) -> None:

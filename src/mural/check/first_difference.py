@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,35 +16,45 @@ from torch.utils import _pytree as pytree
 from mural.check.compared_case import Case
 from mural.check.comparison import Comparison, Row
 from mural.check.copies import copied
+from mural.check.leaves import gap, kept, largest, leaves, matching
+from mural.check.plain_run import device_of
+from mural.comm.failure.agree import gather
 from mural.engine import Loss
+from mural.engine.applied_plan import apply_plan
 from mural.errors import PeerError
+from mural.shard.generators import generators_kept
 
 MODULES = "modules"
+PLACE = re.compile(rf"\['{MODULES}'\]\[(\d+)\]\['(.*?)'\]")
+"""The place of a module's result in what a model returns that tells of its modules: its number, and its name."""
+APART = 1e-4
+"""How far results may be apart that are not compared with what rounding does, relative to the largest entry."""
 
 
 def first_different_module(case: Case, found: Comparison) -> str:
     """The module whose values are the first to differ, in words: forward, then its gradients backward. Collective."""
-    names = [name for name, _ in case.model.named_modules() if name]
     kinds = {name: type(module).__name__ for name, module in case.model.named_modules()}
-    wrong = [row for row in forward_rows(case) if row.differs]
-    order = {name: number for number, name in enumerate(names)}
+    order = {name: number for number, name in enumerate(kinds)}
+
+    def words(module: str, how: str) -> str:
+        called = f"{module} ({kinds.get(module, 'of the loss')})" if module else "the model itself"
+        return f"The first module whose values differ is {called}: {how}"
+
+    def owner(row: Row) -> str:
+        return row.name.rpartition(".")[0]
+
+    wrong = [place for place in map(PLACE.match, (row.name for row in forward_rows(case) if row.differs)) if place]
     if wrong:
-        first = min(wrong, key=lambda row: int(row.name.split("[")[2].split("]")[0]))
-        name = first.name.split("'")[1] if "'" in first.name else ""
-        return f"The first module whose values differ is {name or 'the model'} ({kinds.get(name, '')}), in forward"
+        return words(min(wrong, key=lambda place: int(place[1]))[2], "what it returns, in forward")
     gradients = [row for row in found.rows if row.differs and row.kind == "gradient"]
     if gradients:
-        last = max(gradients, key=lambda row: order.get(row.name.rpartition(".")[0], -1))
-        owner = last.name.rpartition(".")[0]
-        return (
-            f"The first module whose values differ is {owner or 'the model'} ({kinds.get(owner, 'a loss')}): the "
-            f"gradient of {last.name}, in backward"
-        )
+        last = max(gradients, key=lambda row: order.get(owner(row), len(order)))
+        return words(owner(last), f"the gradient of {last.name}, in backward")
     buffers = [row for row in found.rows if row.differs and row.kind == "buffer"]
     if buffers:
-        first = min(buffers, key=lambda row: order.get(row.name.rpartition(".")[0], -1))
-        return f"The first module whose values differ is {first.name.rpartition('.')[0]}: its buffer {first.name}"
-    return "The results of all modules are the same: it is the loss that differs"
+        first = min(buffers, key=lambda row: order.get(owner(row), len(order)))
+        return words(owner(first), f"its buffer {first.name}")
+    return "What all modules return is the same: it is the loss that differs"
 
 
 def forward_rows(case: Case) -> list[Row]:
@@ -52,11 +63,27 @@ def forward_rows(case: Case) -> list[Row]:
         model, loss = copied(case.model, case.loss)
         telling(model)
         told = replace(case, model=model, loss=partial(of_result, loss), steps=1)
-        return [row for row in told.rows() if row.kind == "output" and row.name.startswith(f"['{MODULES}']")]
+        return streamed_rows(told) if case.plan.stream is not None else [r for r in told.rows() if r.kind == "output"]
     except PeerError:
         raise
     except Exception:  # what is told of the modules helps, and is not what failed
         return []
+
+
+def streamed_rows(case: Case) -> list[Row]:
+    """The differences of all modules' results, of a plan whose tiles are not put together in a step. Collective."""
+    images = case.image if isinstance(case.image, tuple) else (case.image,)
+    device = device_of(case.model)
+    with torch.no_grad(), generators_kept(device):
+        plain = {place: kept(value) for place, value in leaves(copied(case.model, case.loss)[0](*images))}
+        divided = apply_plan(case.model, case.plan, case.loss, mesh=case.mesh, image=case.extents)
+        there = dict(leaves(divided(case.image)))
+    rows = list[Row]()
+    for place, whole in plain.items():
+        size = largest(whole) or 1.0
+        rows.append(Row("output", place, 0, gap(*matching(there.get(place), whole, None)).size / size, APART))
+    found = gather(case.mesh, rows, "modules").values()
+    return [max(of_place, key=lambda row: row.difference) for of_place in zip(*found, strict=True)]
 
 
 def of_result(loss: Loss, result: Any, target: Any) -> Tensor:

@@ -78,5 +78,6 @@ class StepProver:
                 return Proof(unproved=tuple(f"the plan: it would leave {text} changed" for text in lasting))
             small = SmallProofs(self.plan, pm, self.subject, self.mesh, batch, self.command, begin + self.seconds)
             proof = replace(small.proof(image, target), seconds=time.perf_counter() - begin)
-            remember(folder, key, proof, self.mesh)
+            if not small.hurried:  # another time there may be more of it
+                remember(folder, key, proof, self.mesh)
         return proof

@@ -6,12 +6,11 @@ small    287 × 287,  tiles of 96                             or, in less time, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from mural.check.same_program import results_of, unlike_calls
@@ -31,6 +30,8 @@ UNITS = (2, 4, 8, 16, 32, 64, 128)
 """Multiples that extents are rounded up to, where the model does not take odd ones."""
 UNTAKEN = (MuralError, RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
 """What a model may raise for an image that it does not take."""
+LITTLE = 2**14
+"""So many positions of an image are little work."""
 TENSOR = "a tensor"
 """What stands for a tensor of a target."""
 
@@ -68,11 +69,13 @@ class LossOfLeaves:
 
 @dataclass
 class Sizes:
-    """Which sizes a model takes: found by captures, each once."""
+    """Which sizes a model takes: found by captures of model and loss, each once; `graphs` are those that are known."""
 
     subject: Subject
     batch: SampledBatch
-    graphs: dict[tuple[Shape, bool], Graph | None] = field(default_factory=dict)
+    graphs: dict[Shape, Graph | None] = field(default_factory=dict[Shape, Graph | None])
+    with_loss: bool = True
+    """Whether the loss can be captured, too."""
     refused: str = ""
     """What the model last raised for an image that it does not take."""
 
@@ -83,28 +86,35 @@ class Sizes:
 
     def shapes(self, image: Shape) -> tuple[Shape, ...]:
         """The shapes of a batch with images of that shape."""
-        real, small = self.graph(self.image), self.graph(image)
-        ends = {} if real is None or small is None else results_of(real, small)
+        real, wanted = self.image[2:], [part.shape for part in self.batch.targets if isinstance(part, Sampled)]
+        ends: Mapping[Shape, Shape] = {}
+        if any(len(shape) > len(real) and shape[-len(real) :] != real for shape in wanted):
+            ends = results_of(self.captured(self.image), self.captured(image))
         return tuple(other_extents(shape, self.image, image, ends) for shape in self.batch.shapes)
 
-    def inputs(self, image: Shape) -> list[Shape]:
-        """The shapes of all inputs, with images of that shape."""
-        return [other_extents(part.shape, self.image, image, {}) for part in self.batch.images]
+    def graph(self, image: Shape) -> Graph | None:
+        """The calls of model and loss, or of the model, for images of that shape; None if they cannot be captured."""
+        if image not in self.graphs:
+            self.graphs[image] = self.tried(self.captured_loss, image) if self.with_loss else None
+            if self.graphs[image] is None:
+                self.graphs[image] = self.tried(self.captured, image)
+                if image == self.image and self.graphs[image] is not None:
+                    self.with_loss = False
+        return self.graphs[image]
 
-    def graph(self, image: Shape, loss: bool = False) -> Graph | None:
-        """The calls of the model, or of model and loss, for images of that shape; None if it cannot be captured."""
-        key = (image, loss)
-        if key not in self.graphs:
-            try:
-                self.graphs[key] = self.captured_loss(image) if loss else self.captured(self.subject.model, image)
-            except UNTAKEN as error:
-                self.graphs[key], self.refused = None, f"{type(error).__name__}: {error}".splitlines()[0]
-        return self.graphs[key]
+    def tried(self, capturing: Callable[[Shape], Graph], image: Shape) -> Graph | None:
+        """What a capture gives; None if the model, or the loss, does not take such an image."""
+        try:
+            return capturing(image)
+        except UNTAKEN as error:
+            self.refused = f"{type(error).__name__}: {error}".splitlines()[0]
+        return None
 
-    def captured(self, model: nn.Module, image: Shape) -> Graph:
+    def captured(self, image: Shape) -> Graph:
         """The calls of the model for images of that shape."""
-        with without_hooks(model):
-            return capture(model, self.inputs(image), [part.dtype for part in self.batch.images])
+        shapes = [other_extents(part.shape, self.image, image, {}) for part in self.batch.images]
+        with without_hooks(self.subject.model):
+            return capture(self.subject.model, shapes, [part.dtype for part in self.batch.images])
 
     def captured_loss(self, image: Shape) -> Graph:
         """The calls of model and loss for images of that shape."""
@@ -137,10 +147,11 @@ class Sizes:
             extents = [min(e, -(-n // 32) * 32) for n, e in zip(wanted, self.image[2:], strict=True)]
             return (images, self.image[1], *extents)
         first: Shape | None = None
+        some = prod(self.image[2:]) > LITTLE  # the real size is proved if nothing else is like it, and it is small
         for extents in candidates(wanted, self.image[2:]):
             shape = (images, self.image[1], *extents)
             graph = self.graph(shape)
-            if graph is not None and not unlike_calls(real, graph):
+            if graph is not None and not unlike_calls(real, graph) and not (some and extents == self.image[2:]):
                 return shape
             first = shape if first is None and graph is not None else first
         return first
@@ -224,7 +235,8 @@ def tiles_inside(batch: StreamedBatch, stride: int) -> dict[int, int]:
         grid = batch.needs.grid
         if axis in grid.cuts and len(grid.cuts[axis].intervals()) > 1:
             margin = margin_along(batch, axis)
-            found[dim] = stride * max(1, -(-(margin + 1) // stride), -(-4 // stride))
+            # Where the model divides an odd extent it rounds down: half a stride more leaves the last tile its margin.
+            found[dim] = stride * max(-(-(margin + 1 + stride // 2) // stride), -(-4 // stride))
     return found
 
 

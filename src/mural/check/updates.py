@@ -58,19 +58,21 @@ class LeftValue(NamedTuple):
 
 
 def steps(
-    model: Stepping, image: Any, target: Any, count: int, rate: float, expected: Collection[Name] = ()
-) -> Iterator[list[LeftValue]]:
+    model: Stepping, image: Any, target: Any, count: int, rate: float, expected: Collection[Name] = (),
+    observed: bool = True,
+) -> Iterator[list[LeftValue]]:  # fmt: skip
     """What each of several steps leaves, with an update of plain gradient descent at the end of each.
 
     Of a parameter it is how far it moved since the beginning. A part of the results that is `expected` and not there
-    is None.
+    is None; results count if they are `observed`.
     """
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     trained = [p for _, p in model.named_parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, rate) if trained else None
     for _ in range(count):
         results: list[tuple[Any, Rows | None]] = []
-        model.observe = lambda result, results=results: results.append((result, current_rows()))
+        if observed:
+            model.observe = lambda result, results=results: results.append((result, current_rows()))
         loss = model.step(image, target)
         if optimizer is not None:
             optimizer.step()
