@@ -17,6 +17,7 @@ from mural.engine.inputs import Image, Inputs, Needs, check_filled
 from mural.engine.loss_leaves import check_leaves
 from mural.engine.parameter_hooks import check_hooks, make_plain
 from mural.shard import batchnorm_scope
+from mural.shard.forward_gradients import whole_gradients
 from mural.shard.generators import generators_kept, seed_generators
 
 
@@ -56,10 +57,12 @@ class Unsplit:
         held.calls += 1  # by steps alone: how many batches a validation has depends on the plan
         stack.enter_context(batchnorm_scope(self.plan.norm_scope))  # checkpoints recompute batch norms in backward
         with self._scope():
-            output = held.module(*images)
+            with whole_gradients(held.mesh):
+                output = held.module(*images)
             if held.observe is not None:
                 held.observe(output)
-            loss = held.loss(output, goal)
+            with whole_gradients(held.mesh):
+                loss = held.loss(output, goal)
             held.check_loss(loss)
         if held.looks_at_leaves():
             check_leaves(loss, (images, goal), held.parameters(), held.plain, held.loss)

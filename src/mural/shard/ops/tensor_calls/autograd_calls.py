@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mural.errors import LayoutError, UnsupportedOp
+from mural.shard.forward_gradients import of_all_ranks, of_pieces
 from mural.shard.gradient_scale import raw_gradient, replicated_axes, require_gradient, true_gradient
 from mural.shard.halo.margin import Margin
 from mural.shard.layout import Layout
@@ -140,12 +141,15 @@ def grad_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     ]
     margins = [read_margin(i) if isinstance(i, ShardedTensor) else None for i in inputs]
     carriers = [local_of(i) if m is None else m.extended for i, m in zip(inputs, margins, strict=True)]
-    found = func([local_of(o) for o in outputs], carriers, raw, **given)
+    with of_pieces():
+        found = func([local_of(o) for o in outputs], carriers, raw, **given)
     own = [g if m is None or g is None else m.homed(g) for g, m in zip(found, margins, strict=True)]
     return tuple(
         ShardedTensor(g if i.carrier.is_leaf else true_gradient(g, i.placement), i.placement)
         if isinstance(i, ShardedTensor) and g is not None
-        else g
+        else of_all_ranks(g)
+        if g is not None
+        else None
         for i, g in zip(inputs, own, strict=True)
     )
 
