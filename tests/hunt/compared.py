@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import mural
+from mural.channel.share import share_of
 from mural.engine.microbatches import part_of, rows_of
 from mural.errors import MuralError, PeerError
 from mural.ranks.spawn import run_local
@@ -180,12 +181,12 @@ def distances(found: Values, expected: Values) -> dict[str, float]:
     return {name: distance(found[name], expected[name], sizes[name.split()[0]]) for name in found if name in expected}
 
 
-def unexplained(wrong: dict[str, float], expected: Values, case: Case, mesh: Any) -> dict[str, float] | None:
+def unexplained(wrong: dict[str, float], expected: Values, case: Case, pm: Any) -> dict[str, float] | None:
     """Those differences that rounding does not explain: one device, moved by ulps. None: it would explain anything."""
     noise: dict[str, float] = {}
     for seed in range(3):
-        probe = values(case.reference(mesh), case, torch.Generator().manual_seed(seed))
-        for name, value in distances(probe, expected).items():
+        probe = values(case.reference(pm.world_mesh), case, torch.Generator().manual_seed(seed))
+        for name, value in distances(held(probe, pm), expected).items():
             noise[name] = max(noise.get(name, 0.0), value)
     limits = {name: FACTOR * noise.get(name, 0.0) for name in wrong}
     left = {name: value for name, value in wrong.items() if value > limits[name]}
@@ -216,16 +217,28 @@ def outcome(case: Case) -> tuple[str, str]:
         return "refused", f"{type(error).__name__}: {error}"
     except Exception:
         return "crashed", traceback.format_exc()
-    return verdict(found, expected, case, pm.world_mesh)
+    return verdict(found, expected, case, pm)
 
 
-def verdict(found: Values, expected: Values, case: Case, mesh: Any) -> tuple[str, str]:
+def held(expected: Values, pm: Any) -> Values:
+    """The values with gradients of split layers as this rank holds them."""
+    shares = {name: share_of(p) for name, p in pm.named_parameters()}
+    found = dict(expected)
+    for place, value in expected.items():
+        share = shares.get(place.partition(" of ")[2]) if place.startswith("gradient") else None
+        if share is not None and value.ndim:
+            found[place] = share.cut(value)
+    return found
+
+
+def verdict(found: Values, expected: Values, case: Case, pm: Any) -> tuple[str, str]:
     """Whether what a plan left is what one device leaves."""
+    expected = held(expected, pm)
     whole_ones = (name for name in expected if name.startswith(("loss", "state", "result")))
     apart = distances(found, expected) | {name: float("inf") for name in whole_ones if name not in found}
     wrong: dict[str, float] | None = {name: value for name, value in apart.items() if not value <= TOLERANCE}
     if wrong and max(wrong.values()) < float("inf"):
-        wrong = unexplained(wrong, expected, case, mesh)
+        wrong = unexplained(wrong, expected, case, pm)
     if wrong is None:
         return "skipped", "rounding would explain any difference"
     worst = sorted(wrong.items(), key=lambda item: (not item[0].startswith("loss"), -item[1]))

@@ -97,7 +97,9 @@ class Recipe:
         """The case in one line."""
         plan = ", ".join(f"{name}={value!r}" for name, value in self.plan.items())
         layers = "+".join(layer.kind for layer in self.layers) or "no layers"
-        return f"{layers} → {self.head} | {' + '.join(self.loss)} | Plan({plan}) | {self.images}×{self.sizes}"
+        extras = "".join(f", {extra.kind}" for extra in self.extras)
+        head = f"{self.head}{extras}{f' in a {self.container}' if extras else ''}"
+        return f"{layers} → {head} | {' + '.join(self.loss)} | Plan({plan}) | {self.images}×{self.sizes}"
 
 
 HEADS = {
