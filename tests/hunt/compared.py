@@ -103,8 +103,8 @@ class Plain:
 
 
 def leaves(result: Any) -> list[Any]:
-    """All values of a result in order."""
-    fields = getattr(result, "__dataclass_fields__", None)
+    """All values of a result in order; what has `full` is one, here or on another rank."""
+    fields = None if hasattr(result, "full") else getattr(result, "__dataclass_fields__", None)
     return pytree.tree_leaves([getattr(result, name) for name in fields] if fields else result)
 
 

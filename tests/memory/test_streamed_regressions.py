@@ -363,3 +363,17 @@ def test_weights_from_the_image() -> None:
 def test_gradients_of_what_all_tiles_make(batch: bool, keep: str | None) -> None:
     """A kept vector has one gradient, but each tile, or each image, of the pass that made it counted it."""
     oddity(lambda: Summary(batch), keep, F.cross_entropy)
+
+
+@pytest.mark.parametrize("tile", [(40, 40), (10, 8)])
+def test_a_maximum_that_no_loss_reads(tile: tuple[int, int]) -> None:
+    """It is found on whole tensors after all tiles, and the loss was looked for there: a KeyError."""
+
+    class Model(nn.Conv2d):
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+            y = super().forward(input)
+            return y, y.amax((2, 3))
+
+    batches = [(x, torch.randint(3, (2, 13, 11))) for x in images(2, (13, 11))]
+    model = Model(2, 3, 3, padding=1).double()
+    check_steps(model, lambda y, t: F.cross_entropy(y[0], t), batches, mural.Plan(stream=tile))

@@ -98,15 +98,15 @@ class Streamer(TileSweeps):
 
     def _last(self, last: StreamPass, weight: float) -> Tensor:
         """The last pass, forward and backward."""
-        if last.whole:
+        if last.whole and any(self.loss_place in call.node.makes for call in last.calls):
             loss = self.whole.finish(last, weight)
             self.end_backward(last)
             return loss
         # A weight of 0 leaves nothing to scale by.
-        if weight and not last.keeps and (loss := self._in_one(last, weight)) is not None:
+        if weight and not last.whole and not last.keeps and (loss := self._in_one(last, weight)) is not None:
             return loss
         self.coming = deque(sweeps_of(self.passes, self.joins, in_one=False))
-        self.forward(last)
+        self.run(last)
         loss, adjoints = self._tail(weight)
         self._add_adjoints(adjoints)
         self.run_backward(last)

@@ -8,12 +8,14 @@ the batch has to be a sum of these with weights that depend on the targets alone
 
 The weights are found before the first backward of each step, from the gradients that the loss has for random results
 with the targets of that step: what the whole has in a micro-batch's part is wᵢ times what that micro-batch has alone.
-Where no weights fit (Dice over the batch, contrastive losses) that is an error.
+Where no weights fit (Dice over the batch, contrastive losses), or other random results have other weights (a mean over
+what the model itself selects), that is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -28,6 +30,8 @@ from mural.shard import ShardedTensor
 from mural.shard.gradient_scale import true_gradient
 from mural.shard.layout import Layout
 
+SPREADS = 0.618, 0.414
+"""What multiples of these have behind the point says how far the random results of each micro-batch are spread."""
 Loss = Callable[[Any, Any], Tensor]
 Dims = tuple[int | None, ...]
 """For each leaf of a result the dim along which micro-batches follow each other; None for what has no images."""
@@ -48,20 +52,29 @@ def loss_weights(
         value = loss(trial, target)
         alone.append(value.detach())
         own += gradients(value, [trial], mesh)
+    others = other_values(loss, results, targets, whole, dims)
     shares = [[list(compress(grads, of_images)) for grads in both] for both in zip(every, own, strict=True)]
     numbers = torch.stack([products(*both) for both in shares])
-    values, numbers = on_host(torch.stack([*alone, joined.detach()]), numbers)
+    values, second, numbers = on_host(torch.stack([*alone, joined.detach()]), torch.stack(others), numbers)
     sums = stack(numbers, mesh.peers(mesh.coordinates), mesh.rank, mesh.transport, "loss").sum(0).tolist()
     weights = [fitted(both, twice, whole, tolerance(trials)) for both, twice, whole in sums]
-    *parts, value = values.tolist()
-    total = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
-    if abs(total - value) > tolerance(trials) * max(abs(value), 1e-6):
-        raise undivided(f"it is {value:.6g}, its parts add up to {total:.6g}")
+    for *parts, value in (values.tolist(), second.tolist()):
+        total = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
+        if abs(total - value) > tolerance(trials) * max(abs(value), 1e-6):
+            raise undivided(f"it is {value:.6g}, its parts add up to {total:.6g}")
     for at in (i for i, images in enumerate(of_images) if not images):
         apart = every[0][at] - sum(weight * grads[at] for weight, grads in zip(weights, own, strict=True))
         if float(apart.abs().max()) > tolerance(trials) * max(float(every[0][at].abs().max()), 1e-6):
             raise undivided("its gradients for results without images do not add up")
     return weights
+
+
+@torch.no_grad()
+def other_values(loss: Loss, results: Sequence[Any], targets: Sequence[Any], whole: Any, dims: Dims) -> list[Tensor]:
+    """The losses of micro-batches, and that of the batch, for other random results: the weights have to fit these."""
+    trials = trial_results(results, dims, spread=SPREADS[1])
+    parts = [loss(trial, target) for trial, target in zip(trials, targets, strict=True)]
+    return [*parts, loss(joined_results(trials, dims), whole)]
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
@@ -71,9 +84,13 @@ def on_host(*tensors: Tensor) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def trial_results(results: Sequence[Any], dims: Dims) -> list[Any]:
-    """Random values instead of results; what has no images is the same for all micro-batches."""
-    found = [pytree.tree_map_only(Tensor, random_leaf, result) for result in results]
+def trial_results(results: Sequence[Any], dims: Dims, spread: float = SPREADS[0]) -> list[Any]:
+    """Random values instead of results, spread otherwise in each; what has no images is the same for all."""
+    spreads = [0.25 + 0.75 * (spread * (number + 1) % 1.0) for number in range(len(results))]
+    found = [
+        pytree.tree_map_only(Tensor, partial(random_leaf, spread=each), result)
+        for each, result in zip(spreads, results, strict=True)
+    ]
     first, form = pytree.tree_flatten(found[0])
     return [
         form.unflatten([a if d is None else b for a, b, d in zip(first, pytree.tree_leaves(t), dims, strict=True)])
@@ -113,17 +130,25 @@ def undivided(why: str) -> PlanError:
     )
 
 
-def random_leaf(value: Tensor) -> Tensor:
+def random_leaf(value: Tensor, spread: float) -> Tensor:
     """Random values instead of a result, as the beginning of a history.
 
-    They are between 0.1 and 0.9, where scores, probabilities and intensities all have losses with gradients.
+    They are between 0.1 and 0.9, where scores, probabilities and intensities all have losses with gradients. Of whole
+    numbers they are the least and the largest.
     """
     if not value.is_floating_point():
-        return value
-    drawn: Any = torch.rand_like(value) * 0.8 + 0.1
+        return random_numbers(value, spread)
+    drawn: Any = torch.rand_like(value) * (0.8 * spread) + 0.1
     if not isinstance(value, ShardedTensor):
         return drawn.detach().requires_grad_()
     return ShardedTensor(drawn.local.detach().requires_grad_(), value.placement, "", value.folds)
+
+
+def random_numbers(value: Tensor, spread: float) -> Tensor:
+    """The least or the largest of some whole numbers at each position."""
+    if not value.numel() or value.is_complex():
+        return value
+    return torch.where(torch.rand_like(value, dtype=torch.float32) < 0.8 * spread, value.max(), value.min())
 
 
 def floating(tree: Any) -> list[Tensor]:
