@@ -31,6 +31,9 @@ RESULTS = {
     "mse's weights": f"F.mse_loss(x, x.detach() * .5, weight={W})",
     "repeat with a 0": "x.repeat(1, 1, 0, 1), x.repeat(0, 1, 1, 1, 1), torch.tile(x, (0, 2))",
     "tensor_split by a tensor": "x.tensor_split(torch.tensor([2, 5]), 2), x.tensor_split(torch.tensor(3), 3)",
+    "positions of a condition that no rank holds a part of": (
+        "(lambda m: [m.__setitem__(torch.where(m.sum(-1) > 0), 1.), m * x.sum()][1])(x.mean((0, 2)).detach())"
+    ),
     "norms with sharded weights": (
         "F.rms_norm(x, (4, 13, 11), x[0]), F.rms_norm(x[..., 0, :], (11,), x[0, 0, 0]), "
         "F.layer_norm(x, (13, 11), x[0, 0], x[0, 1])"
