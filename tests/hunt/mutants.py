@@ -206,13 +206,14 @@ def killed(items: Sequence[pytest.Item], mutant: Mutant, allowed: int) -> bool:
         signal.alarm(allowed)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        good = False
+        end = 1
         try:
-            put_in(mutant)
-            good = all(map(passes, items))
+            end = int(not all(map(passes, items))) if put_in(mutant) else 2
         finally:
-            os._exit(0 if good else 1)
+            os._exit(end)
     _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 2:
+        raise LookupError(f"{mutant.function} of {mutant.path} is not loaded as it is written: start again")
     return status != 0
 
 
@@ -230,14 +231,13 @@ def loaded() -> tuple[dict[tuple[str, str, int], list[FunctionType]], list[Any]]
     return functions, remembering
 
 
-def put_in(mutant: Mutant) -> None:
-    """Give a function its mutated code, wherever it is referred to."""
-    found = loaded()[0][str(ROOT / mutant.path), mutant.function, mutant.code.co_firstlineno]
+def put_in(mutant: Mutant) -> bool:
+    """Give a function its mutated code, wherever it is referred to; whether there is such a function."""
+    found = loaded()[0].get((str(ROOT / mutant.path), mutant.function, mutant.code.co_firstlineno), [])
     for one in found:
         one.__code__ = mutant.code
-    if not found:
-        raise LookupError(f"{mutant.function} of {mutant.path} is not loaded")
     forget_results()
+    return bool(found)
 
 
 def forget_results() -> None:
