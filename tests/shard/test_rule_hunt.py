@@ -60,3 +60,64 @@ def not_a_number() -> bool:
 def test_adaptive_averages_keep_what_is_no_number_in_its_window() -> None:
     """It was multiplied by a weight of zero in all other windows, which made these NaN too."""
     assert all(run_on(2, not_a_number))
+
+
+def infinite() -> Tensor:
+    """Logits with an infinite one."""
+    x = image(3, 8)
+    x[1, 6] = float("inf")
+    return x
+
+
+def softmaxes_of_infinity() -> list[bool]:
+    """Softmaxes and logsumexp along a cut dim."""
+    x, mesh = infinite(), mural.init(spatial=(2,))
+    y = mural.shard(x, mesh, dims=(1,))
+    calls = (torch.softmax, torch.log_softmax, torch.logsumexp)
+    return [torch.allclose(f(y, 1).full(), f(x, 1), 1e-10, equal_nan=True) for f in calls]
+
+
+def test_softmaxes_of_an_infinite_logit_are_torchs() -> None:
+    """Along a cut dim all other values became 0, where torch makes NaN."""
+    assert all(all(found) for found in run_on(2, softmaxes_of_infinity))
+
+
+def refused_calls() -> list[str]:
+    """What calls that torch refuses come to."""
+    x, found = mural.shard(image(4, 0, 6), mural.init(spatial=(2,)), dims=(0,)), []
+    y = mural.shard(image(4, 6), mural.init(spatial=(2,)), dims=(0,))
+    for call in (
+        lambda: torch.aminmax(x, dim=1), lambda: x.amax(1), lambda: x.max(1), lambda: x.argmin(1),
+        lambda: y.roll((1, 2), 0), lambda: y.narrow(0, torch.tensor([1]), 2),
+    ):  # fmt: skip
+        try:
+            call()
+            found.append("returned")
+        except (IndexError, RuntimeError):
+            found.append("raised")
+    return found
+
+
+def test_what_torch_refuses_is_refused() -> None:
+    """Extremes of no positions were the types' limits; of two shifts for one dim, the first one was taken."""
+    assert all(set(found) == {"raised"} for found in run_on(2, refused_calls))
+
+
+ONES = torch.ones(2, 4, 5, dtype=torch.long)
+
+
+def added_product(x: Tensor) -> Tensor:
+    """A product of whole numbers, with factors that are not."""
+    return torch.addbmm(ONES[0, :3], x, ONES, beta=1.9, alpha=2.5)
+
+
+def sharded_product() -> Tensor:
+    """The same, of a sharded tensor."""
+    x = mural.shard(torch.arange(24).view(2, 3, 4), mural.init(spatial=(2,)), dims=(1,))
+    return added_product(x).full()  # type: ignore[attr-defined]
+
+
+def test_products_of_whole_numbers_are_whole() -> None:
+    """The factors made them floating point numbers."""
+    for found in run_on(2, sharded_product):
+        assert torch.equal(found, added_product(torch.arange(24).view(2, 3, 4)))

@@ -194,6 +194,8 @@ def added_product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         raise RuntimeError(f"{name}: an input of shape {tuple(x.shape)} for a product of shape {tuple(product.shape)}")
     if is_autocast(product.device):
         x = x.to(product.dtype)
+    if not (product.is_floating_point() or product.is_complex()):
+        beta, alpha = int(beta), int(alpha)
     return beta * x + alpha * product if beta else alpha * product
 
 

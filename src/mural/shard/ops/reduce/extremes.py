@@ -60,7 +60,14 @@ def extremes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     name = name_of(func)
     x, dim, keepdim = bound(args, kwargs, ("input", "dim", "keepdim"), None, False)
     dims = dims_of(dim, x.ndim, name)
+    check_values(name, x, dims)
     return reduced(x, extreme_of(x, dims, name == "amax", name), dims, keepdim)
+
+
+def check_values(name: str, x: Tensor, dims: Sequence[int]) -> None:
+    """Raise for dims without a position, of which nothing is the largest."""
+    if any(x.shape[d] == 0 for d in dims):
+        raise IndexError(f"{name} of a tensor of shape {tuple(x.shape)}: dims {tuple(dims)} have no positions")
 
 
 @register("reduction", "max", "min")
@@ -74,7 +81,9 @@ def max_or_min(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     x, dim, keepdim = bound(args, kwargs, ("input", "dim", "keepdim"), None, False)
     if dim is None:
         dims = tuple(range(x.ndim))
+        check_values(name, x, dims)
         return reduced(x, extreme_of(x, dims, name == "max", name), dims, False)
+    check_values(name, x, (dim_of(dim, x.ndim, name),))
     values, indices = extreme_along(x, dim_of(dim, x.ndim, name), name == "max", name)
     kind = torch.return_types.max if name == "max" else torch.return_types.min
     at = (dim_of(dim, x.ndim, name),)
@@ -125,5 +134,6 @@ def argument(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if dim is None:
         raise UnsupportedOp(f"{name} over all dims of a sharded tensor: give a dim, or call .full()")
     at = dim_of(dim, x.ndim, name)
+    check_values(name, x, (at,))
     _, indices = extreme_along(x.detach(), at, name == "argmax", name)
     return reduced(x, indices, (at,), keepdim)

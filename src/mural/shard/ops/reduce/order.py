@@ -12,7 +12,7 @@ from torch import Tensor
 from mural.errors import UnsupportedOp
 from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.pointwise.along_dim import along
-from mural.shard.ops.reduce.extremes import extreme_of
+from mural.shard.ops.reduce.extremes import check_values, extreme_of
 from mural.shard.ops.reduce.sums import reduced
 from mural.shard.relayout import gather, stacked
 from mural.shard.table import name_of, register
@@ -113,5 +113,6 @@ def aminmax(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """The smallest and the largest value."""
     x, dim, keepdim = bound(args, kwargs, ("input", "dim", "keepdim"), None, False)
     dims = dims_of(dim, x.ndim, "aminmax")
+    check_values("aminmax", x, dims)
     low, high = (reduced(x, extreme_of(x, dims, largest, "aminmax"), dims, keepdim) for largest in (False, True))
     return torch.return_types.aminmax((low, high))

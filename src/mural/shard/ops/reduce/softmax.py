@@ -45,7 +45,9 @@ def softmaxes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     result = func(x.local.new_zeros((1,) * x.ndim), *args[1:], **kwargs).dtype
     logits = x.local.to(dtype or result) * (-1 if name == "softmin" else 1)
     best = extreme_of(ShardedTensor(logits.detach(), x.placement), dims, True, name)
-    best = torch.where(best.isinf(), torch.zeros_like(best), best)
+    # Of a softmax, torch makes NaN where a value is infinite; of logsumexp, infinity.
+    unusual = best.isinf() if name == "logsumexp" else best.isneginf()
+    best = torch.where(unusual, torch.zeros_like(best), best)
     shifted = logits - best
     weights = shifted.exp()
     norm = total(x, weights.sum(dims, keepdim=True), dims, name)
