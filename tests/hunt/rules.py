@@ -14,7 +14,7 @@ from hunt.findings import Finding, Tally
 from hunt.rules_case import VALUES, Case, Job, Outcome, Place, job_of
 from hunt.rules_forms import FORMS
 from hunt.rules_ranks import merged, of_ranks
-from hunt.rules_samples import dtypes_of, names
+from hunt.rules_samples import IMAGE, dtypes_of, names
 from ranks import run_on
 
 SEARCH = "rules"
@@ -50,6 +50,17 @@ def draw_batches(seed: int, missing: set[str], only: Sequence[str] = ()) -> Iter
             chosen = [n for n in every[start : start + OPERATIONS] if n.rstrip("!") not in missing]
             cases = [draw_case(name, place, drawn) for name in chosen for _ in range(CASES)]
             yield [job for job in map(job_of, cases) if job is not None]
+
+
+def fixed(seed: int, place: Place, count: int) -> list[Job]:
+    """So many cases in one kind of place, the same for the same seed: half of them on images of our own."""
+    drawn, found = random.Random(seed), list[Job]()
+    every = [name for name in names() if not name.startswith(IMAGE)]
+    images = [name for name in names() if name.startswith(IMAGE)]
+    while len(found) < count:
+        job = job_of(draw_case(drawn.choice(images if len(found) % 2 else every), place, drawn))
+        found += [job] if job is not None else []
+    return found
 
 
 def draw_case(name: str, place: Place, drawn: random.Random) -> Case:

@@ -121,8 +121,6 @@ def job_of(case: Case) -> Job | None:
     if sample is None or run is None or not any(case.place.fits(t) for t in sample.tensors()):
         return None
     words = {*case.op.rstrip("!").split("."), getattr(sample.function, "__name__", "")}
-    drawn = any("random" in (KINDS.get(word), KINDS.get(f"{word}_")) for word in words) or case.op in (
-        "multinomial",
-        "normal",
-    )
+    drawn = any("random" in (KINDS.get(word), KINDS.get(f"{word}_")) for word in words)
+    drawn = drawn or any(word in case.op for word in ("attention", "lowrank"))
     return Job(case, run, tuple(valued(sample.tensors(), case.values, case.place.seed)), drawn)

@@ -78,7 +78,7 @@ def binary(d: Draw) -> Call:
         "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "gt", "le", "eq", "ne", "iadd", "imul", "isub"
     )
     n, c, h, w = x.shape
-    other = d.of(2.0, 3, d.normal(*x.shape), d.normal(c, 1, 1), d.normal(w), d.normal(n, 1, h, 1), d.normal(()))
+    other = d.of(2.0, 3, d.normal(*x.shape), d.normal(c, 1, 1), d.normal(w), d.normal(n, 1, h, 1), d.normal())
     if isinstance(other, Tensor) and sign in ("pow", "mod", "floordiv"):
         x, other = x.abs() + 0.5, other.abs() + 0.5
     function = getattr(operator, sign)
