@@ -15,6 +15,7 @@ from mural.check.no_trace import no_trace
 from mural.check.sampled_batch import SampledBatch
 from mural.check.small_proofs import SmallProofs
 from mural.check.subject import Subject
+from mural.comm.failure.agree import said
 from mural.comm.failure.shared_fate import shared_fate
 from mural.engine import Loss, Parallel
 from mural.engine.proof import Proof
@@ -59,25 +60,33 @@ class StepProver:
 
     def prove(self, pm: Parallel, image: Any, target: Any) -> Proof:
         """The proof for such batches; raises `ProofError` where a small case differs from one device. Collective."""
-        assert self.mesh is not None
-        if is_plain(self.plan):
+        if is_plain(self.plan) or self.mesh is None:
             return Proof()
-        if self.subject is None:
-            return Proof(unproved=(self.unseen,))
+        with shared_fate(self.mesh.transport):
+            why = said(self.mesh, [self.unseen], "the copy of a proof")[0]
+            if why or self.subject is None:
+                return Proof(unproved=(f"the plan: {why}",))
+            with no_trace(pm.plain, self.loss) as lasting:
+                if lasting:
+                    return Proof(unproved=tuple(f"the plan: it would leave {text} changed" for text in lasting))
+                proof = self.proved(pm, self.subject, self.mesh, image, target)
+            if pm.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(pm.device)
+        return proof
+
+    def proved(self, pm: Parallel, subject: Subject, mesh: Mesh, image: Any, target: Any) -> Proof:
+        """The proof that is remembered, or found now. Collective."""
         begin = time.perf_counter()
-        with shared_fate(self.mesh.transport), no_trace(pm.plain, self.loss) as lasting:
-            self.subject.like(pm.plain)
-            kind = next((p.dtype for p in self.subject.model.parameters() if p.is_floating_point()), torch.float32)
-            batch = SampledBatch.of(image, target, kind, self.mesh)
-            key = fingerprint(self.subject, self.plan, batch, pm.device, self.mesh)
-            folder = proofs_folder(self.remembers)
-            known = remembered(folder, key, self.mesh)
-            if known is not None:
-                return known
-            if lasting:
-                return Proof(unproved=tuple(f"the plan: it would leave {text} changed" for text in lasting))
-            small = SmallProofs(self.plan, pm, self.subject, self.mesh, batch, self.command, begin + self.seconds)
-            proof = replace(small.proof(image, target), seconds=time.perf_counter() - begin)
-            if not small.hurried:  # another time there may be more of it
-                remember(folder, key, proof, self.mesh)
+        subject.like(pm.plain)
+        kind = next((p.dtype for p in subject.model.parameters() if p.is_floating_point()), torch.float32)
+        batch = SampledBatch.of(image, target, kind, mesh)
+        key, folder = fingerprint(subject, self.plan, batch, pm.device, mesh), proofs_folder(self.remembers)
+        known = remembered(folder, key, mesh)
+        if known is not None:
+            return known
+        small = SmallProofs(self.plan, pm, subject, mesh, batch, self.command, begin + self.seconds)
+        proof = replace(small.proof(image, target), seconds=time.perf_counter() - begin)
+        if not small.hurried:  # another time there may be more of it
+            remember(folder, key, proof, mesh)
         return proof

@@ -95,8 +95,8 @@ class Subject:
 
 def sampled(p: Tensor, most: int = SMALL) -> Tensor:
     """Some of a tensor's values, evenly spaced."""
-    flat = p.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // most)][:most].cpu().clone()
+    places = torch.linspace(0, p.numel() - 1, min(most, p.numel()), dtype=torch.float64, device=p.device).long()
+    return p.detach()[torch.unravel_index(places, p.shape)].cpu() if p.ndim else p.detach().cpu().view(1)
 
 
 def hooked(p: nn.Parameter) -> bool:
