@@ -26,6 +26,11 @@ def call(
     func, args, kwargs = node.func, node.args, dict(node.kwargs)
     if func is None:
         raise UnsupportedOp(f"{node.site}: this graph does not know the function of {node.op!r}; capture it again")
+    if func is torch.autograd.grad:
+        raise UnsupportedOp(
+            f"{node.site}: torch.autograd.grad goes back through calls of the forward, so what they keep cannot be "
+            f'foreseen: set cuts = "layers", or name the blocks at which stages begin'
+        )
     device = tensors[0].device if tensors else torch.get_default_device()
     if not inplace and node.writes:
         func, args, kwargs, clean = beside(node)

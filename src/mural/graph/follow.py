@@ -157,7 +157,7 @@ class Follower(TorchFunctionMode):
         name = name_of(func).partition(".")[0]
         given = tensors_in((args, kwargs))
         absent = any(isinstance(tensor, Absent) for tensor in given)
-        if absent and KINDS.get(name) == "gradient":
+        if absent and KINDS.get(name) == "gradient" and name_of(func) != "requires_grad.__get__":
             held = given[0] if not isinstance(given[0], Absent) else self.here.get(given[0].key)
             if name in HOOKS:  # a hook is registered where the tensor is made
                 return Unused()
