@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
@@ -9,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.errors import PlanError
-from mural.pipeline.gems import before, gems
-from mural.pipeline.schedule import Action, Schedule, forward_only, gpipe, interleaved, one_f_one_b, sequential
+from mural.pipeline.gems import before, gems, turns
+from mural.pipeline.schedule import (
+    Action,
+    Schedule,
+    forward_only,
+    gpipe,
+    grouped,
+    interleaved,
+    one_f_one_b,
+    sequential,
+)  # fmt: skip
 
 sizes = st.integers(1, 9)
 counts = st.integers(1, 20)
@@ -243,3 +253,78 @@ def test_sizes_below_one_are_refused(make: object) -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(PlanError, match="interleaved"):
         gems(2, 2, 1, "fast")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("seats", [(0, 1), (0, 1, 1, 0), (0, 2, 0), (1, 2, 1), (1, 1, 1), (0, 1, -1), (0, 0, 2)])
+def test_each_stage_has_a_seat_and_each_seat_a_stage(seats: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="give each stage a seat, and leave none out"):
+        sequential(3, 1, seats)
+    with pytest.raises(PlanError, match="give each stage a seat"):
+        sequential(0, 1, ())
+
+
+@pytest.mark.parametrize("arguments", [(0, 1), (1, 0), (-1, 1), (2, 2, 0), (2, 2, -1), (2, 0, (0, 1)), (2, 0, 1)])
+def test_a_sequence_of_nothing_is_refused(arguments: tuple[int, int]) -> None:
+    with pytest.raises(PlanError, match="at least one; give"):
+        sequential(*arguments)
+
+
+def test_seats_that_share_stages_as_drawn() -> None:
+    assert str(sequential(5, 1, seats=(0, 1, 2, 1, 0))) == lines("""
+        F0@0 F0@4 B0@4 B0@0
+        F0@1 F0@3 B0@3 B0@1
+        F0@2 B0@2
+    """)
+    assert str(sequential(2, 1, seats=9)) == lines("F0 B0\nF0 B0")
+    assert sequential(3, 2, seats=(0, 1, 0)).seat_of == {(0, 0): 0, (0, 1): 1, (0, 2): 0}
+    assert sequential(3, 2, seats=2).holds(0) == ((0, 0), (0, 2))
+    assert gems(3, 2).holds(0) == ((0, 0), (1, 2))
+
+
+def test_actions_in_words() -> None:
+    assert str(Action("forward", 1, 2)) == "forward of stage 1, micro-batch 2"
+    assert str(Action("backward", 0, 3, 1)) == "backward of stage 0, micro-batch 3, replica 1"
+    assert len(sequential(2, 3).actions()) == 12
+
+
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b, lambda s, m: interleaved(s, 1, m), lambda s, m: gems(s, m)])
+def test_every_size_is_looked_at(make: Callable[[int, int], Schedule]) -> None:
+    for stages, microbatches in ((0, 1), (1, 0), (-1, 2), (2, -3)):
+        with pytest.raises(PlanError, match="at least one"):
+            make(stages, microbatches)
+    assert make(1, 1).seats[0][-1] == Action("backward", 0, 0)
+
+
+def test_other_sizes_are_looked_at() -> None:
+    for make in (lambda: interleaved(2, 0, 2), lambda: gems(2, 2, 0), lambda: gems(2, 2, -1)):
+        with pytest.raises(PlanError, match="at least one"):
+            make()
+
+
+def test_lists_after_an_eager_beginning_as_drawn() -> None:
+    assert str(one_f_one_b(3, 6, eager=True)) == lines("""
+        F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5
+        F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5
+        F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
+    """)
+
+
+def test_groups_of_interleaved_are_near_equal() -> None:
+    assert [[*group] for group in grouped(7, 3)] == [[0, 1, 2], [3, 4, 5, 6]]
+    assert [[*group] for group in grouped(2, 3)] == [[0, 1]]
+    assert [[*group] for group in grouped(6, 3)] == [[0, 1, 2], [3, 4, 5]]
+    assert [[*group] for group in grouped(11, 3)] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
+
+
+def test_turns_of_gems_are_near_equal() -> None:
+    assert turns(range(3, 10), 3) == [range(3, 6), range(6, 8), range(8, 10)]
+    assert turns(range(4), 2) == [range(2), range(2, 4)]
+    assert [len(turn) for turn in turns(range(2), 4)] == [1, 0, 1, 0]
+
+
+def test_gems_places_replicas_in_opposite_order() -> None:
+    schedule = gems(3, 5)
+    assert schedule.seat_of == {(0, 0): 0, (1, 2): 0, (0, 1): 1, (1, 1): 1, (0, 2): 2, (1, 0): 2}
+    assert schedule.replica_of == (0, 0, 0, 1, 1)
+    assert (schedule.replicas, schedule.stages, schedule.microbatches) == (2, 3, 5)
+    assert gems(3, 4).replica_of == (0, 0, 1, 1)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mural.comm.messages import Transport
+from mural.errors import LayoutError
 from mural.geometry import Box, Cuts, Interval, slices
 from mural.ranks import SPATIAL, Mesh
 from mural.shard.layout import MIN_EXTENT, Layout, route, spatial_boxes
@@ -259,3 +260,10 @@ def test_ranks_along_an_axis_that_cuts_nothing_do_not_share() -> None:
     have = Layout(mesh, (1, 1, 4, 4), AXES[:4], (None, None, Cuts.even(4, 2), None), ())
     own, _ = spatial_boxes(have, have, 2)
     assert list(own) == [1, 3]
+
+
+def test_an_axis_cuts_one_dim() -> None:
+    cuts = Cuts.even(4, 2)
+    with pytest.raises(LayoutError, match=r"cannot be cut along \('spatial0', 'spatial0'\)"):
+        Layout(mesh_of(1, (2,)), (4, 4), ("spatial0", "spatial0"), (cuts, cuts), ())
+    assert Layout(mesh_of(1, (2,)), (4, 4), ("spatial0", "spatial0"), (cuts, None), ()).cut_dims == (0,)
