@@ -328,3 +328,13 @@ def test_gems_places_replicas_in_opposite_order() -> None:
     assert schedule.replica_of == (0, 0, 0, 1, 1)
     assert (schedule.replicas, schedule.stages, schedule.microbatches) == (2, 3, 5)
     assert gems(3, 4).replica_of == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "replications", "most"), [(6, 2, 2), (10, 2, 3), (6, 3, 1), (6, 9, 1), (6, 1, 3)]
+)
+def test_an_instance_of_gems_holds_a_turn(microbatches: int, replications: int, most: int) -> None:
+    """A turn of a half that does not divide evenly is rounded up."""
+    schedule = gems(4, microbatches, replications)
+    row = [action for action in schedule.seats[0] if action.replica == 0]
+    assert most_held(tuple(row)) == most

@@ -67,6 +67,8 @@ def test_what_is_no_tensor_or_no_mesh_is_refused() -> None:
     ({-4: (1, 3), 3: (9,)}, {0: (1, 3), 3: (9,)}),
     (((1, 7), (3, 3, 3)), {2: (1, 7), 3: (3, 3, 3)}),
     ((None, (3, 3, 3)), {3: (3, 3, 3)}),
+    (((2, 6),), {2: (2, 6)}),
+    ((8,), {2: (8,)}),
     ((1, 7), {2: (1, 7)}),
     ((0.5, 0.5), {2: (0.5, 0.5)}),
     (Cuts.of((0, 1, 8)), {2: Cuts.of((0, 1, 8))}),
@@ -182,8 +184,28 @@ def test_boxes_that_leave_gaps_are_refused(rank: int, dim: int, interval: Interv
         cuts_from_boxes(places, GRID, axes)
 
 
-def on_every_rank(mesh: Mesh, calls: list[dict[str, Any]], tensors: list[torch.Tensor]) -> list[Any]:
-    """What `place_on` gives on each rank of a mesh; their agreement is simulated: first all say what they bring."""
+def test_of_several_ranks_with_a_gap_the_first_is_named() -> None:
+    axes = axes_of(IMAGE, GRID, None)
+    places = brought(asked_layout(IMAGE, GRID, axes, None, 1))
+    for rank in (2, 8):
+        places[rank] = (places[rank][0], Interval(1, 3), *places[rank][2:])
+    with pytest.raises(LayoutError, match="rank 2 brought"):
+        cuts_from_boxes(places, GRID, axes)
+
+
+def test_boxes_whose_rows_do_not_ascend_are_refused() -> None:
+    axes = axes_of(IMAGE, GRID, None)
+    places = brought(asked_layout(IMAGE, GRID, axes, None, 1))
+    places = [(b[0], b[1], Interval(0, 9) if b[2].start == 0 else b[2], b[3]) for b in places]
+    with pytest.raises(LayoutError, match="do not divide an extent of 9 into 2 parts"):
+        cuts_from_boxes(places, GRID, axes)
+
+
+def on_every_rank(mesh: Mesh, calls: list[dict[str, Any]], tensors: list[torch.Tensor], cuts: Any = None) -> list[Any]:
+    """What `place_on` gives on each rank of a mesh; their agreement is simulated: first all say what they bring.
+
+    `cuts` are those that they have to say.
+    """
     told: list[Any] = []
 
     class Told(Exception):
@@ -201,6 +223,7 @@ def on_every_rank(mesh: Mesh, calls: list[dict[str, Any]], tensors: list[torch.T
             with pytest.raises(Told):
                 place_on(tensor, replace(mesh, rank=rank), **call)
     assert len({repr(brought) for brought, _, _ in told}) == 1
+    assert cuts is None or told[0][0].cuts == cuts
     with mock.patch.object(place, "agree", return_value=[one[1] for one in told]):
         return [place_on(tensor, replace(mesh, rank=rank), **call) for rank, tensor, call in ranks()]
 
@@ -229,7 +252,9 @@ def test_pieces_say_where_they_are() -> None:
 def test_own_images_follow_each_other(counts: tuple[int, int]) -> None:
     of_place = [IMAGE[: counts[0]], IMAGE[counts[0] : sum(counts)]]
     tensors = [of_place[GRID.coordinates_of(rank)["data"]] for rank in range(12)]
-    found = on_every_rank(GRID, [{"batch": "own", "cuts": {2: (2, 6)}}] * 12, tensors)
+    found = on_every_rank(
+        GRID, [{"batch": "own", "cuts": {2: (2, 6)}}] * 12, tensors, (None, Cuts.of((0, 2, 8)), Cuts.even(9, 3))
+    )
     for rank, x in enumerate(found):
         assert x.shape == (sum(counts), 3, 8, 9)
         assert x.placement.cuts[0] == Cuts.sized(counts)
@@ -282,3 +307,15 @@ def test_leaves_that_learn_stay_leaves_where_a_piece_is_brought() -> None:
     assert learns.requires_grad
     assert not shard(IMAGE, Mesh.of_one(), box=box).requires_grad
     assert shard(piece * 2, Mesh.of_one(), box=box).requires_grad
+
+
+def test_the_channel_axis_is_part_of_the_data_axis() -> None:
+    mesh = replace(mesh_of(2, (1,)), sizes=(2, 1, 1, 3, 1, 1, 1))
+    found = on_every_rank(mesh, [{}] * 6, [IMAGE.repeat(2, 1, 1, 1)] * 6)
+    assert [x.placement.mesh for x in found] == [replace(mesh, rank=rank).folded for rank in range(6)]
+    assert found[0].placement.cuts[0] == Cuts.even(8, 6)
+
+
+def test_what_is_no_mesh_is_refused_by_shard() -> None:
+    with pytest.raises(LayoutError, match=r"the mesh of mural\.init"):
+        shard(IMAGE, "mesh")  # type: ignore[arg-type]
