@@ -27,7 +27,17 @@ from mural.collectives.algorithms import (
 )
 from mural.collectives.ordered import ordered
 from mural.collectives.program import BufferPart, RankProgram, program
-from mural.collectives.rounds import ChunkSend, Collective, among, joined, pipelined, whole
+from mural.collectives.rounds import (
+    ChunkSend,
+    Collective,
+    among,
+    by_pair,
+    divided,
+    joined,
+    pipelined,
+    simultaneous,
+    whole,
+)  # fmt: skip
 from mural.collectives.simulate import simulate
 from mural.errors import PlanError
 
@@ -239,6 +249,72 @@ def test_what_is_refused() -> None:
         ordered(Collective("twice", 2, 1, ((ChunkSend(0, 1, 0, True),), (ChunkSend(0, 1, 0, True),))))
     with pytest.raises(PlanError, match="order a collective once"):
         ordered(ordered(ring(3)))
+
+
+@pytest.mark.parametrize("send", [
+    ChunkSend(-1, 0, 0, True), ChunkSend(2, 0, 0, True), ChunkSend(0, -1, 0, True), ChunkSend(0, 2, 0, True),
+    ChunkSend(0, 1, -1, True), ChunkSend(-2, 1, 0, False), ChunkSend(1, 1, -2, False),
+])  # fmt: skip
+def test_every_rank_and_chunk_of_a_send_is_there(send: ChunkSend) -> None:
+    with pytest.raises(PlanError, match="names a rank or chunk that is not there"):
+        Collective("wrong", 2, 1, ((ChunkSend(0, 1, 0, True),), (send,)))
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(0, 1), (1, 0), (-1, 1), (1, -1), (0, 0)])
+def test_ranks_and_chunks_are_at_least_one(ranks: int, chunks: int) -> None:
+    with pytest.raises(PlanError, match="each is at least 1"):
+        Collective("none", ranks, chunks, ())
+    assert Collective("one", 1, 1, ()).spares == 0
+
+
+def test_spare_copies_are_counted_where_they_come_from_and_go_to() -> None:
+    def spares(*sends: ChunkSend) -> int:
+        return Collective("some", 2, 2, (sends,)).spares
+
+    assert spares(ChunkSend(0, 1, 0, True), ChunkSend(0, 1, 1, False)) == 0
+    assert spares(ChunkSend(0, 1, 1, False, 5)) == 2
+    assert spares(ChunkSend(1, 1, 5, True, 1), ChunkSend(1, 1, 2, False, 0)) == 2
+    assert spares(ChunkSend(1, 1, 3, True, 1)) == 1
+    assert str(ChunkSend(1, 0, 3, True, 1)) == "1→0 1+3"
+    assert str(ChunkSend(1, 0, 3, False, 0)) == "1→0 0=3"
+    assert ChunkSend(1, 0, 3, False, 0).place == 0
+
+
+def test_values_are_divided_as_equally_as_possible() -> None:
+    assert divided(10, 4) == ((0, 3), (3, 6), (6, 8), (8, 10))
+    assert divided(0, 3) == ((0, 0), (0, 0), (0, 0))
+    assert divided(2, 4) == ((0, 1), (1, 2), (2, 2), (2, 2))
+    assert [divided(n, 3)[-1][1] for n in range(9)] == list(range(9))
+
+
+def test_messages_of_a_round_by_pair() -> None:
+    sends = (ChunkSend(0, 1, 0, True), ChunkSend(1, 0, 1, True), ChunkSend(1, 1, 0, True, 0), ChunkSend(0, 1, 1, False))
+    assert by_pair(sends) == {(0, 1): [sends[0], sends[3]], (1, 0): [sends[1]]}
+    assert [send.local for send in sends] == [False, False, True, False]
+
+
+def test_collectives_at_the_same_time_may_end_at_different_times() -> None:
+    long, short = among(tree(3), (0, 1, 2), 5), among(tree(2), (3, 4), 5)
+    assert table(simultaneous("both", (long, short))) == ["1→0 +0 | 4→3 +0", "2→0 +0 | 3→4 =0", "0→2 =0", "0→1 =0"]
+    assert str(simultaneous("both", (long, short))).splitlines()[0] == "both: 5 ranks, 1 chunk"
+
+
+def test_members_are_named_once_each() -> None:
+    for members in ((0, 0, 1), (0, 1), (0, 1, 2, 3)):
+        with pytest.raises(PlanError, match="has 3 ranks, but"):
+            among(tree(3), members, 5)
+    chunked = among(whole(tree(2), 2), (3, 1), 4)
+    assert table(chunked) == ["1→3 +0 | 1→3 +1", "3→1 =0 | 3→1 =1"]
+
+
+def test_pipelines_of_nothing_and_of_one_round() -> None:
+    assert pipelined(Collective("nothing", 2, 1, ()), 3).rounds == ()
+    assert table(pipelined(tree(2), 3)) == ["1→0 +0", "0→1 =0 | 1→0 +1", "0→1 =1 | 1→0 +2", "0→1 =2"]
+    assert pipelined(tree(2), 1).rounds == tree(2).rounds
+    for ranks, root in ((3, 3), (3, -1), (1, 1)):
+        with pytest.raises(PlanError, match=f"choose one from 0 to {ranks - 1}"):
+            broadcast(ranks, root)
+    assert broadcast(1, 0).rounds == ()
 
 
 # Programs -------------------------------------------------------------------------------------------------------------

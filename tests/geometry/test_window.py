@@ -152,6 +152,7 @@ def check_remap(remap: Remap, expected: list[int], data: st.DataObject) -> None:
     found = remap.reads(out)
     assert {i for interval in found for i in range(*interval)} == {expected[o] for o in range(*out)}
     assert all(a.stop < b.start for a, b in pairwise(found)), "neither merged nor ascending"
+    assert all(interval.size for interval in found)
     assert remap.reads(Interval(out.start, out.start)) == (Interval(0, 0),)
     assert all(s.reads(Interval(s.out.stop, s.out.stop + 3)) == Interval(0, 0) for s in remap.segments)
 
@@ -185,3 +186,5 @@ def test_pieces_that_touch_are_merged(firsts: tuple[int, ...], expected: tuple[t
 def test_a_longer_piece_is_not_cut_short_by_one_inside_it() -> None:
     segments = (Segment(Interval(0, 6), 3, 1), Segment(Interval(6, 8), 4, 1))
     assert Remap(12, segments).reads(Interval(0, 8)) == (Interval(3, 9),)
+    segments = (Segment(Interval(0, 2), 0, 1), Segment(Interval(2, 8), 5, 1), Segment(Interval(8, 10), 6, 1))
+    assert Remap(12, segments).reads(Interval(0, 10)) == (Interval(0, 2), Interval(5, 11))
