@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mural
-from streamed_law import check_steps, images
+from ranks import run_on
+from streamed_law import apart, check_steps, differences, images, streamed, wrong
 
 EXTENTS = {1: (33,), 2: (20, 23), 3: (8, 9, 10)}
 TILES = {1: (12,), 2: (8, 9), 3: (5, 5, 6)}
@@ -133,3 +136,35 @@ def test_values_of_whole_tensors(code: str, keep: str | None) -> None:
     target = targets(2, EXTENTS[2])
     given = [(x, target) for x in images(2, EXTENTS[2])]
     check_steps(Seen().double(), loss_of(code), given, mural.Plan(stream=TILES[2]), keep)
+
+
+def on_ranks(code: str, seen: bool, plan: mural.Plan, count: int) -> dict[str, float]:
+    """What is wrong on this rank after two steps."""
+    torch.manual_seed(1)
+    model, loss, target = (Seen() if seen else Heads(2)).double(), loss_of(code), targets(count, EXTENTS[2])
+    pm, plain, found = streamed(model, loss, plan, None), deepcopy(model), dict[str, float]()
+    for number, x in enumerate(images(count, EXTENTS[2])):
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        expected = loss(plain(theirs), target)
+        expected.backward()
+        found[f"loss {number}"] = apart(pm.step(ours, target), expected)
+        of_image: list[Any] = [(ours.grad, theirs.grad)]
+        pairs = differences(pm, plain, loss, of_image)
+        found |= {f"{name} {number}": value for name, value in pairs.items()}
+    return wrong(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "seen", "plan", "count"),
+    [
+        (LOSSES[0], False, mural.Plan(spatial=(2, 1), stream=TILES[2]), 2),
+        (LOSSES[4], False, mural.Plan(data=2, stream=TILES[2]), 1),  # a rank has no image
+        (LOSSES[9], False, mural.Plan(data=2, stream=TILES[2]), 3),
+        ("ce * gate.square().sum() + y.std()", True, mural.Plan(data=2, stream=TILES[2]), 1),
+        ("ce + (o['image'] @ o['image'].T).mean() * ce", True, mural.Plan(spatial=(1, 2), stream=TILES[2]), 2),
+    ],
+)
+def test_values_that_all_tiles_hold_on_ranks(code: str, seen: bool, plan: mural.Plan, count: int) -> None:
+    """The first tile counts, which is one rank's: others have to know, and take part in all messages."""
+    for rank, found in enumerate(run_on(2, on_ranks, code, seen, plan, count)):
+        assert not found, f"rank {rank}: {found}"

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from mural.engine.alignment import target_dims
+from mural.engine.batch_pass import check_result
+from mural.engine.opened_results import opened
 from mural.errors import PlanError, UnsupportedOp
 from mural.graph import Graph, capture
 from mural.memory.call_probe import tile_graph
@@ -53,9 +55,16 @@ class Objective(nn.Module):
         """The loss, the model's result, or both."""
         result = self.model(*given[: self.images])
         if self.loss_call is None:
-            return result
+            return seen(result)
         loss = self.loss_call(result, pytree.tree_unflatten(list(given[self.images :]), self.form))
-        return (loss, result) if self.both else loss
+        return (loss, seen(result)) if self.both else loss
+
+
+def seen(result: Any) -> Any:
+    """A result with all its tensors where they can be seen; raises where it holds others."""
+    found = opened(result)
+    check_result(found)
+    return found
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from mural.engine.opened_results import closed
 from mural.engine.result_tiles import ResultSink, ResultTile
 from mural.errors import LayoutError, PlanError
 from mural.geometry import Interval
@@ -33,13 +34,16 @@ class StreamedResults:
     def joined(self, plain: dict[Place, Tensor]) -> Any:
         """The results as the model gives them: sharded where they have the image's dims."""
         outputs = self.batch.program.graph.calls[0].outputs
-        return pytree.tree_map_only(At, lambda at: self.result((at.source, at.pick), plain), outputs)
+        return closed(pytree.tree_map_only(At, lambda at: self.result((at.source, at.pick), plain), outputs))
 
     def result(self, place: Place, plain: dict[Place, Tensor]) -> Tensor:
         """One of the results, from those that are no tiles or from what passes kept."""
-        if place in plain:
-            return plain[place]
         facts, source = self.batch.program.tiles.values[place], str(place[0])
+        if place in plain:
+            found, none = plain[place], (None,) * len(facts.shape)
+            if not isinstance(found, ShardedTensor):
+                return found
+            return ShardedTensor(found.local, Layout(self.batch.mesh, facts.shape, none, none, ()), "", found.folds)
         if source in self.batch.streamer.held:  # the model returns a parameter as it is
             return self.batch.streamer.held[source].detach()
         read = (

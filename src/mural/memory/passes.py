@@ -315,7 +315,13 @@ class _Planner:
                 continue
             for place in call.node.reads:
                 other = self.call_of.get(place)
-                if other is not None and other.node.id not in self.whole:
+                if place in self.inputs or (other is not None and other.node.id in self.whole):
+                    raise UnsupportedOp(
+                        f"{call.node.op} at {call.node.site!r} takes a value without dims of batch or image out of "
+                        f"{place[0] if other is None else other.node.site!r}: keep the dim of the batch until a sum "
+                        f"or a mean, as by x[:1] for x[0]"
+                    )
+                if other is not None:
                     todo.append(other)
             todo += [self.graph.calls[i] for i in call.node.after if i not in self.whole]
         return tuple(found[i] for i in sorted(found))

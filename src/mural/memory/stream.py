@@ -76,7 +76,7 @@ class Streamer(TileSweeps):
         _, task = self._tail_task(grad=False)
         with torch.no_grad():
             task.run()
-        return {p: task.values[p] for p in self.results if p in task.values}
+        return dict(task.kept)
 
     def run(self, one: StreamPass) -> None:
         """One pass forward."""
@@ -201,7 +201,7 @@ class Streamer(TileSweeps):
         known, task = self._tail_task(grad=True)
         with torch.enable_grad():
             task.run()
-        loss: Tensor = task.values[self.loss_place]
+        loss = task.kept[self.loss_place]
         leaves = {k: v for k, v in known.items() if v.requires_grad}
         roots = [(loss, torch.full_like(loss, weight))] if loss.requires_grad else []
         of_known, of_held = gradients_of(roots, leaves, self.parameters_of(task.one))
@@ -223,7 +223,9 @@ class Streamer(TileSweeps):
         return prod(map(self.mesh.size, {*self.totals.axes[key], *SPATIAL}))
 
     def _tail_task(self, grad: bool) -> tuple[dict[tuple[TotalKey, Chunk], Tensor], TileTask]:
-        one = StreamPass(-1, self.passes.tail, (), (), (), ())
+        made = {place for call in self.passes.tail for place in call.node.makes}
+        ends = tuple(p for p in self.results if p in made and not any(self.needs.graph.values[p].axes))
+        one = StreamPass(-1, self.passes.tail, (), ends, (), ())
         at: Coordinates = {"data": self.needs.grid.first["data"]} if "data" in self.needs.grid.first else {}
         known = {
             k: v.detach().requires_grad_(grad and k[0] in self.totals.differentiable)

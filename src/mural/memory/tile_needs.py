@@ -272,6 +272,11 @@ class Needs:
 
     def _through(self, call: TileCall, axis: str, out: Interval, needs: AxisNeeds) -> None:
         """What a call reads for an interval of its output."""
+        made = [self.graph.values[p].extents.get(axis) for p in call.node.makes]
+        read = [self.graph.values[p].extents.get(axis) for p in call.node.reads]
+        dropped = 1 in read and not any(made) and len(self.grid.ranks[axis]) == 1
+        if dropped:  # a dim that its results do not have, as that of a batch of one: they have all of it
+            out = Interval(0, 1)
         chain = [reads for window in call.windows for reads in (dict(window).get(axis),)]
         if call.beside:
             outs = [needs.values.get(place, Interval(0, 0)) for place in call.node.makes]
@@ -285,10 +290,8 @@ class Needs:
                 if reads is not None and out.size:
                     out = read_by(reads, out)
         needs.windows[call.node.id] = tuple(outs)
-        made = [self.graph.values[p].extents.get(axis) for p in call.node.makes]
-        for place in call.node.reads:
-            extent = self.graph.values[place].extents.get(axis)
-            if extent is not None and (chain or extent in made):
+        for place, extent in zip(call.node.reads, read, strict=True):
+            if extent is not None and (chain or dropped or extent in made):
                 needs.add(place, out)
 
 

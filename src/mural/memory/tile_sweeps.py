@@ -285,9 +285,14 @@ class TileSweeps:
 
     def complete(self, one: StreamPass) -> None:
         """Add up the gradients of a pass's totals over the ranks."""
-        for key, chunk in [k for k in self.totals.adjoints if k[0] in one.measures]:
-            found = self.totals.adjoints[key, chunk]
-            self.totals.adjoints[key, chunk] = self.totals.over_ranks(key, found).sum(0)
+        totals = self.totals
+        for key, chunk in [k for k in totals.values if k[0] in one.measures and k[0] in totals.differentiable]:
+            found = totals.adjoints.get((key, chunk))
+            shared = any(self.mesh.size(axis) > 1 for axis in totals.axes[key])
+            if found is None and shared:  # other ranks may have found one
+                found = torch.zeros_like(totals.values[key, chunk])
+            if found is not None:
+                totals.adjoints[key, chunk] = totals.over_ranks(key, found).sum(0)
 
     def add_gradients(self, one: StreamPass, at: Coordinates, made: TileMade) -> None:
         """Add what one tile contributes to all gradients."""

@@ -226,7 +226,7 @@ class TileTask:
                 tensor = writable(tensor)
             values[place] = tensor
             if place in self.one.keeps and not isinstance(tensor, ShardedTensor):
-                self.kept[place] = tensor
+                self.kept[place] = tensor.clone() if place[0] in self.one.written else tensor
             elif place in self.one.keeps:
                 axes = [a for a in self.needs.graph.values[place].extents if a in self.at]
                 tile = self._unwritten(place, tensor)
