@@ -24,7 +24,7 @@ STOPPED = {"state": "stopped", "by": "train.stop_after: no better mean_iou in 3 
 
 def told(folder: Path, status: dict[str, Any] | None, **more: Any) -> Headline:
     lines = [train_line(10), scored_line(10, mean_iou=0.5), train_line(20, 0.25), scored_line(20, mean_iou=0.4)]
-    return headline(read_history(write_run(folder / "run", lines, status, **more)), {})
+    return headline(read_history(write_run(folder / "run", lines, status, **more)))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_time_counts_all_starts_and_not_the_pause_between_them(tmp_path: Path) -
     run = read_history(write_run(tmp_path / "run", lines, {"state": "finished"}, starts))
     assert [round(end - begin) for begin, end in sessions(run)] == [30, 10]
     assert run.resumed == [10]
-    assert headline(run, {}).facts[0][1] == "40.0 s"
+    assert headline(run).facts[0][1] == "40.0 s"
 
 
 def test_an_old_run_without_a_record_of_starts_is_estimated(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         file.write(b'[1]\n\xff\xfe\n{"kind": "train", "step": 3, "time": 1.0}\n{"kind": "tra')
     run = read_history(folder)
     assert (len(run.lines), run.damaged) == (1, 4)
-    assert "Left out: 4 damaged lines of metrics.jsonl." in headline(run, {}).more
+    assert "Left out: 4 damaged lines of metrics.jsonl." in headline(run).more
 
 
 def test_what_is_no_run_or_has_no_journal_is_refused(tmp_path: Path) -> None:

@@ -92,7 +92,11 @@ def how_to_get_some(run: RunHistory, splits: Mapping[str, Split]) -> Gallery:
         return Gallery((), (), ['There are no predictions: validation.write = "tiff" has validations write them.'])
     source = next(iter(splits.values()))
     if labels_images(splits):
-        return Gallery((), (), ["The model gives labels of whole images: there are no maps to show."])
+        return Gallery(
+            (),
+            (),
+            ["The model says one thing of a whole image: `mural predict` writes a table of it, and no maps."],
+        )
     if run.manifest is None:
         return Gallery((), (), ["There are no predictions, and no checkpoint that could make some."])
     one = held[0] if held else source.training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
@@ -12,15 +11,14 @@ from mural.errors import MuralError
 from mural.prediction.trained_run import trained_run
 from mural.report.run_page import Headline
 from mural.report.words import seconds_in_words
-from mural.run_report.run_history import RunHistory, labels_images
-from mural.train.configured_samples import Split
+from mural.run_report.run_history import RunHistory
 from mural.train.journal import METRICS
 from mural.train.start import CHECKPOINTS
 
 Mood = Literal["good", "busy", "bad"]
 
 
-def headline(run: RunHistory, splits: Mapping[str, Split]) -> Headline:
+def headline(run: RunHistory) -> Headline:
     """The headline of a run."""
     mood, words, more = verdict(run)
     bad = [str(one.get("name")) for one in run.status.get("bad", ())]
@@ -28,7 +26,7 @@ def headline(run: RunHistory, splits: Mapping[str, Split]) -> Headline:
         more.append(f"Left out: {counted(run.damaged, 'damaged line')} of {METRICS}.")
     if bad:
         more.append(f"Left out: {counted(len(bad), 'sample')} that could not be read: {', '.join(bad[:3])}")
-    return Headline(mood, words, more, [took(run), best(run), chosen(run, splits), last_loss(run)])
+    return Headline(mood, words, more, [took(run), best(run), chosen(run), last_loss(run)])
 
 
 def counted(count: int, noun: str) -> str:
@@ -146,7 +144,7 @@ def holds_nothing_out(run: RunHistory) -> bool:
     return bool(run.starts) and not any(facts.get("held_out") for facts in run.starts[-1].images.values())
 
 
-def chosen(run: RunHistory, splits: Mapping[str, Split]) -> tuple[str, str, str]:
+def chosen(run: RunHistory) -> tuple[str, str, str]:
     """The checkpoint that a prediction takes."""
     name = "mural predict takes"
     try:
@@ -154,8 +152,6 @@ def chosen(run: RunHistory, splits: Mapping[str, Split]) -> tuple[str, str, str]
     except MuralError as error:
         reason = "it knows one domain alone" if run.config.targets.images else str(error).partition(": ")[2]
         return name, "nothing", reason or str(error)
-    if labels_images(splits):
-        return name, "nothing", f"it writes maps; mural export --step {step} writes the weights"
     if not run.config.checkpoint.best:
         return name, f"step {step}", "the newest, since checkpoint.best is not set"
     is_best = run.best is not None and run.best.step == step

@@ -88,7 +88,7 @@ def page_of(run: RunHistory, predictions: Path | None, progress: Progress) -> Ru
         predicted = predicted_step(run, splits)
         return RunPage(
             title=f"Run {run.folder.name}",
-            headline=headline(run, splits),
+            headline=headline(run),
             charts=charts(run),
             resumed=run.resumed,
             gallery=shown,

@@ -130,7 +130,8 @@ def check_mask_channels(pairs: Sequence[Pair]) -> None:
         raise DataError(
             f"{mask}: the mask has {channels} channels, as a picture in colours has. A mask has one channel, with the "
             f"number of a class at each position: if all channels are equal, save the first one alone; if colours "
-            f"stand for classes, write their numbers instead",
+            f"stand for classes, write their numbers instead; if each channel is a label of its own, write a run with "
+            f'data.mask = "channels" and loss.name = "bce" by hand',
             str(mask),
         )
 
