@@ -82,6 +82,27 @@ def test_a_row_says_what_the_loss_says_of_the_numbers() -> None:
         "class/cat": "0", "class/dog": "1", "probability/cat": "0.268941", "probability/dog": "0.880797",
     }  # fmt: skip
     assert row_of(several, 1)(torch.tensor([2.0])) == {"class": "1", "probability": "0.880797"}
-    regression = Config.of({"loss": {"name": "mse"}, "data": {"mask": "values"}})
+    regression = Config.of({"loss": {"name": "mse"}})
     assert row_of(regression, 1)(torch.tensor([2.5])) == {"value": "2.5"}
+    assert row_of(regression, 2)(torch.tensor([2.5, 1.0])) == {"value/0": "2.5", "value/1": "1"}  # was the class 0
     assert list(row_of(Config(), 3)(torch.zeros(3))) == ["class", *(f"probability/{i}" for i in range(3))]
+
+
+def test_fractions_are_no_classes_whatever_the_loss(tmp_path: Path) -> None:
+    """Of two values under a loss of one's own, the table named the larger one as the class."""
+    write_images(tmp_path, 3)
+    lines = ["from torch.utils.data import Dataset", "import torch, mural", "def samples(folder):"]
+    lines += ["    files = [f'{folder}/images/{i}.tif' for i in range(3)]"]
+    lines += ["    return [mural.data.Sample(f, f, torch.tensor([0.5, 0.25])) for f in files]"]
+    lines += ["def loss(output, target): return (output - target).abs().mean()"]
+    (tmp_path / "own.py").write_text("\n".join(lines) + "\n")
+    own = f"{tmp_path}/own.py"
+    data = {"dataset": f"{own}:samples", "arguments": {"folder": str(tmp_path)}}
+    config = run_config(
+        tmp_path, model={"factory": f"{MODELS}:classifier"}, data=data, loss={"name": f"{own}:loss"}, train__steps=2,
+        validation={"fraction": 0.4},
+    )  # fmt: skip
+    scores = fit_rank(0, config).scores
+    assert set(scores) == {"loss", "absolute_error"}
+    found = mural.predict(config.folder, tmp_path / "images", tmp_path / "out")
+    assert list(rows(found.files[0])[0]) == ["image", "value/0", "value/1"]

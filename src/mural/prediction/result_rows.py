@@ -115,7 +115,7 @@ def row_of(config: Config, count: int) -> Callable[[Tensor], Row]:
 
     def row(scores: Tensor) -> Row:
         labels = meaning.labels(scores[None])[0]
-        if meaning.kind == "values":
+        if meaning.kind in ("values", "unknown"):
             return numbers("value", labels, lambda value: f"{value:.9g}")
         if meaning.kind == "classes":
             number = int(labels)

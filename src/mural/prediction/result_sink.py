@@ -57,7 +57,7 @@ class MapSink:
         labels = self.meaning.labels(like)
         self.labels.open(labels.shape[1:], labels.dtype)
         if self.probabilities is not None:
-            if self.meaning.kind == "values":
+            if self.meaning.kind in ("values", "unknown"):
                 raise ConfigError(f'the model of loss.name = "{self.config.loss.name}" gives values, not probabilities')
             self.probabilities.open(shape[1:], torch.float32)
 

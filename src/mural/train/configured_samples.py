@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from mural.data import Dataset, Loader, Sample
 from mural.data import open as open_source
-from mural.data.image_sample import opened, sample_at
+from mural.data.image_sample import label_of, opened, sample_at
 from mural.data.loading.label_range import LabelRange
 from mural.engine.inputs import Needs
 from mural.errors import ConfigError, DataError
@@ -131,6 +131,14 @@ def check_targets(config: Config, training: Any) -> None:
             f'the images have no masks and no labels, which loss.name = "{config.loss.name}" compares with: set '
             f'data.masks = "…/*.png", or data.table to a CSV file with the columns image and mask or label'
         )
+
+
+def with_kind_of_labels(config: Config, training: Any) -> Config:
+    """The configuration, whose data.mask says that labels of whole images are values where they are fractions."""
+    label = label_of(sample_at(training, 0).target)
+    if config.data.mask != "classes" or label is None or not label.is_floating_point():
+        return config
+    return replace(config, data=replace(config.data, mask="values"))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from mural.train.configured_samples import (
     held_out_batches,
     image_shape,
     training_batches,
+    with_kind_of_labels,
 )
 from mural.train.domain_batches import DomainLoader, HeldOutDomains
 from mural.train.factory import load_weights, make_model, make_optimizer, make_schedule, result_shape
@@ -77,6 +78,7 @@ def start(config: Config, prove: bool = False) -> Generator[Run]:
             check_targets(config, samples)
         if config.plan.stream is not None:
             check_stream(config.plan.stream, (config.data.batch, *shapes[0]))
+        config = with_kind_of_labels(config, splits[SOURCE].training)
         mesh, plan = joined(config, first_shape(splits[SOURCE].training)[1:])
         with shared_fate(mesh.transport):  # no rank waits for one that raised, wherever that was
             run = ready(stack, config.with_plan(plan), mesh, splits, shapes, prove)
