@@ -117,3 +117,14 @@ def scripted_l1() -> float:
 
 def test_a_mended_l1_loss_is_torchs_elsewhere() -> None:
     assert run_on(2, scripted_l1) == [2.0, 2.0]
+
+
+def sharded_oddity(code: str) -> Tensor:
+    return Grid((1, 2)).shard(eval(code, {"torch": torch}))
+
+
+@pytest.mark.parametrize("code", ["torch.eye(4).to_sparse()", "torch.eye(4).to_sparse_csr()", "nested"])
+def test_tensors_that_are_not_dense(code: str) -> None:
+    """Their pieces were taken by strides, which they do not have."""
+    code = "torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])" if code == "nested" else code
+    raises("dense", MuralError, sharded_oddity, code)

@@ -8,6 +8,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
 from mural.comm.exchange import box_of
@@ -121,6 +122,9 @@ def axes_of(tensor: Tensor, mesh: Mesh, dims: Sequence[int] | None) -> dict[int,
         raise LayoutError("shard got a tensor that is sharded already: pass the plain tensor, or use it as it is")
     if not isinstance(tensor, Tensor) or not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayoutError(f"shard takes a tensor and the mesh of mural.init, not {type(tensor)} and {type(mesh)}")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise LayoutError(f"shard takes dense tensors, not one of layout {kind}: convert it first, as by .to_dense()")
     axes: dict[int, str] = dict(zip(spatial_dims(tensor.ndim, mesh, dims), SPATIAL, strict=False))
     if 0 not in axes:
         axes[0] = "data"
