@@ -152,3 +152,10 @@ def test_monai(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, An
     for module in (losses.dice, losses.tversky, losses.focal_loss):
         monkeypatch.setattr(module, "one_hot", lambda *given, **more: one_hot(*given, dtype=torch.double, **more))
     check(getattr(losses, name)(to_onehot_y=True, **options), dims, 2, channel=True)
+
+
+def test_a_loss_of_no_module() -> None:
+    """A function that `exec` made has no module, and its name was looked at."""
+    made: dict[str, Any] = {"F": F}
+    exec("def loss(y, target):\n    return F.cross_entropy(y, target)", made)
+    check(made["loss"], 2, 1)

@@ -157,13 +157,15 @@ def variables_of(kind: type) -> tuple[Variable, ...]:
 def held_functions(modules: Iterable[nn.Module]) -> Iterator[FunctionType]:
     """The functions that modules hold as attributes, which their forward may call: a loss, an activation."""
     held = (value for module in modules for value in vars(module).values() if isinstance(value, HELD))
-    yield from (f for value in held for f in functions_in(value) if not f.__module__.startswith(FOREIGN))
+    yield from (f for value in held for f in functions_in(value) if not (f.__module__ or "").startswith(FOREIGN))
 
 
 def variables_of_hooks(modules: Iterable[nn.Module]) -> Iterator[Variable]:
     """The variables outside hooks of forward that they may change, and the objects that hold theirs."""
     hooks = [hook for m in modules for hook in (*m._forward_pre_hooks.values(), *m._forward_hooks.values())]
-    yield from variables_in(f for hook in hooks for f in functions_in(hook) if not f.__module__.startswith(FOREIGN))
+    yield from variables_in(
+        f for hook in hooks for f in functions_in(hook) if not (f.__module__ or "").startswith(FOREIGN)
+    )
     for owner in (hook.__self__ if isinstance(hook, MethodType) else hook for hook in hooks):
         if not isinstance(owner, (FunctionType, nn.Module)) and not type(owner).__module__.startswith(FOREIGN):
             yield Variable(type(owner).__qualname__, "hook", {"hook": owner})
