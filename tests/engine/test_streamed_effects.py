@@ -207,16 +207,10 @@ def initialized_tile(model: Any, x: Tensor) -> Tensor:
     return x + nn.init.normal_(torch.empty_like(x))
 
 
-def norm_again(model: Any, x: Tensor) -> Tensor:
-    return checkpoint(lambda y: model.norm(model.mid(y)).relu(), x, use_reentrant=False)
-
-
-def counted_again(model: Any, x: Tensor) -> Tensor:
-    def block(y: Tensor) -> Tensor:
-        model.count.add_(1)
-        return model.mid(y)
-
-    return checkpoint(block, x, use_reentrant=False)
+def norm_again_twice(model: Any, x: Tensor) -> Tensor:
+    """In backward, its second call comes first."""
+    y = checkpoint(lambda y: model.norm(model.mid(y)).relu(), x, use_reentrant=False)
+    return checkpoint(lambda y: model.mid(model.norm(y)), y, use_reentrant=False)
 
 
 REFUSED: dict[Function, str] = {
@@ -250,8 +244,7 @@ REFUSED: dict[Function, str] = {
     forked: "generator .* before rand",
     initialized: "trunc_normal_",
     initialized_tile: "torch.nn.init",
-    norm_again: "batch_norm .* inside torch's checkpoint",
-    counted_again: "add_ .* inside torch's checkpoint",
+    norm_again_twice: "batch_norm .* inside torch's checkpoint",
 }
 
 
@@ -317,7 +310,51 @@ def hooked_forward(model: Any, x: Tensor) -> Tensor:
     return y
 
 
-EXACT = (view_written, detached_view, low_resolution, assigned, modes, hooked_forward)
+def norm_again(model: Any, x: Tensor) -> Tensor:
+    return checkpoint(lambda y: model.norm(model.mid(y)).relu(), x, use_reentrant=False)
+
+
+def counted_again(model: Any, x: Tensor) -> Tensor:
+    def block(y: Tensor) -> Tensor:
+        model.count.add_(1)
+        return model.mid(y)
+
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def norm_partly_again(model: Any, x: Tensor) -> Tensor:
+    """A checkpoint ends as soon as it has what backward needs."""
+    y = checkpoint(lambda y: (model.mid(y).relu(), model.count.add_(1), model.norm(y))[0], x, use_reentrant=False)
+    return model.mid(y)
+
+
+def norm_again_low(model: Any, x: Tensor) -> Tensor:
+    """On whole tensors, and in a checkpoint inside another one."""
+
+    def inner(y: Tensor) -> Tensor:
+        return checkpoint(lambda z: model.norm(model.mid(z)).relu(), y, use_reentrant=False)
+
+    y = F.avg_pool2d(x, 4).flip(2)
+    return x + F.interpolate(checkpoint(inner, y, use_reentrant=False), x.shape[2:])
+
+
+def norm_not_again(model: Any, x: Tensor) -> Tensor:
+    return x + checkpoint(lambda y: model.norm(y).relu(), x, use_reentrant=False).detach()
+
+
+EXACT = (
+    norm_again,
+    counted_again,
+    norm_partly_again,
+    norm_again_low,
+    norm_not_again,
+    view_written,
+    detached_view,
+    low_resolution,
+    assigned,
+    modes,
+    hooked_forward,
+)
 
 
 @pytest.mark.parametrize("function", EXACT, ids=lambda f: f.__name__)

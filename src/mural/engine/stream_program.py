@@ -189,7 +189,8 @@ def check_effects(graph: Graph) -> None:
     inputs = {value.name for value in graph.inputs}
     for node in (*graph, *(effect for _, effect in graph.effects)):
         names = [s for s in node.writes if isinstance(s, str) and s not in inputs]
-        if node.again and names:
+        alone = node.op in LEARNING or not any(isinstance(source, int) for source in node.inputs)
+        if names and (node.repeated < 0 or (node.repeated and not alone)):
             raise UnsupportedOp(
                 f"{node.op} in module {node.module!r} writes {names} inside torch's checkpoint, which runs it again in "
                 f"backward: a streamed step would write once. It keeps no activations anyway: turn checkpointing off"

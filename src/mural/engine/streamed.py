@@ -283,7 +283,8 @@ class Streamed:
                 if call.random:
                     streamer.before_random(call.node.id)
                 given = [made[p] if p in made else streamer.held[str(p[0])] for p in call.node.reads]
-                made |= made_by(call.node, call.form.call(given, streamer.device), given)
+                for _ in range(1 + call.node.repeated):
+                    made |= made_by(call.node, call.form.call(given, streamer.device), given)
 
 
 def own_times(tensor: Tensor, times: int, lasting: bool) -> Tensor:

@@ -81,8 +81,11 @@ def capture(
         touches = Touches(model, lambda: recorder.modules.innermost)
         kept = as_it_was(model), unchanged(model), torch.random.fork_rng(devices=[])
         with kept[0], kept[1], kept[2]:
-            with recorder.watching(model), touches.watching():
-                result = run()
+            with recorder.watching(model):
+                with touches.watching():
+                    result = run()
+                if repeated:
+                    recorder.repeat(result)
             left = touches.left if repeated and not touches.carried else {}
             carried = touches.carried | (found_again(model, left, recorder, names, begun, run) if left else set())
         return replace(recorder.graph(names, result), touched=touches.changed, carried=tuple(sorted(carried)))

@@ -72,7 +72,8 @@ class Node:
     `result` is what it returned, with a `Ref` for each output, and `same` says for each output which input it is
     itself. `detached` says that the model had turned gradients off (`torch.no_grad`), `casts` what it had changed of
     autocast. `time` counts all calls, including those outside the dataflow. `again` says that it is in a block of
-    torch's checkpoint, which backward computes again.
+    torch's checkpoint, which backward computes again, and `repeated` how often it writes there then; -1 where that is
+    not known.
     """
 
     id: int
@@ -101,6 +102,7 @@ class Node:
     casts: tuple[Casts, ...] = field(default=(), compare=False, repr=False)
     time: int = field(default=0, compare=False, repr=False)
     again: bool = field(default=False, compare=False, repr=False)
+    repeated: int = field(default=0, compare=False, repr=False)
 
     @cached_property
     def reads(self) -> tuple[Place, ...]:

@@ -35,6 +35,7 @@ VALUES = frozenset([
     "__bool__", "__int__", "__float__", "__complex__", "__index__",
 ])  # fmt: skip
 """The calls that hand values of a tensor to Python."""
+BACKWARD: Callable[..., Any] = torch.autograd.graph._engine_run_backward  # type: ignore[attr-defined]
 UNSEEN = torch._C.DisableTorchFunction
 """What the recorder asks tensors itself passes by all modes: they take ten times as long as such a question."""
 BELOW = tuple(f"{OUTSIDE[0]}/{name}" for name in ("_refs", "_decomp", "_prims", "_meta_registrations"))
@@ -77,6 +78,7 @@ class Recorder(TorchFunctionMode):
         self.modules = ModuleCalls(self._at, lambda: len(self._nodes))
         self.refused: UnsupportedOp | None = None
         self.effects = SideEffects(twins.values(), self._save, self._where)
+        self._writes: Counter[tuple[str, tuple[str, ...]]] | None = None  # of backward, while it is asked for
 
     def enter_value(self, name: str, tensor: Tensor, role: Role = "constant") -> None:
         """Let a tensor be known by a name; one that has a name already keeps it."""
@@ -111,6 +113,8 @@ class Recorder(TorchFunctionMode):
                 f"{called.name} runs in torch.inference_mode, {self._where()}, whose tensors do not tell when they are "
                 f"written to: use torch.no_grad"
             )
+        if self._writes is not None:
+            return self._again(called, run, self._writes)
         self._saving, self._inside = [], True
         try:
             with UNSEEN():
@@ -127,6 +131,53 @@ class Recorder(TorchFunctionMode):
         finally:
             self._inside = False
         return result
+
+    def _again(self, called: Called, run: Callable[[], Any], writes: Counter[tuple[str, tuple[str, ...]]]) -> Any:
+        """The result of a call in backward, whose writes are counted; a checkpoint may end in it, when it has run."""
+        self._inside = True
+        with UNSEEN():
+            states = [(tensor, state_of(tensor)) for tensor in tensors_in((called.args, called.kwargs))]
+        try:
+            return self._result(called, run)
+        finally:
+            self._inside = False
+            with UNSEEN():
+                written = [tensor for tensor, state in states if state_of(tensor) != state]
+                written += statistics_written(called.func, called.args, called.kwargs)
+                writes[called.name, names_in(self._owners(written))] += 1
+
+    def _owners(self, written: Sequence[Tensor]) -> tuple[Source, ...]:
+        return tuple(dict.fromkeys(source for t in written for source in self._origins.owners(t)))
+
+    def repeat(self, result: Any) -> None:
+        """Find out what backward writes to buffers once more: what torch's checkpoint runs again.
+
+        Where nothing in a checkpoint writes, or there is no loss, there is nothing to find out. A call of which it
+        cannot be told, because another one writes to the same buffers, has -1 repetitions.
+        """
+        inside = [node for node in self._nodes if node.again and names_in(node.writes)]
+        loss = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
+        if not inside or loss is None or not loss.requires_grad:
+            return
+        writes, calls, refused = Counter[tuple[str, tuple[str, ...]]](), [*self.modules.calls], self.refused
+        self._writes = writes
+        try:
+            with UNSEEN():
+                ones = torch.ones_like(loss)
+            # Not torch.autograd.backward, which is a call like others: what it calls in turn would not be seen.
+            BACKWARD((loss,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+            known = True
+        except (RuntimeError, MuralError):
+            known = False
+        finally:
+            self._writes, self.modules.calls[:], self.refused = None, calls, refused
+            with UNSEEN():
+                self.effects.forget()
+        alike = Counter((node.op, names_in(node.writes)) for node in self._nodes)
+        for node in inside:
+            key = node.op, names_in(node.writes)
+            clear = known and (alike[key] == 1 or not writes[key])
+            self._nodes[node.id] = replace(node, repeated=writes[key] if clear else -1)
 
     def _result(self, called: Called, run: Callable[[], Any]) -> Any:
         if called.kind == "loss":
@@ -165,7 +216,7 @@ class Recorder(TorchFunctionMode):
             dtypes=tuple(tensor.dtype for tensor in made),
             input_dtypes=tuple(tensor.dtype for tensor in read),
             gradients=tuple(tensor.requires_grad for tensor in made),
-            writes=tuple(dict.fromkeys(source for t in written for source in self._origins.owners(t))),
+            writes=self._owners(written),
             call=call,
             returns=returns,
             func=called.func,
@@ -352,6 +403,11 @@ class Recorder(TorchFunctionMode):
     def _output(self, key: str, tensor: Tensor) -> Value:
         read = self._read(self._on_meta(tensor), "the output")
         return Value(f"output{key}", tuple(tensor.shape), tensor.dtype, read.source, read.pick, read.after, "output")
+
+
+def names_in(sources: Sequence[Source]) -> tuple[str, ...]:
+    """The names among sources: inputs, parameters and buffers."""
+    return tuple(source for source in sources if isinstance(source, str))
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

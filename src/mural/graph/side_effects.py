@@ -122,6 +122,11 @@ class SideEffects:
         if any(kept._version == version for kept, version in self.saved.get(memory_of(tensor), ())):
             self.note("writes, past autograd (.data), to what an earlier call keeps for its backward,")
 
+    def forget(self) -> None:
+        """A backward is over that was none of the forward's."""
+        for twin in self.parameters.values():
+            twin.grad = None
+
     def end(self) -> None:
         """The forward is over."""
         if any(twin.grad is not None for twin in self.parameters.values()):

@@ -183,7 +183,8 @@ class _Prober:
         except CANNOT as error:
             return self._whole(node, given, reason(error))
         self._results(node, result)
-        if writes(node.op) and not any(made is one for made in tensors_in(result) for one in given):
+        made = tensors_in(result)  # nothing where a call has written to its argument and returns None
+        if made and writes(node.op) and not any(one is other for one in made for other in given):
             self.copied[node.id] = f"{node.op} at {node.site!r}"
         beside, shaped = 1 < len(node.makes) == len(trial.windows), node.op in SHAPED
         windows, levels = tuple(trial.windows), tuple(trial.levels)

@@ -193,9 +193,13 @@ class TileSweeps:
             self.learned.append((key, own, statistics))
 
     def learn(self) -> None:
-        """Update the running buffers of norms, in the order of their calls: a norm may be called several times."""
-        for _, own, statistics in sorted(self.learned, key=lambda item: item[0]):
-            own.learn(statistics)
+        """Update the running buffers of norms, in the order of their calls: a norm may be called several times.
+
+        One in a checkpoint of the model learns the same again in backward.
+        """
+        for key, own, statistics in sorted(self.learned, key=lambda item: item[0]):
+            for _ in range(1 + self.passes.graph.calls[key[0]].node.repeated):
+                own.learn(statistics)
         self.learned.clear()
 
     def _depends(self, key: TotalKey) -> bool:

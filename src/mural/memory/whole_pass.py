@@ -103,6 +103,9 @@ class WholePass:
             given = [values[p] if p in values else streamer.held[str(p[0])] for p in node.reads]
             with as_in_model(node, streamer.device):
                 result = call.form.call(given, streamer.device)
+            for _ in range(node.repeated):  # a norm in a checkpoint of the model learns again
+                with torch.no_grad():
+                    call.form.call(given, streamer.device)
             values |= made_by(node, result, given)
             if node.id in one.written:
                 kept |= {p: values[p].clone() for p in node.makes if p in one.keeps}
