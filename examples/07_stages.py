@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 examples/07_stages.py
 
 Only the plan differs from example 02. mural chooses the cut, so that both halves need about the same memory. The skips
-of the U-Net travel from one half to the other. The losses are the same.
+of the U-Net travel from one half to the other. Before the first step, the plan is proved on a small case: `pm.proof` is
+what was proved. The losses are the same.
 """
 
 import torch
@@ -19,7 +20,7 @@ STEPS = 5
 
 def main() -> None:
     torch.manual_seed(0)
-    pm = mural.parallelize(UNet(width=8, depth=3), PLAN, loss=F.cross_entropy)
+    pm = mural.parallelize(UNet(width=8, depth=3), PLAN, loss=F.cross_entropy, prove=True)
     optimizer = torch.optim.SGD(pm.parameters(), lr=0.1, momentum=0.9)
 
     images, masks = batch()
@@ -28,6 +29,8 @@ def main() -> None:
         optimizer.step()
         pm.zero_grad()
         if pm.mesh.rank == 0:
+            if step == 1:
+                print(pm.proof)
             print(f"step {step}  loss {loss.item():.4f}")
 
 

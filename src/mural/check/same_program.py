@@ -28,7 +28,7 @@ ALIKE = (
     "site", "op", "module", "inputs", "picks", "after", "writes", "returns", "detached", "casts", "gradients", "same",
 )  # fmt: skip
 """What a call of the small case has in common with that of the real one."""
-Pairs = dict[int, set[int]]
+Pairs = dict[float, set[float]]
 
 
 def unlike_calls(real: Graph, small: Graph) -> str:
@@ -92,10 +92,15 @@ def alike(op: str, one: Any, other: Any, pairs: Pairs) -> bool:
         return one == other
     numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
     if numbers and not isinstance(one, bool) and not isinstance(other, bool):
-        return one == other or op in PLACES or (isinstance(one, int) and other in pairs.get(one, ()))
+        return one == other or op in PLACES or other in pairs.get(one, ()) or parts(one, other, pairs)
     if type(one) is not type(other) and None in (one, other):
         return op in PLACES
     return type(one) is type(other) and (callable(one) or repr(one) == repr(other) or same(one, other))
+
+
+def parts(one: float, other: float, pairs: Pairs) -> bool:
+    """Whether two numbers are one over an extent."""
+    return 0 < one < 1 and 0 < other < 1 and round(1 / other) in pairs.get(round(1 / one), ())
 
 
 def kind(dtype: torch.dtype) -> torch.dtype:
@@ -119,6 +124,7 @@ def paired(real: Iterable[Sequence[int]], small: Iterable[Sequence[int]], pairs:
             size, little = size * a, little * b
             pairs.setdefault(a, set()).add(b)
             pairs.setdefault(size, set()).add(little)
+            pairs.setdefault(size**2, set()).add(little**2)  # what a distance of two covariances is divided by
     return pairs
 
 
