@@ -164,6 +164,45 @@ def sampled(d: Draw) -> Call:
     return call(F.grid_sample, x, grid, mode, padding, align_corners=d.of(True, False))
 
 
+def unpooled(d: Draw) -> Call:
+    """What a maximum pool took, at its place again."""
+    dims, kernel = d.int(1, 3), d.int(1, 3)
+    x, padding = d.image(dims), min(d.int(0, 1), kernel // 2)
+    values, positions = getattr(F, f"max_pool{dims}d")(x, kernel, None, padding, return_indices=True)
+    return call(getattr(F, f"max_unpool{dims}d"), values, positions, kernel, None, padding, x.shape[2:])
+
+
+def in_sequence(d: Draw) -> Call:
+    """One step of a recurrent layer on sequences of positions."""
+    kind, inputs, hidden = d.of("gru", "lstm", "rnn_tanh", "rnn_relu"), 3, 2
+    rows = {"gru": 3, "lstm": 4}.get(kind, 1) * hidden
+    x, h = d.normal(d.int(4, 9), inputs), d.normal(1, hidden)
+    h = h.expand(x.shape[0], hidden).clone()
+    weights = (d.normal(rows, inputs), d.normal(rows, hidden), d.normal(rows), d.normal(rows))
+    return call(getattr(torch, f"{kind}_cell"), x, (h, h * 2) if kind == "lstm" else h, *weights)
+
+
+def rare_layers(d: Draw) -> Call:
+    """Layers that torch has no samples of."""
+    x, dims = d.image(), d.int(1, 3)
+    return d.of(
+        call(getattr(F, f"lp_pool{dims}d"), d.image(dims), d.of(1.0, 2.0, 3.0), d.int(1, 3), d.of(None, 1, 2)),
+        call(F.upsample, x, scale_factor=2, mode=d.of("nearest", "bilinear")),
+        call(torch.native_channel_shuffle, x, 3),
+        call(torch.feature_dropout, x, 0.4, True),
+        call(F.dropout1d, d.image(1), 0.4),
+        call(torch.special.multigammaln, x.abs() + 3, 2),
+        call(F.affine_grid, d.normal(2, 2, 3), [2, 3, *d.extents(2)], align_corners=d.of(True, False)),
+        call(torch.special.expit, x),
+        call(torch.special.gammaln, x),
+        call(torch.special.psi, x),
+        call(torch.softmax, x, d.dim(x)),
+        call(F.softmin, x, d.dim(x)),
+        call(torch.Tensor.type_as, x, torch.zeros(1, dtype=torch.float32)),
+        call(torch.Tensor.new_tensor, x, [[1.0, 2.0]]),
+    )
+
+
 IMAGES: dict[str, Callable[[Draw], Call]] = {
     **{f"conv{n}d": lambda d, n=n: conv(d, n) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": lambda d, n=n: transposed(d, n) for n in (1, 2, 3)},
@@ -176,5 +215,8 @@ IMAGES: dict[str, Callable[[Draw], Call]] = {
     "losses": losses,
     "patches": patched,
     "grid_sample": sampled,
+    "unpool": unpooled,
+    "recurrent": in_sequence,
+    "rare layers": rare_layers,
 }
 """By name."""

@@ -88,8 +88,8 @@ def narrow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """`length` positions from `start`."""
     x, dim, start, length = bound(args, kwargs, ("input", "dim", "start", "length"))
     dim = dim_of(dim, x.ndim, "narrow")
-    if isinstance(start, Tensor) and start.ndim:
-        raise RuntimeError(f"narrow: start must be one number, not a tensor of shape {tuple(start.shape)}")
+    if isinstance(start, Tensor) and (start.ndim or start.dtype == torch.bool or start.is_floating_point()):
+        raise RuntimeError(f"narrow: start must be a whole number, not {start.dtype} of shape {tuple(start.shape)}")
     first = int(start) + (x.shape[dim] if int(start) < 0 else 0)
     if not 0 <= first <= first + int(length) <= x.shape[dim]:
         raise RuntimeError(f"narrow: start {start} and length {length} exceed dim {dim} of extent {x.shape[dim]}")
