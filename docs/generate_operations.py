@@ -1,9 +1,12 @@
 """Writes docs/reference/operations.md from the table of operations: python docs/generate_operations.py"""
 
+import warnings
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import mural.shard  # noqa: F401, importing it fills the table
 from mural.shard.table import KINDS, TABLE
@@ -44,6 +47,38 @@ def files(kind: str) -> str:
     return ", ".join(f"[{Path(path).name}](../../src/{path})" for path in sorted(paths))
 
 
+INTERNAL = ("_", "jiterator", "torch.", "sparse", "signal", "new_empty_strided", "as_strided", "hash_tensor", "native_")
+"""How names begin of operations that no model calls."""
+
+
+def of_tensors(operation: Any) -> bool:
+    """Whether torch's first sample of an operation has a tensor."""
+    kinds = operation.supported_dtypes("cpu")
+    kind = torch.float64 if torch.float64 in kinds else next(iter(kinds))
+    sample = next(iter(operation.sample_inputs("cpu", kind)), None)
+    return sample is not None and any(
+        isinstance(leaf, torch.Tensor) for leaf in tree_leaves((sample.input, sample.args))
+    )
+
+
+def missing() -> tuple[list[str], list[str]]:
+    """The operations of torch's own list (OpInfo) that have no rule, and those whose in-place form has none."""
+    from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415, needs the test packages
+
+    without, in_place = set[str](), set[str]()
+    for operation in op_db:
+        name, written = operation.name, operation.inplace_variant
+        short = name.rpartition(".")[2]
+        has_rule = any(f in TABLE for f in (operation.op, operation.method_variant)) or short in KINDS
+        if name.startswith(INTERNAL) or name.endswith(("_copy", "_backward")) or "unsafe" in name:
+            continue
+        if not has_rule and f"{short}_" not in KINDS and of_tensors(operation):
+            without.add(name)
+        elif has_rule and written is not None and written not in TABLE and f"{short}_" not in KINDS:
+            in_place.add(f"{short}_")
+    return sorted(without), sorted(in_place)
+
+
 def page() -> str:
     """The whole page."""
     by_kind: dict[str, list[str]] = defaultdict(list)
@@ -72,6 +107,16 @@ def page() -> str:
         lines.append(f"| [{kind}](#{anchor}) | {len(by_kind[kind])} | {about} | {files(kind)} |")
     for kind in ABOUT:
         lines += ["", f"## {kind}", "", listed(by_kind[kind])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        without, in_place = missing()
+    lines += [
+        "", "## Without a rule", "",
+        "Of the operations in torch's own list of samples, these raise `UnsupportedOp` on a tensor that is cut. "
+        "`make hunt` tries all others.",
+        "", ", ".join(f"`{name}`" for name in without),
+        "", f"In-place forms without a rule: {', '.join(f'`{name}`' for name in in_place)}.",
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -39,7 +39,7 @@ def draw_place(drawn: random.Random) -> Place:
     return Place("ranks", 0, spatial, data)
 
 
-def draw_batches(seed: int, missing: set[str], only: Sequence[str] = ()) -> Iterator[list[Job]]:
+def draw_batches(seed: int, without: set[str], only: Sequence[str] = ()) -> Iterator[list[Job]]:
     """Cases without end, in batches with the same number of ranks; those of operations without a rule once."""
     drawn = random.Random(seed)
     every = [n for n in names() if not only or n in only]
@@ -47,7 +47,7 @@ def draw_batches(seed: int, missing: set[str], only: Sequence[str] = ()) -> Iter
         drawn.shuffle(every)
         for start in range(0, len(every), OPERATIONS):
             place = draw_place(drawn)
-            chosen = [n for n in every[start : start + OPERATIONS] if n.rstrip("!") not in missing]
+            chosen = [n for n in every[start : start + OPERATIONS] if n.rstrip("!") not in without]
             cases = [draw_case(name, place, drawn) for name in chosen for _ in range(CASES)]
             yield [job for job in map(job_of, cases) if job is not None]
 
@@ -100,8 +100,8 @@ def search(seed: int, seconds: float, report: Callable[[str], None], only: Seque
     counts: Counter[str] = Counter()
     by_place: Counter[tuple[str, str]] = Counter()
     findings: dict[str, Finding] = {}
-    missing: set[str] = set()
-    for jobs in draw_batches(seed, missing, only):
+    missing, without = set[str](), set[str]()
+    for jobs in draw_batches(seed, without, only):
         if time.monotonic() >= until:
             break
         for job, outcome in zip(jobs, outcomes_of(jobs) if jobs else [], strict=True):
@@ -109,7 +109,9 @@ def search(seed: int, seconds: float, report: Callable[[str], None], only: Seque
             counts[outcome.kind] += 1
             by_place[case.place.name, outcome.kind] += 1
             if outcome.kind == "missing":
-                missing.add(case.op)
+                missing.add(outcome.detail)
+                if case.form == "given" and not case.op.startswith(IMAGE):
+                    without.add(case.op.rstrip("!"))
             elif outcome.kind in ("incorrect", "crashed", "hung"):
                 finding = Finding(SEARCH, outcome.kind, case.line, outcome.detail, case.script)
                 findings[case.line] = finding
