@@ -77,3 +77,17 @@ def test_ranks_prove_together_and_agree(plan: Plan, tmp_path: Path) -> None:
     assert len(found[0].proved) == 1, str(found[0])
     assert found[0].unproved == ()
     assert all(other.proved == found[0].proved for other in found)
+
+
+class Named(Small):
+    """A model that returns one tensor in a dict."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"out": super().forward(x)}
+
+
+def test_a_streamed_model_that_returns_a_dict_raises_no_alarm(tmp_path: Path) -> None:
+    """`check` took its tiles for a result that one device does not have."""
+    found = proof_of(Plan(stream=(16, 16)), tmp_path, Named(), lambda o, t: F.cross_entropy(o["out"], t))
+    assert found.proved
+    assert not found.unproved

@@ -75,8 +75,8 @@ class Case:
         return Reference(values, before, self.eps, noise)
 
     def observed(self, reference: Reference) -> bool:
-        """Whether the model's results are compared: a streamed step shows them tile by tile, if there is only one."""
-        return self.plan.stream is None or len({name for _, (kind, name) in reference.values if kind == "output"}) == 1
+        """Whether the model's results are compared: a streamed step shows them tile by tile if they are one tensor."""
+        return self.plan.stream is None or {name for _, (kind, name) in reference.values if kind == "output"} == {""}
 
     def alone(self, model: nn.Module, loss: Loss, image: Any) -> Iterable[Any]:
         """The steps of a model on one device."""

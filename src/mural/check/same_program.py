@@ -90,8 +90,7 @@ def alike(op: str, one: Any, other: Any, pairs: Pairs) -> bool:
         return kind(one) == kind(other)
     if type(one) is type(other) and isinstance(one, (Ref, str, bool, type(None), torch.device)):
         return one == other
-    numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
-    if numbers and not isinstance(one, bool) and not isinstance(other, bool):
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)) and bool not in (type(one), type(other)):
         return one == other or op in PLACES or other in pairs.get(one, ()) or parts(one, other, pairs)
     if type(one) is not type(other) and None in (one, other):
         return op in PLACES
