@@ -448,3 +448,42 @@ class Intermediate(nn.Module):
 
 def test_requires_grad_of_an_intermediate_result_scaled_its_gradient() -> None:
     holds(Intermediate().double(), image(1, 3, 8, 9), Grid((2, 1)))
+
+
+class LastNorm(nn.Module):
+    """A checkpoint that saves nothing after its norm: torch computes the norm again, and updates its buffers twice."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 4, 3, padding=1), norm, nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.branch, self.stem(x), use_reentrant=False))
+
+    def branch(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x + x.roll(1, 2)
+
+
+@pytest.mark.parametrize("grid", [Grid((2, 1)), Grid((1, 2), data=2)], ids=str)
+def test_a_norm_at_the_end_of_a_checkpoint_updates_its_buffers_as_often_as_on_one_device(grid: Grid) -> None:
+    # Its update came after the tensors that it saves, where the checkpoint stops: once instead of twice.
+    holds(LastNorm(nn.BatchNorm2d(4)).double(), image(2, 3, 12, 11), grid)
+
+
+def test_an_instance_norm_with_buffers_in_a_checkpoint_is_refused() -> None:
+    # torch updates them once or twice, by what is saved after the norm, and ranks save more than one device.
+    module = LastNorm(nn.InstanceNorm2d(4, track_running_stats=True)).double()
+    raises("computed again by a checkpoint", mural.MuralError, compare, module, [image(2, 3, 12, 11)], Grid((2, 1)))
+
+
+class LastRoll(LastNorm):
+    """A checkpoint in which nothing is saved but the positions of a roll."""
+
+    def branch(self, x: Tensor) -> Tensor:
+        return x + x.roll(1, 2)
+
+
+def test_a_roll_at_the_end_of_a_checkpoint_is_computed_again_on_all_ranks_or_none() -> None:
+    # One rank chose positions, which it saved, and its peer needed none: messages of one met no partner.
+    holds(LastRoll(nn.Identity()).double(), image(2, 3, 12, 11), Grid((2, 1)))

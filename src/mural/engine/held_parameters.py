@@ -17,6 +17,7 @@ from mural.errors import PlanError
 from mural.graph.commons import Commons
 from mural.graph.held_state import HeldState
 from mural.memory.offload.noted_step import Operations
+from mural.shard.ops.norm.rank_statistics import buffers_put_back
 
 
 @dataclass
@@ -116,7 +117,7 @@ def again(before: HeldState, parameters: HeldParameters) -> Generator[None]:
     before.put_back()
     parameters.put_back()
     try:
-        with without_new_hooks():
+        with without_new_hooks(), buffers_put_back():
             yield
     finally:
         now.put_back(always=True)  # torch counts no write of the first one

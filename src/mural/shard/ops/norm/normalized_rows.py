@@ -89,18 +89,24 @@ def merge_moments(parts: Tensor) -> Tensor:
     return torch.stack([count, mean[0], square])
 
 
+Learn = Callable[[Tensor], None] | None
+"""Takes the moments of all groups, to update running buffers with them."""
+
+
 class _Normalize(torch.autograd.Function):
     """The normalized rows, and the moments of every group over all ranks of `peers`."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: NormRows, eps: float, mesh: Mesh,
-        peers: tuple[int, ...],
+        peers: tuple[int, ...], learn: Learn,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         mine = row_moments(x)
         if rows.groups != rows.size:
             mine = merge_moments(torch.stack([rows.grouped(m) for m in mine]).permute(2, 0, 1))
         whole = merge_moments(stack(mine, peers, mesh.rank, mesh.transport, "norm statistics"))
+        if learn is not None:
+            learn(whole)  # a checkpoint that computes this again may stop where the tensors below are saved
         mean, variance = rows.spread(whole[1]), rows.spread(whole[2] / rows.count)
         affine = rows.repeated(weight), rows.repeated(bias)
         ctx.save_for_backward(x, weight, mean, variance)
@@ -131,7 +137,7 @@ class _Normalize(torch.autograd.Function):
             rows.channel_sum(g).to(weight.dtype) if weight is not None and wanted else None
             for g, wanted in zip(of_rows, ctx.needs_input_grad[1:3], strict=True)
         ]
-        return of_x, *parameters, None, None, None, None
+        return of_x, *parameters, *(None,) * 5
 
 
 Saved = tuple[Tensor, Tensor, Tensor, float]
@@ -193,10 +199,12 @@ def project(gx: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, shares: list[Tens
 
 
 def normalize(
-    x: ShardedTensor, rows: NormRows, weight: Tensor | None, bias: Tensor | None, axes: tuple[str, ...], eps: float
-) -> tuple[Tensor, Tensor]:
+    x: ShardedTensor, rows: NormRows, weight: Tensor | None, bias: Tensor | None, axes: tuple[str, ...], eps: float,
+    learn: Learn = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The normalized piece and the moments of all groups."""
+    given = rows.view(x.local), weight, bias, rows, eps, x.mesh, x.mesh.peers(axes), learn
     with without_autocast(x.device):
-        y, moments = _Normalize.apply(rows.view(x.local), weight, bias, rows, eps, x.mesh, x.mesh.peers(axes))  # type: ignore[misc]
+        y, moments = _Normalize.apply(*given)  # type: ignore[misc]
     mark()
     return y if y.shape == x.local.shape else y.view(x.local.shape), moments

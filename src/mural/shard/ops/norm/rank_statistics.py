@@ -42,6 +42,25 @@ def batchnorm_scope(scope: str) -> Generator[None]:
         _scopes.pop()
 
 
+_undone = [False]
+"""One for all threads, as the scopes are."""
+
+
+@contextmanager
+def buffers_put_back() -> Generator[None]:
+    """A block after which buffers are what they were before it: whether it updates them does not matter."""
+    _undone.append(True)
+    try:
+        yield
+    finally:
+        _undone.pop()
+
+
+def updates_again() -> bool:
+    """Whether a checkpoint in backward computes a layer again, and with it the updates of its buffers."""
+    return torch._C._current_graph_task_id() >= 0 and not _undone[-1]
+
+
 def by_rank() -> bool:
     """Whether each rank normalizes its own piece."""
     return _scopes[-1] in ("rank", "micro-rank")

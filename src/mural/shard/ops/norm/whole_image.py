@@ -19,7 +19,7 @@ from mural.shard.layout import Layout, recurring
 from mural.shard.ops.call_arguments import bound
 from mural.shard.ops.norm.cuda_kernels import Buffers, batch_norm_cuda
 from mural.shard.ops.norm.normalized_rows import NormRows, normalize
-from mural.shard.ops.norm.rank_statistics import batch_norm_by_rank, by_microbatch, by_rank
+from mural.shard.ops.norm.rank_statistics import batch_norm_by_rank, by_microbatch, by_rank, updates_again
 from mural.shard.ops.norm.tile_norm import frozen_tile, normalize_tile
 from mural.shard.relayout import gather
 from mural.shard.table import register
@@ -96,10 +96,12 @@ def of_batch(
         fast = batch_norm_cuda(x, weight, bias, running, axes, momentum, eps)
         if fast is not None:
             return fast
-    local, moments = normalize(x, rows, weight, bias, axes, eps)
-    with torch.no_grad():
+
+    def learn_moments(moments: Tensor) -> None:
         update(mean, moments[1], momentum)
         update(var, moments[2] / (count - 1), momentum)
+
+    local, _ = normalize(x, rows, weight, bias, axes, eps, learn_moments)
     return ShardedTensor(local, x.placement)
 
 
@@ -135,6 +137,11 @@ def instance_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         if mean is not None or var is not None:
             raise UnsupportedOp("instance_norm with running statistics, of tiles: leave track_running_stats off")
         return normalize_tile(x, rows, (weight, bias), x.placement.axes_of(dims), eps)
+    if mean is not None and updates_again():
+        raise UnsupportedOp(
+            "instance_norm with running statistics, computed again by a checkpoint: torch updates them twice or "
+            "once, by what the checkpoint needs after it. Leave it out of the checkpoint, or track_running_stats off"
+        )
     local, moments = normalize(x, rows, weight, bias, x.placement.axes_of(dims), eps)
     if mean is not None or var is not None:
         with torch.no_grad():

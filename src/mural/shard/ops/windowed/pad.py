@@ -45,8 +45,12 @@ def remap_rule(name: str, dims: tuple[Reads, ...]) -> Windowed:
             if isinstance(at.reads, Remap):
                 where = [at.reads.index(o) for o in range(*at.out)]
                 local = [slice_of(Interval(i, i + 1), at.have).start for i in where]
-                if local != list(range(piece.shape[dim])):
-                    piece, copied = piece.index_select(dim, torch.tensor(local, device=piece.device)), True
+                # On every rank, needed there or not: it saves its positions, and a checkpoint recomputes, with its
+                # exchanges, when backward first needs a saved tensor.
+                piece, copied = (
+                    piece.index_select(dim, torch.tensor(local, device=piece.device, dtype=torch.int64)),
+                    True,
+                )
         return piece if copied else piece.clone()
 
     return Windowed(name, dims, run)
