@@ -167,3 +167,72 @@ def _fresh_ranks() -> Any:
     """Ranks with programs that got stuck still wait for messages: others need new ones."""
     yield
     restart(3, backend="strict")
+
+
+# ------------------------------------------------------------------------------------------------- edges and messages
+
+
+@pytest.mark.parametrize("edge", [
+    Edge(("x", 0), -1, (1,)), Edge(("x", 0), 1, (1,)), Edge(("x", 0), 1, (0,)), Edge(("x", 0), 0, (3,)),
+    Edge(("x", 0), 0, (1, 3)), Edge(("x", 0), 0, (1, 1)), Edge(("x", 0), 0, (1,), bytes=-1),
+])  # fmt: skip
+def test_an_edge_leads_to_later_stages_each_named_once(edge: Edge) -> None:
+    with pytest.raises(PlanError, match="leads from one of 3 stages to later ones, each named once"):
+        with_messages(gpipe(3, 1), [Edge(("y", 0), 0, (1, 2)), edge])
+
+
+def test_two_edges_carry_two_values() -> None:
+    with pytest.raises(PlanError, match="two edges carry the same value"):
+        with_messages(gpipe(3, 1), [Edge(("x", 0), 0, (1,)), Edge(("x", 0), 0, (2,))])
+    assert with_messages(gpipe(3, 1), [Edge(("x", 0), 0, (1,)), Edge(("x", 1), 0, (2,))]).edges[1].bytes == 0
+    with pytest.raises(PlanError, match="prefetch = -1"):
+        with_messages(gpipe(3, 1), CHAIN, prefetch=-1)
+
+
+def told(program: Program, seat: int) -> str:
+    """A seat's list in short: F0 and B0 are computed, <x0 is the receive of x of micro-batch 0, >x0 its send."""
+    words: list[str] = []
+    for step in program.seats[seat]:
+        if isinstance(step, Action):
+            words.append(f"{step.kind[0].upper()}{step.microbatch}")
+        else:
+            sign = "<" if isinstance(step, Receive) else ">"
+            grad = "'" if step.parcel.work == "backward" else ""
+            words.append(f"{sign}{step.parcel.edge.value[0]}{grad}{step.parcel.microbatch}@{step.peer}")
+    return " ".join(words)
+
+
+def test_messages_as_drawn() -> None:
+    edges = (*CHAIN, Edge(("n", 0), 1, (2,), gradient=False))
+    lists = [told(with_messages(one_f_one_b(3, 2), edges, prefetch=n), seat) for n in (0, 1, 2) for seat in range(3)]
+    assert lists[:3] == [
+        "F0 >x0@1 >skip0@2 F1 >x1@1 >skip1@2 <x'0@1 <skip'0@2 B0 <x'1@1 <skip'1@2 B1",
+        "<x0@0 F0 >y0@2 >n0@2 <x1@0 F1 >y1@2 >n1@2 <y'0@2 B0 >x'0@0 <y'1@2 B1 >x'1@0",
+        "<skip0@0 <y0@1 <n0@1 F0 B0 >y'0@1 >skip'0@0 <skip1@0 <y1@1 <n1@1 F1 B1 >y'1@1 >skip'1@0",
+    ]
+    assert lists[3:6] == [
+        "F0 >x0@1 >skip0@2 <x'0@1 <skip'0@2 F1 >x1@1 >skip1@2 <x'1@1 <skip'1@2 B0 B1",
+        "<x0@0 <x1@0 F0 >y0@2 >n0@2 <y'0@2 F1 >y1@2 >n1@2 <y'1@2 B0 >x'0@0 B1 >x'1@0",
+        "<skip0@0 <y0@1 <n0@1 F0 <skip1@0 <y1@1 <n1@1 B0 >y'0@1 >skip'0@0 F1 B1 >y'1@1 >skip'1@0",
+    ]
+    assert lists[6].startswith("<x'0@1 <skip'0@2 F0 >x0@1 >skip0@2 <x'1@1")
+
+
+def test_a_receive_takes_those_before_it_in_its_channel_along() -> None:
+    """Of one channel: what is sent first is received first, however late it is needed."""
+    late, early = Edge(("late", 0), 0, (2,)), Edge(("early", 0), 1, (3,))
+    schedule = sequential(4, 1, seats=(0, 0, 1, 1))
+    first = with_messages(schedule, [late, early], prefetch=0)
+    assert told(first, 1) == "<late0@0 F0 <early0@0 F0 B0 >early'0@0 B0 >late'0@0"
+    crossed = [Edge(("a", 0), 0, (3,)), Edge(("b", 0), 1, (2,))]
+    assert told(with_messages(schedule, crossed, prefetch=0), 1) == "<a0@0 <b0@0 F0 F0 B0 >a'0@0 B0 >b'0@0"
+
+
+def test_parcels_in_words() -> None:
+    edge = Edge(("conv", 2), 0, (1,))
+    value, gradient = Parcel(edge, "forward", 0, 1, 3, 1), Parcel(edge, "backward", 1, 0, 3, 1)
+    assert str(value) == "value conv[2] of micro-batch 3 (stage 0 to 1)"
+    assert str(gradient) == "gradient conv[2] of micro-batch 3 (stage 1 to 0)"
+    assert str(Parcel(Edge((7, 0), 0, (1,)), "forward", 0, 1, 0)) == "value 7 of micro-batch 0 (stage 0 to 1)"
+    assert (value.made_by, value.needed_by) == (Action("forward", 0, 3, 1), Action("forward", 1, 3, 1))
+    assert (gradient.made_by, gradient.needed_by) == (Action("backward", 1, 3, 1), Action("backward", 0, 3, 1))
