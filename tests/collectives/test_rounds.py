@@ -299,6 +299,12 @@ def test_collectives_at_the_same_time_may_end_at_different_times() -> None:
     assert str(simultaneous("both", (long, short))).splitlines()[0] == "both: 5 ranks, 1 chunk"
 
 
+def test_one_collective_is_joined_to_none() -> None:
+    for alone in (joined("one", ring(3)), simultaneous("one", [ring(3)])):
+        assert alone == Collective("one", 3, 3, ring(3).rounds)
+    assert simultaneous("both", iter([among(ring(2), (1, 0), 4), among(ring(2), (2, 3), 4)])).chunks == 2
+
+
 def test_members_are_named_once_each() -> None:
     for members in ((0, 0, 1), (0, 1), (0, 1, 2, 3)):
         with pytest.raises(PlanError, match="has 3 ranks, but"):
