@@ -65,7 +65,8 @@ FOLDERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """The files of each folder that are mutated, and the tests that have to kill them: pure data, without ranks."""
 EQUIVALENT = HERE / "equivalent_mutants.txt"
-MEMORY = 2**31
+MEMORY, WAITING = 2**31, 300
+"""Bytes and seconds that a mutant may take, whatever its tests took."""
 
 
 @dataclass
@@ -113,8 +114,8 @@ class Hunter:
                 continue
             lines = reached[mutant.path]
             items = [item for item in slowest if mutant.line in lines[item.nodeid]]
-            allowed = 5 + 5 * sum(seconds[item.nodeid] for item in items)
-            if not items or not killed(items, mutant, int(allowed)):
+            allowed = 2 + 3 * sum(seconds[item.nodeid] for item in items)
+            if not items or not killed(items, mutant, allowed):
                 self.result.survivors.append(mutant)
                 self.say(f"{'survives' if items else 'not reached'}: {mutant}")
         self.result.seconds = time.monotonic() - begun
@@ -142,7 +143,7 @@ def equivalents() -> set[tuple[str, ...]]:
 def covered(
     items: Sequence[pytest.Item], files: Sequence[Path]
 ) -> tuple[dict[str, dict[str, set[int]]], dict[str, float]]:
-    """Per file, the lines that each test reaches, and the seconds of each; found in a copy of this process."""
+    """Per file, the lines that each test reaches, and its processor's seconds; found in a copy of this process."""
     names = {str(file): str(file.relative_to(ROOT)) for file in files}
     lines: dict[str, dict[str, set[int]]] = {name: defaultdict(set) for name in names.values()}
     seconds: dict[str, float] = {}
@@ -157,7 +158,7 @@ def covered(
 
 
 def lines_of(item: pytest.Item, names: dict[str, str]) -> tuple[float, dict[str, set[int]]] | str:
-    """The seconds of a test, and the lines that it reaches; or why it fails."""
+    """The processor's seconds of a test, and the lines that it reaches; or why it fails."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def each_line(frame: FrameType, event: str, _: Any) -> Any:
@@ -173,10 +174,10 @@ def lines_of(item: pytest.Item, names: dict[str, str]) -> tuple[float, dict[str,
 
     forget_results()
     sys.settrace(each_call)
-    begun = time.monotonic()
+    begun = time.process_time()
     wrong = failures(item)
     sys.settrace(None)
-    return wrong or (time.monotonic() - begun, dict(reached))
+    return wrong or (time.process_time() - begun, dict(reached))
 
 
 def in_copy(function: Callable[[], Any]) -> Any:
@@ -199,11 +200,12 @@ def in_copy(function: Callable[[], Any]) -> Any:
     return pickle.loads(data) if data else None
 
 
-def killed(items: Sequence[pytest.Item], mutant: Mutant, allowed: int) -> bool:
-    """Whether one of the tests fails with a mutant, or takes much longer than without."""
+def killed(items: Sequence[pytest.Item], mutant: Mutant, allowed: float) -> bool:
+    """Whether one of the tests fails with a mutant, or takes more than so many seconds of the processor."""
     child = os.fork()
     if child == 0:
-        signal.alarm(allowed)
+        signal.setitimer(signal.ITIMER_PROF, allowed)
+        signal.alarm(WAITING)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         end = 1
