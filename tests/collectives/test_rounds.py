@@ -299,6 +299,18 @@ def test_collectives_at_the_same_time_may_end_at_different_times() -> None:
     assert str(simultaneous("both", (long, short))).splitlines()[0] == "both: 5 ranks, 1 chunk"
 
 
+def test_partial_sums_that_are_copied_stay_apart() -> None:
+    """Numbers of ranks 0 and 2 are not added before those of 1: they travel side by side, also a second time."""
+    copied = Collective("copied", 3, 1, tuple((ChunkSend(a, b, 0, a == 2),) for a, b in ((2, 0), (0, 1), (1, 2))))
+    assert table(ordered(copied)) == ["2→0 1=0", "0→1 =0 | 0→1 =1", "1→2 =0 | 1→2 =1"]
+
+
+@pytest.mark.parametrize("into", [0, 1])
+def test_a_send_that_keeps_numbers_apart_is_not_ordered_again(into: int) -> None:
+    with pytest.raises(PlanError, match="order a collective once"):
+        ordered(Collective("apart", 2, 1, ((ChunkSend(0, 1, 0, True, into),),)))
+
+
 def test_one_collective_is_joined_to_none() -> None:
     for alone in (joined("one", ring(3)), simultaneous("one", [ring(3)])):
         assert alone == Collective("one", 3, 3, ring(3).rounds)

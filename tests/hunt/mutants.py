@@ -137,7 +137,7 @@ def equivalents() -> set[tuple[str, ...]]:
     """The mutants that are listed as doing the same as the original."""
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
     found = [tuple(part.strip() for part in line.split(" ¦ ")) for line in lines if line.startswith("src/")]
-    return {one[:5] for one in found}
+    return {one[:6] for one in found}
 
 
 def covered(

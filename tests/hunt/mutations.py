@@ -36,12 +36,14 @@ class Mutant:
     after: str
     text: str
     """The source of the line."""
+    column: int
+    """Where in that text it is."""
     code: CodeType
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """What tells it from others, also after lines have moved."""
-        return self.path, self.function, self.text, self.before, self.after
+        return self.path, self.function, self.text, str(self.column), self.before, self.after
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} in {self.function}: {self.before} → {self.after}    {self.text}"
@@ -59,9 +61,10 @@ def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
             change()
             ast.fix_missing_locations(copy)
             code = code_of(compile(copy, str(path), "exec"), name, function_line(function))
-            yield Mutant(
-                str(path.relative_to(root)), name, node.lineno, before, after, lines[node.lineno - 1].strip(), code
-            )
+            line = lines[node.lineno - 1]
+            at = node.col_offset - len(line) + len(line.lstrip())
+            name_of_file = str(path.relative_to(root))
+            yield Mutant(name_of_file, name, node.lineno, before, after, line.strip(), at, code)
 
 
 def function_line(function: ast.FunctionDef) -> int:
