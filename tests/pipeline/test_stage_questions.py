@@ -63,3 +63,14 @@ def test_gradients_inside_a_forward_in_stages() -> None:
     assert max(run_on(2, law, Inner, mural.Plan(stage=2, cuts="layers"))) <= TOLERANCE
     for text in run_on(2, refusal, mural.Plan(stage=2)):
         assert "torch.autograd.grad goes back through calls of the forward" in text
+
+
+def test_gradients_of_an_image_in_micro_batches() -> None:
+    """Torch warned that parts of the image are no leaves; tests turn warnings into errors."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3, padding=1).double()
+    x, target = (torch.rand(2, 3, 7, 9, dtype=torch.float64), torch.randint(4, (2, 7, 9)))
+    plain, ours = x.clone().requires_grad_(), x.clone().requires_grad_()
+    nn.functional.cross_entropy(model(plain), target).backward()
+    mural.parallelize(model, mural.Plan(microbatches=2, schedule="gpipe")).step(ours, target)
+    assert torch.allclose(ours.grad, plain.grad, rtol=1e-12, atol=0.0)

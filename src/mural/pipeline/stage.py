@@ -182,16 +182,15 @@ class Stage:
             with self.scope():
                 torch.autograd.backward(roots, seeds)
         wanted = {key: value for key, value in kept.leaves.items() if needs(value)}
-        reached = {
-            key for key, x in wanted.items() if (x.local if isinstance(x, ShardedTensor) else x).grad is not None
-        }
+        reached = {key for key, value in wanted.items() if grad_of(value) is not None}
         return {key: self._gradient(value) for key, value in wanted.items()}, reached
 
     def _gradient(self, value: Tensor) -> Tensor:
         """The true gradient of a leaf; zeros where backward did not reach it."""
+        found = grad_of(value)
         if isinstance(value, ShardedTensor):
-            return value.local.grad if value.local.grad is not None else torch.zeros_like(value.local)
-        raw = value.grad if value.grad is not None else torch.zeros_like(value)
+            return torch.zeros_like(value.local) if found is None else found
+        raw = torch.zeros_like(value) if found is None else found
         shape = tuple(value.shape)
         none = (None,) * len(shape)
         return true_gradient(raw, Layout(self.mesh, shape, none, none, ()))
@@ -204,6 +203,12 @@ class Stage:
 def needs(value: Tensor) -> bool:
     """Whether a leaf wants a gradient."""
     return value.local.requires_grad if isinstance(value, ShardedTensor) else value.requires_grad
+
+
+def grad_of(value: Tensor) -> Tensor | None:
+    """The gradient that this rank's piece holds; none where it goes on to an image that the user gave."""
+    piece = value.local if isinstance(value, ShardedTensor) else value
+    return piece.grad if piece.is_leaf or piece.retains_grad else None
 
 
 def leaf(value: Tensor) -> Tensor:
