@@ -69,6 +69,7 @@ PLANS = [
     (2, {"spatial": (2, 1), "recompute": "all"}),
     (1, {"microbatches": 2}),
     (2, {"stage": 2, "microbatches": 2}),
+    (2, {"data": 2, "microbatches": 4}),  # a micro-batch is whole on one rank, which gathered nothing: the other waited
     (1, {"stream": (8, 8)}),
 ]
 MORE = [

@@ -107,7 +107,7 @@ def own_images(tensor: Tensor, layout: Layout, brought: Brought, value: int) -> 
     images = Cuts.of((0, *accumulate(counts[part] for part in range(mesh.size("data")))))
     found = {d: c for d, c in enumerate(layout.cuts) if c is not None} | {0: images}
     joined = layout_of(mesh, (images.extent, *shape), brought.axes, found)
-    return ShardedTensor(part_of_whole(tensor, joined, (*whole(tensor.shape[:1]), *joined.box[1:])), joined)
+    return ShardedTensor(part_of_whole(tensor, joined, (*whole(tensor.shape[:1]), *joined.box[1:]), own=True), joined)
 
 
 def asked_layout(tensor: Tensor, mesh: Mesh, axes: Mapping[int, str], cuts: Any, align: int) -> Layout:

@@ -32,12 +32,12 @@ class _Piece(torch.autograd.Function):
         return gather(piece, ctx.dims, "gradient of an input").local.contiguous(), None, None, None
 
 
-def part_of_whole(tensor: Tensor, layout: Layout, box: Box) -> Tensor:
-    """A copy of the part at a box, which is this rank's piece; a dim of which the box is all may be its own."""
+def part_of_whole(tensor: Tensor, layout: Layout, box: Box, own: bool = False) -> Tensor:
+    """A copy of the part at a box, which is this rank's piece; its images may be its `own`, whole on no other rank."""
     part = slices(box)
     if not (tensor.requires_grad and torch.is_grad_enabled()) or layout.mesh.world == 1:
         return tensor[part].clone(memory_format=torch.preserve_format)
-    held = tuple(d for d, (mine, n) in enumerate(zip(box, tensor.shape, strict=True)) if mine.size < n)
+    held = layout.cut_dims[1:] if own and layout.is_cut(0) else layout.cut_dims  # on all ranks, also one that has all
     piece: Tensor = _Piece.apply(tensor, layout, held, part)  # type: ignore[assignment]
     mark()
     return piece
