@@ -13,7 +13,7 @@ from torch import nn
 from mural.check.fingerprint import fingerprint, proofs_folder, remember, remembered
 from mural.check.no_trace import no_trace
 from mural.check.sampled_batch import SampledBatch
-from mural.check.small_proofs import SmallProofs
+from mural.check.small_proofs import SECONDS, SmallProofs
 from mural.check.subject import Subject
 from mural.comm.failure.agree import said
 from mural.comm.failure.shared_fate import shared_fate
@@ -21,9 +21,6 @@ from mural.engine import Loss, Parallel
 from mural.engine.proof import Proof
 from mural.plans import Plan
 from mural.ranks import Mesh
-
-SECONDS = 30.0
-"""How long a proof may take, about."""
 
 
 def is_plain(plan: Plan) -> bool:

@@ -235,8 +235,8 @@ def tiles_inside(batch: StreamedBatch, stride: int) -> dict[int, int]:
         grid = batch.needs.grid
         if axis in grid.cuts and len(grid.cuts[axis].intervals()) > 1:
             margin = margin_along(batch, axis)
-            # Where the model divides an odd extent it rounds down: half a stride more leaves the last tile its margin.
-            found[dim] = stride * max(-(-(margin + 1 + stride // 2) // stride), -(-4 // stride))
+            # Where the model divides an odd extent it rounds down: a stride more leaves the last tile its margin.
+            found[dim] = stride * max(-(-(margin + stride) // stride), -(-4 // stride))
     return found
 
 

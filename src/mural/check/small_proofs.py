@@ -34,6 +34,8 @@ from mural.plans import Plan
 from mural.ranks import Mesh
 from mural.shard.generators import generators_kept
 
+SECONDS = 30.0
+"""How long a proof may take, about."""
 COPIES = 8
 """How many times the memory of the parameters a proof takes."""
 RUNS = 7
@@ -132,9 +134,14 @@ class SmallProofs:
             raise Unproved(f"the plan: the model takes no image that is small enough ({self.sizes.refused})")
         return options, program
 
-    def has_time(self, seconds: float) -> bool:
-        """Whether as much time is left, on rank 0. Collective."""
-        return gather(self.mesh, seconds < self.until - time.perf_counter(), "the time of a proof")[0]
+    def check_time(self, small: SmallCase, seconds: float) -> None:
+        """Raise if a case takes more time than is left on rank 0. Collective."""
+        needed, left = gather(self.mesh, (seconds, self.until - time.perf_counter()), "the time of a proof")[0]
+        if needed > left:
+            raise TooLong(
+                f"the plan: its small case ({small}) would take {needed:.1f} s or more, and {max(left, 0.0):.1f} s are "
+                f"left of {SECONDS:.0f}"
+            )
 
     def small_plan(self) -> Plan:
         """The plan, with the cuts that its stages have."""
@@ -145,15 +152,11 @@ class SmallProofs:
 
     def compare(self, small: SmallCase, real: StreamProgram | None) -> None:
         """Compare a case with one device; raises where it differs, or takes too long. Collective."""
-        needed = 2 * small.work / pace(self.pm.device)
-        if not self.has_time(needed):
-            raise TooLong(f"the plan: two steps of its small case ({small}) on one device would take {needed:.0f} s")
+        self.check_time(small, 2 * small.work / pace(self.pm.device))
         case, look, double = self.realized(small, 3 if small.plan.offload else 1)
         if look.why:
             raise Unproved(f"the plan: {look.why}{self.of_targets(look)}")
-        needed = look.seconds * (RUNS * case.steps + 2 * 3 ** len(small.tiled))
-        if not self.has_time(needed):
-            raise TooLong(f"the plan: its small case ({small}) would take about {needed:.0f} s")
+        self.check_time(small, look.seconds * (RUNS * case.steps + 2 * 3 ** len(small.tiled)))
         made = list[Parallel]()
         case = replace(case, settle=partial(self.settle, real, made))
         with full_float32(self.pm.device):
