@@ -40,3 +40,17 @@ def test_a_call_that_divides_by_its_own_total(name: str) -> None:
     """The pass that knew the total gave the call no tile to divide: loss and gradients were those of an empty image."""
     batches = [(x, image(2, 1, 8, 6)) for x in images(2, (8, 6))]
     check_steps(Called(name), cubes, batches, mural.Plan(stream=(4, 3)))
+
+
+class Empty(Called):
+    """A model whose result has no channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[:, :0]
+
+
+def test_a_result_without_channels() -> None:
+    """The mean's gradient was guessed from its positions for each channel: a division by zero."""
+    parallel = mural.parallelize(Empty("none"), mural.Plan(stream=(4, 3)), loss=cubes)
+    (x,) = images(2, (8, 6), 1)
+    assert parallel.step(x, x).isnan()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mural
-from law import Grid, holds, image
+from law import Grid, holds, image, raises
 from ranks import run_on
 
 TWO = Grid((2,), dims=(0,))
@@ -121,3 +121,14 @@ def test_products_of_whole_numbers_are_whole() -> None:
     """The factors made them floating point numbers."""
     for found in run_on(2, sharded_product):
         assert torch.equal(found, added_product(torch.arange(24).view(2, 3, 4)))
+
+
+def running_logarithms() -> Tensor:
+    """A scan of complex numbers along a cut dim."""
+    x = torch.complex(image(4, 6), image(4, 6, seed=1))
+    return mural.shard(x, mural.init(spatial=(2,)), dims=(1,)).logcumsumexp(1).full()  # type: ignore[attr-defined]
+
+
+def test_scans_of_complex_logarithms_are_refused() -> None:
+    """Their angles differed from torch's by full turns."""
+    raises("logcumsumexp of complex numbers", mural.UnsupportedOp, running_logarithms)

@@ -178,7 +178,7 @@ class Streamer(TileSweeps):
     def _guess(self, key: TotalKey, part: Tensor) -> Tensor:
         """One over the number of positions: the gradient of a mean."""
         shape = self.passes.graph.calls[key[0]].node.input_shapes[0]
-        positions = prod(shape) / (shape[1] if len(shape) > 2 else 1)
+        positions = prod(shape) / (max(1, shape[1]) if len(shape) > 2 else 1)
         return torch.full_like(part.detach(), 1 / max(1.0, positions))
 
     def _rescale(self, factor: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mural.errors import UnsupportedOp
 from mural.shard.ops.call_arguments import bound, dim_of, dims_of
 from mural.shard.ops.pointwise.along_dim import along
 from mural.shard.ops.reduce.sums import reduced, wide
@@ -50,6 +51,8 @@ def running(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     dim = dim_of(dim, x.ndim, name)
     if not x.placement.is_cut(dim):
         return along(func, args, kwargs)
+    if name == "logcumsumexp" and x.is_complex():
+        raise UnsupportedOp("logcumsumexp of complex numbers along a cut dim: their angles would differ by full turns")
     options = {} if name == "logcumsumexp" else {"dtype": dtype}
     kind = func(x.local.new_zeros((1,) * x.ndim), dim, **options).dtype  # torch's own result has this type
     piece = x.local.to(wide(kind))
