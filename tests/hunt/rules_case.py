@@ -123,7 +123,8 @@ def job_of(case: Case) -> Job | None:
     run = None if sample is None else form_of(case.op, case.number, sample, case.form)
     if sample is None or run is None or not any(case.place.fits(t) for t in sample.tensors()):
         return None
-    if case.values == "ties" and getattr(sample.function, "__name__", "") in UNORDERED:
+    tied = case.values == "ties" or case.dtype not in ("float64", "float32")
+    if tied and getattr(sample.function, "__name__", "") in UNORDERED:
         return None
     words = {*case.op.rstrip("!").split("."), getattr(sample.function, "__name__", "")}
     drawn = any("random" in (KINDS.get(word), KINDS.get(f"{word}_")) for word in words)

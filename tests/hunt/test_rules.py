@@ -19,7 +19,7 @@ def broken(seed: int, place: Place, count: int) -> list[str]:
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
 def test_operations_are_exact_or_refused(place: Place) -> None:
-    assert broken(40, place, 8 if place.kind == "tiles" else 24) == []
+    assert broken(40, place, {"ranks": 20, "tiles": 6}.get(place.kind, 14)) == []
 
 
 @pytest.mark.slow
