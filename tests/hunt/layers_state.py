@@ -141,7 +141,6 @@ ODD = {
     "training": ("x = x * 1.5 if self.training else x.tanh()",),
     "loop": ("for i in range(3):", "    x = x + 0.1 * x.roll(i, 2)"),
     "list": ("many = [x]", "for i in range(2):", "    many.append(many[-1].tanh())", "x = sum(many)"),
-    "float32": ("x = x.float().tanh().double()",),
     "sized": ("x = x / x.numel() * x.size(2) * x.size(-1)",),
 }
 

@@ -16,7 +16,7 @@ from hunt.recipe import Extra, Layer, Recipe, script
 from hunt.shrunk import shrunk
 from hunt.trials import Trial, joint, on_rank
 
-CASES = range(48)
+CASES = range(60)
 """Of these seeds those on one rank; `make hunt` draws others, on up to four."""
 WRONG = Layer("wrong", ("self.w# = nn.Parameter(torch.ones(4, 1, 1))",), ("x = x * self.w# * (1 + TAMPERED[0])",))
 
