@@ -89,7 +89,8 @@ class Sizes:
         real, wanted = self.image[2:], [part.shape for part in self.batch.targets if isinstance(part, Sampled)]
         ends: Mapping[Shape, Shape] = {}
         if any(len(shape) > len(real) and shape[-len(real) :] != real for shape in wanted):
-            ends = results_of(self.captured(self.image), self.captured(image))
+            there, here = self.tried(self.captured, self.image), self.tried(self.captured, image)
+            ends = results_of(there, here) if there is not None and here is not None else {}
         return tuple(other_extents(shape, self.image, image, ends) for shape in self.batch.shapes)
 
     def graph(self, image: Shape) -> Graph | None:
@@ -148,8 +149,12 @@ class Sizes:
             return (images, self.image[1], *extents)
         first: Shape | None = None
         some = prod(self.image[2:]) > LITTLE  # the real size is proved if nothing else is like it, and it is small
-        for extents in candidates(wanted, self.image[2:]):
-            shape = (images, self.image[1], *extents)
+        tried = [*candidates(wanted, self.image[2:])]
+        several = min(2 * images, self.image[0])  # a batch norm over a single value raises
+        for count, extents in [(n, e) for n in dict.fromkeys((images, several)) for e in tried]:
+            if count > images and first is not None:
+                break
+            shape = (count, self.image[1], *extents)
             graph = self.graph(shape)
             if graph is not None and not unlike_calls(real, graph) and not (some and extents == self.image[2:]):
                 return shape

@@ -6,6 +6,7 @@ the same weights, whatever they are. So a copy can be kept from `parallelize` un
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Subject:
             with without_hooks(model):
                 copy = deepcopy(model, memo)
             omitted.append(f"hooks on modules, which cannot be copied ({type(error).__name__}: {error})")
-        omitted += shared_hooks(copy)
+        hooks = shared_hooks(copy)
+        omitted += hooks if len(hooks) < 3 else [f"{hooks[0]}, and {len(hooks) - 1} more hooks"]
         return cls(copy, copy_of(loss, memo), samples, tuple(omitted))
 
     def like(self, model: nn.Module) -> None:
@@ -114,7 +116,8 @@ def shared_hooks(model: nn.Module) -> list[str]:
         for kind in HOOKS:
             hooks: dict[int, Any] = getattr(module, kind)
             for key, hook in list(hooks.items()):
-                own = type(hook).__module__.startswith("torch.nn.utils.")
+                file = str(getattr(sys.modules.get(getattr(hook, "__module__", "")), "__file__", None))
+                own = type(hook).__module__.startswith("torch.nn.utils.") or "site-packages" in file  # the model's own
                 if not own and isinstance(hook, type(hooked)) and changeable(hook, set()):
                     del hooks[key]
                     found.append(f"the hook {hook.__qualname__} on {name or 'the model'}, which has variables outside")
