@@ -247,3 +247,9 @@ def test_ranks_agree_on_what_is_remembered(tmp_path: Path) -> None:
 def test_a_plan_that_is_plain_has_nothing_to_prove() -> None:
     pm = mural.parallelize(Small(), Plan(precision="bfloat16"), prove=True)
     assert str(pm.prove(*batch())) == "nothing to prove"
+
+
+def test_the_gradient_of_an_image_is_not_proved(tmp_path: Path) -> None:
+    x, target = batch()
+    found = proof_of(RECOMPUTE, tmp_path, Small(), given=(x.requires_grad_(), target))
+    assert found.unproved == ("the gradient of the image, which is not compared",)

@@ -23,6 +23,7 @@ from mural.check.subject import Subject
 from mural.comm.failure.agree import gather
 from mural.comm.failure.shared_fate import given_up
 from mural.engine import Parallel, share_from_first
+from mural.engine.inputs import inputs_of
 from mural.engine.loss_terms import LossTerms
 from mural.engine.materialize import unwrapped
 from mural.engine.memory_room import free_for_each
@@ -73,6 +74,8 @@ class SmallProofs:
     def proof(self, image: Any, target: Any) -> Proof:
         """All of them, and what they do not show. Collective."""
         self.unproved += [*self.left_out()]
+        if any(getattr(part, "requires_grad", False) for part in inputs_of(image)):
+            self.unproved.append("the gradient of the image, which is not compared")
         try:
             self.check_room()
             options, real = self.options(image, target)
