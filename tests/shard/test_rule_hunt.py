@@ -132,3 +132,14 @@ def running_logarithms() -> Tensor:
 def test_scans_of_complex_logarithms_are_refused() -> None:
     """Their angles differed from torch's by full turns."""
     raises("logcumsumexp of complex numbers", mural.UnsupportedOp, running_logarithms)
+
+
+def normed_whole_numbers() -> torch.dtype:
+    """Whole numbers over the energy of their neighbours, where one rank has none."""
+    x = mural.shard(torch.arange(36).view(2, 3, 6), mural.init(spatial=(2,)), cuts=(0, 0, 6))
+    return F.local_response_norm(x, 2).dtype
+
+
+def test_an_empty_piece_has_the_type_of_the_others() -> None:
+    """Of nothing, torch returned whole numbers as they were: ranks disagreed about the type."""
+    assert set(run_on(2, normed_whole_numbers)) == {torch.float32}

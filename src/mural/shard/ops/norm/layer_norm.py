@@ -151,4 +151,7 @@ def local_response_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs:
             f"local_response_norm of a sharded tensor of shape {tuple(x.shape)} whose channels (dim 1) are cut: call "
             f".full() first, or shard other dims"
         )
-    return ShardedTensor(func(x.local, *args[1:], **kwargs), x.placement)
+    local = func(x.local, *args[1:], **kwargs)
+    if not local.is_floating_point():  # of nothing, torch returns whole numbers as they are
+        local = local.to(torch.get_default_dtype())
+    return ShardedTensor(local, x.placement)
