@@ -377,3 +377,18 @@ def test_a_maximum_that_no_loss_reads(tile: tuple[int, int]) -> None:
     batches = [(x, torch.randint(3, (2, 13, 11))) for x in images(2, (13, 11))]
     model = Model(2, 3, 3, padding=1).double()
     check_steps(model, lambda y, t: F.cross_entropy(y[0], t), batches, mural.Plan(stream=tile))
+
+
+def test_a_whole_image_under_a_loss_of_single_values() -> None:
+    """A loss of every position, after a call on whole tensors, looked for a target that no pass had: a KeyError."""
+
+    class Model(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).transpose(2, 3)
+
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(y, t, reduction="none").flatten(1).mean(1).square().mean()
+
+    pm = mural.parallelize(Model(2, 3, 3, padding=1).double(), mural.Plan(stream=(40, 40)), loss=loss)
+    with pytest.raises(mural.UnsupportedOp, match=r"cross_entropy at .* that a pass over tiles does not have"):
+        pm.step(images(1, (3, 2), 1)[0], torch.zeros(1, 2, 3).long())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mural.errors import UnsupportedOp
 from mural.geometry import Box, Interval, Reads
 from mural.graph.nodes import Place
 from mural.memory.passes import StreamPass, TotalKey
@@ -243,6 +244,11 @@ class TileTask:
                 return self._nothing(value, place)
             x = values[place]
             return cropped(x, self._own_spans(value)) if isinstance(x, ShardedTensor) else x
+        if place not in values:
+            raise UnsupportedOp(
+                f"{call.node.op} at {call.node.site!r} reads a value of shape {call.node.input_shapes[0]} that a pass "
+                f"over tiles does not have: raise stream, or give the loss the model's results as they are"
+            )
         x = values[place]
         if call.norm and call.node.id in self.one.measured_calls and isinstance(x, ShardedTensor):
             return self._unwritten(place, x)
