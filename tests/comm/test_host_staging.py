@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import mural
 from mural.comm import host_staging
 from mural.comm.failure.connections import is_pause
 from mural.comm.host_staging import Pinned
@@ -46,7 +50,7 @@ def test_memory_that_cuda_still_has_stays_mapped(monkeypatch: pytest.MonkeyPatch
     buffer = Pinned(10_000)
     address = buffer.memory.data_ptr()
     del buffer
-    assert [memory.data_ptr() for memory in host_staging._unused] == [address]
+    assert [address for address, _ in host_staging._unused] == [address]
     assert runtime.registered == {address}
     runtime.refusals = 0
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -55,6 +59,31 @@ def test_memory_that_cuda_still_has_stays_mapped(monkeypatch: pytest.MonkeyPatch
     del other
     assert not host_staging._unused
     assert not runtime.registered
+
+
+class Frees(nn.Module):
+    """Its forward frees a pinned buffer, as the garbage collector does anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gc.collect()
+        return self.layer(x)
+
+
+def test_a_buffer_that_ends_while_calls_are_recorded_is_unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `data_ptr()` is 0 there: CUDA was asked to unregister nothing. Its error («invalid argument») was raised by the
+    # next kernel or copy, in one of many runs, and the memory was unmapped while it was registered.
+    runtime = pinned(monkeypatch, refusals=0)
+    circle: list[Any] = [Pinned(4096)]
+    circle.append(circle)
+    del circle
+    assert len(runtime.registered) == 1
+    graph = mural.capture(Frees(), (1, 3, 8, 8))
+    assert not runtime.registered
+    assert [node.site for node in graph] == ["layer"]
 
 
 def test_a_wait_goes_on_whatever_torch_appends_to_its_time_out() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mural.comm.copy_streams import Lanes, Moment
 
@@ -21,7 +22,8 @@ class Pinned:
     """Page-locked host memory of exactly the requested size: torch rounds its own up to a power of two."""
 
     def __init__(self, size: int):
-        self.registered = False
+        self.address = 0
+        """Where the registered memory is. A buffer may end while calls are recorded, and `data_ptr()` is 0 there."""
         area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -31,8 +33,9 @@ class Pinned:
         self.memory.zero_()  # all cores find the pages, which one alone would do while they are registered
         portable = 1  # pinned for every GPU of the process
         runtime: Any = torch.cuda.cudart()
-        if int(runtime.cudaHostRegister(self.memory.data_ptr(), size, portable)) == 0:
-            self.registered = True
+        address = self.memory.data_ptr()
+        if int(runtime.cudaHostRegister(address, size, portable)) == 0:
+            self.address = address
             return
         clear_error()
         with torch.inference_mode(False):
@@ -40,12 +43,12 @@ class Pinned:
 
     def __del__(self) -> None:
         # At the end of the process the driver may be gone, and the memory is freed anyway.
-        if self.registered and not sys.is_finalizing():
-            _unused.append(self.memory)
+        if self.address and not sys.is_finalizing():
+            _unused.append((self.address, self.memory))
             unregister_unused()
 
 
-_unused: list[Tensor] = []
+_unused: list[tuple[int, Tensor]] = []
 """Registered memory of buffers that are gone. It has to stay mapped until CUDA lets go of it: new memory at the same
 addresses would count as pinned, and copies to it would fail, or get lost without an error."""
 
@@ -57,15 +60,15 @@ def unregister_unused() -> None:
     runtime: Any = torch.cuda.cudart()
     with contextlib.suppress(IndexError):  # another thread took the last one
         for _ in range(len(_unused)):
-            memory = _unused.pop(0)
-            if int(runtime.cudaHostUnregister(memory.data_ptr())) != 0:
-                _unused.append(memory)  # the next buffer that goes tries again
+            address, memory = _unused.pop(0)
+            if int(runtime.cudaHostUnregister(address)) != 0:
+                _unused.append((address, memory))  # the next buffer that goes tries again
                 clear_error()
 
 
 def clear_error() -> None:
     """Drop the error of the last call to CUDA's runtime, which the next kernel would report as its own."""
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError), torch._C.DisableTorchFunction(), _disable_current_modes():
         torch.zeros(1, device="cuda")
 
 
