@@ -83,12 +83,15 @@ class Plain:
 
     def step(self, image: Tensor, target: Tensor, reduce: bool = True, weight: float = 1.0) -> Tensor:
         """The loss, after forward and backward."""
-        parts = rows_of(image.shape[0], self.parts)
-        results = [self.module(part_of(image, rows)) for rows in parts] if len(parts) > 1 else [self.module(image)]
-        result = results[0] if len(results) == 1 else pytree.tree_map(lambda *each: torch.cat(each), *results)
-        loss = self.loss(result, target)
+        loss = self.loss(self.result(image), target)
         (loss * weight).backward()
         return loss.detach()
+
+    def result(self, image: Tensor) -> Any:
+        """What the module gives: for each micro-batch alone where norms look at it alone, some in evaluation, too."""
+        parts = rows_of(image.shape[0], self.parts)
+        results = [self.module(part_of(image, rows)) for rows in parts] if len(parts) > 1 else [self.module(image)]
+        return results[0] if len(results) == 1 else pytree.tree_map(lambda *each: torch.cat(each), *results)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
@@ -99,7 +102,7 @@ class Plain:
 
     def __call__(self, image: Tensor) -> Any:
         with torch.no_grad():
-            return self.module(image)
+            return self.result(image)
 
 
 def leaves(result: Any) -> list[Any]:

@@ -139,6 +139,7 @@ class Pipelined:
         self.runs = Runs(self.stage_programs.modules, None if route is None else route.script, several, passed)
         for (_, stage), found in stages.items():
             found.first, found.second = partial(self.runs.run, stage), partial(self.runs.again, stage)
+            found.third = partial(self.runs.backward, stage)
         lists = self.stage_programs.stage_program(route, image, len(rows), training)
         return batch, lists, None if route is None else route.graph
 

@@ -109,7 +109,8 @@ class Stage:
         """Buffers, and those that this replica uses in their place."""
         self.first: Run = nullcontext
         self.second: Run = nullcontext
-        """What holds around a run, and around one that is computed again."""
+        self.third: Run = nullcontext
+        """What holds around a run, around one that is computed again, and around a backward."""
 
     def forward(self, microbatch: int, given: Mapping[Key, Tensor], wanted: set[Key]) -> Any:
         """What the stage gives to others by key, and its result if it is the last; `wanted` are leaves with gradients.
@@ -179,7 +180,7 @@ class Stage:
             roots.append(tensor)
             seeds.append(seed)
         if roots:
-            with self.scope():
+            with self.scope(), self.third():
                 torch.autograd.backward(roots, seeds)
         wanted = {key: value for key, value in kept.leaves.items() if needs(value)}
         reached = {key for key, value in wanted.items() if grad_of(value) is not None}

@@ -67,6 +67,22 @@ class Runs:
         finally:
             now.put_back()
 
+    @contextmanager
+    def backward(self, stage: int) -> Generator[None]:
+        """A backward. A checkpoint may run modules again in it: they leave what the forwards left, or are refused."""
+        yield
+        left = self.ends.get(stage)
+        if not left or self.held is None:
+            return
+        now = self.held.changes(self.paths.get(stage))
+        for name in {**left, **now}:
+            if name not in left or name not in now or not same(left[name], now[name]):
+                raise PlanError(
+                    f"{'.'.join(filter(None, name))} changes again where a checkpoint computes forward again, which "
+                    f"happens once for each micro-batch, and once for a batch: leave what changes it out of the "
+                    f"checkpoint, or use microbatches = 1"
+                )
+
     def end(self) -> int:
         """A number for what runs left in what modules have in common, 0 for nothing; it must be the same on all ranks.
 
