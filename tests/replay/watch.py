@@ -92,7 +92,7 @@ def watching(model: nn.Module) -> Generator[Watch]:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Generator[None]:
     """A block in which an attribute has another value."""
-    before = getattr(owner, name)
+    before = vars(owner)[name]  # not what `getattr` makes of it: a method of C++ would take no group afterwards
     setattr(owner, name, value)
     try:
         yield

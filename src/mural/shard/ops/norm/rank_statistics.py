@@ -77,7 +77,7 @@ def batch_norm_by_rank(
     """Batch norm in training with the statistics of the rank's piece; a piece without values does not take part."""
     peers, counts = values_of(x.placement)
     if 1 in counts:
-        raise ValueError(
+        raise PlanError(
             f"Expected more than 1 value per channel when training: of an input of size {tuple(x.shape)}, rank "
             f"{peers[counts.index(1)]} has one value per channel, and each rank normalizes its own piece; use larger "
             f'batches, or batchnorm="global"'
