@@ -232,7 +232,7 @@ class Run:
     def prove(self, batch: Batch) -> None:
         """Before the first step, prove the plan for batches such as this one, and say what was proved. Collective."""
         if self.pm.prover is not None:
-            with self.watchdog.pause():
+            with self.watchdog.pause(), self.naming(batch, "the proof of the plan"):
                 proof = self.pm.prove(batch.image, batch.target)
             for line in str(proof).splitlines():
                 self.journal.say(line)
