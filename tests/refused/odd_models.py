@@ -115,6 +115,16 @@ class Misspelt(nn.Module):
         return self.covn(x)
 
 
+class Loading(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.conv.load_state_dict({})
+        return self.conv(x)
+
+
 class OfTwo(nn.Module):
     def __init__(self) -> None:
         super().__init__()

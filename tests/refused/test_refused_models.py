@@ -74,6 +74,9 @@ RUNNING = [
         ("no attribute 'covn'", "in the forward of Misspelt (models.py"),
         models,
     ),
+    Bad(
+        "weights that lack", odd("Loading"), ("state_dict for Conv2d", "in the layer conv (Conv2d) (models.py"), models
+    ),
     Bad("two inputs", odd("OfTwo"), "missing 1 required positional argument: 'y'", models),
     Bad("a loss that is not a number", odd("NotFinite"), "the loss is nan", models),
 ]

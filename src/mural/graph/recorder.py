@@ -269,10 +269,11 @@ class Recorder(TorchFunctionMode):
         except Exception as error:
             if self.refused is None and raised_by_torch(error):
                 first = str(error).splitlines()[0]
-                raise UnsupportedOp(
+                refusal = UnsupportedOp(
                     f"while the calls of the model were recorded, torch raised: {first} The model may run without a "
                     f"plan, but what it does there cannot be seen"
-                ) from error
+                )
+                raise refusal.with_traceback(error.__traceback__) from error  # which says in which layer
             if self.refused is None or error is self.refused:
                 raise
             raise self.refused from error
