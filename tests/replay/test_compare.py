@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from mural.comm.exchange import ExchangeRoute
 from mural.geometry import Cuts
@@ -14,7 +16,7 @@ from ranks import restart, run_on
 from replay.compare import difference, kept
 from replay.pairs import PAIRS
 from replay.steps import Sections, on_rank, written
-from replay.watch import replaced
+from replay.watch import replaced, watching
 
 TEXT = """one line
 
@@ -60,6 +62,21 @@ def test_a_difference_names_its_section_and_what_the_message_is_for() -> None:
         "+→1:768 ←1:768  # convolution",
         " ←1:96 →1:96  # convolution backward",
     ]
+
+
+def called_and_watched() -> None:
+    """Collectives of torch, watched and after that."""
+    with watching(torch.nn.Identity()) as watch:
+        dist.all_reduce(torch.ones(1))
+        dist.barrier()
+    assert watch.messages
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+
+
+def test_ranks_that_were_watched_communicate_as_before() -> None:
+    """Methods of process groups were put back without what binds them: later tests on these ranks failed in torch."""
+    run_on(2, called_and_watched)
 
 
 def rounded_down(cuts: Cuts, extent: int) -> Cuts:
