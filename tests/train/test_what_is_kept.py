@@ -300,6 +300,9 @@ def test_values_out_of_range_for_binary_cross_entropy(images: Path) -> None:
         relabel(mask, {1: 255})
     model = {"arguments": {"classes": 1, "width": 4, "depth": 2}}
     more = {"model": model, "loss": {"name": "bce"}, "validation": {}, "data__mask": "channels"}
-    with pytest.raises(DataError, match="the value 255, but binary cross-entropy takes values from 0 to 1"):
+    with pytest.raises(DataError, match="but binary cross-entropy takes values from 0 to 1") as error:
         fit(described(images, "run", **more))
+    (mask,) = (file for file in images.glob("masks/*.tif") if f"{file}: the mask" in str(error.value))
+    row, column = np.argwhere(tifffile.imread(mask) == 255)[0]
+    assert f"{mask}: the mask holds the value 255 (first at ({row}, {column})), but" in str(error.value)
     assert fit(described(images, "run", **more, data__labels={255: 1}, train__steps=2)).step == 2
