@@ -116,7 +116,9 @@ def test_a_label_that_is_wrong_lowers_its_own_score(tmp_path: Path) -> None:
 PLANS: dict[str, dict[str, Any]] = {"rank": {}, "ranks": {"spatial": [2, 1]}, "streamed": {"stream": [16, 16]}}
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=[pytest.mark.slow] if plan else [], id=name) for name, plan in PLANS.items()]
+)
 def test_validation_writes_what_predict_writes(plan: dict[str, Any], tmp_path: Path) -> None:
     """It wrote logits in floating numbers where `mural predict` writes 0 and 1."""
     write_labels(tmp_path)

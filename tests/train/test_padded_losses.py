@@ -87,7 +87,7 @@ def fit(config: mural.train.Config) -> tuple[float, Any]:
     return result.loss, result.scores
 
 
-@pytest.mark.parametrize("name", ["bce", "mse", "dice"])
+@pytest.mark.parametrize("name", ["mse", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bce", "dice"))])
 def test_padded_runs_are_equal_whatever_the_plan(name: str, tmp_path: Path) -> None:
     several(tmp_path, 43)
     more: dict[str, Any] = (
