@@ -34,6 +34,7 @@ def test_operations_in_time(place: Place) -> None:
     assert broken(42, place, 250) == []
 
 
+@pytest.mark.slow
 def test_a_search_is_the_same_for_the_same_seed() -> None:
     lines = [[job.case.line for job in fixed(7, PLACES[0], 12)] for _ in range(2)]
     assert lines[0] == lines[1]

@@ -7,7 +7,7 @@ import pytest
 from replay.compare import check, kept
 from replay.expectations import EXPECTED, expectations
 
-SLOW = ("program-batchnorm", "program-groupnorm", "plan-offload")
+SLOW = ("program-batchnorm", "program-groupnorm", "plan-offload", "plan-unet")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXPECTED])

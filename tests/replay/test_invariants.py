@@ -10,8 +10,11 @@ from replay.pairs import PAIRS, Pair
 from replay.steps import STEPS, invariants
 from replay.watch import number
 
+SLOW = ("spatial-grid", "spatial-odd", "stream-ranks", "stages-spatial")
+"""Pairs that others are like, and that take seconds."""
 
-@pytest.mark.parametrize("name", PAIRS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PAIRS])
 def test_nothing_changed(name: str) -> None:
     check("invariants", name, invariants(name))
 
