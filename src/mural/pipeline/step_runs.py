@@ -74,14 +74,13 @@ class Runs:
         left = self.ends.get(stage)
         if not left or self.held is None:
             return
-        now = self.held.changes(self.paths.get(stage))
-        for name in {**left, **now}:
-            if name not in left or name not in now or not same(left[name], now[name]):
-                raise PlanError(
-                    f"{'.'.join(filter(None, name))} changes again where a checkpoint computes forward again, which "
-                    f"happens once for each micro-batch, and once for a batch: leave what changes it out of the "
-                    f"checkpoint, or use microbatches = 1"
-                )
+        name = differing(left, self.held.changes(self.paths.get(stage)))
+        if name is not None:
+            raise PlanError(
+                f"{name} changes again where a checkpoint computes forward again, which happens once for each "
+                f"micro-batch, and once for a batch: leave what changes it out of the checkpoint, or use "
+                f"microbatches = 1"
+            )
 
     def end(self) -> int:
         """A number for what runs left in what modules have in common, 0 for nothing; it must be the same on all ranks.
@@ -121,15 +120,20 @@ def said(changes: Mapping[Name, Any]) -> str:
         return repr(sorted(changes.items(), key=lambda item: item[0])) if changes else ""
 
 
+def differing(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> str | None:
+    """The first name, in words, of what two runs left differently."""
+    names = (n for n in {**before, **after} if n not in before or n not in after or not same(before[n], after[n]))
+    return next((".".join(filter(None, name)) for name in names), None)
+
+
 def check_left(before: Mapping[Name, Any], after: Mapping[Name, Any]) -> None:
     """Raise unless two runs left the same."""
-    for name in {**before, **after}:
-        if name not in before or name not in after or not same(before[name], after[name]):
-            raise PlanError(
-                f"{'.'.join(filter(None, name))} differs after each micro-batch, where one forward pass of the "
-                f"whole batch leaves one value: it depends on the images. Use microbatches = 1, or do not keep it on "
-                f"the module"
-            )
+    name = differing(before, after)
+    if name is not None:
+        raise PlanError(
+            f"{name} differs after each micro-batch, where one forward pass of the whole batch leaves one value: it "
+            f"depends on the images. Use microbatches = 1, or do not keep it on the module"
+        )
 
 
 def shared_apart(names: Iterable[Name]) -> PlanError:
